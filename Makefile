@@ -1,0 +1,40 @@
+# make demo: see it work.  make test: every test.  make help: the rest.
+VENV := .venv
+PY := $(VENV)/bin/python
+SHOAL := $(VENV)/bin/shoal
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test check docs clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+demo: $(VENV)/plot  ## compare four methods on 20 uneven devices, draw a picture
+	@rm -rf runs/demo
+	$(SHOAL) compare fedavg "fedprox(mu=0.1)" scaffold fedavgm \
+	  --data digits --model mlp --split dirichlet:0.1 --devices 20 --sample 5 --rounds 60 --epochs 2 --batch 16 \
+	  --lr 0.05 --seeds 3 --target 0.85 --out runs/demo
+
+test: $(VENV)/test  ## run every test
+	$(PY) -m pytest
+
+check: $(VENV)/dev  ## format, lint, types, docs
+	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/pyright
+	$(VENV)/bin/mkdocs build --quiet --strict
+
+docs: $(VENV)/dev  ## serve the documentation
+	$(VENV)/bin/mkdocs serve
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+# torch first and by its exact version, so that no other build of it is considered
+$(VENV)/plot $(VENV)/test $(VENV)/dev: $(VENV)/%: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,32 @@
+"""shoal: federated learning when neither data nor devices are alike."""
+
+from typing import Any
+
+from shoal.core.compose import Method, compose
+from shoal.core.errors import ShoalError
+from shoal.core.part import Neutral, Part
+from shoal.history import History
+from shoal.recipe import Recipe
+from shoal.runner import Result, Watcher, resume
+from shoal.runner import run as _run
+
+__version__ = "0.1.0"
+
+
+def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) -> Result:
+    """Run one method; every flag of the command line is a keyword here, for example `run("fedprox", rounds=10)`."""
+    return _run(Recipe().revised(method=method, **recipe), watch)
+
+
+__all__ = [
+    "History",
+    "Method",
+    "Neutral",
+    "Part",
+    "Recipe",
+    "Result",
+    "ShoalError",
+    "compose",
+    "resume",
+    "run",
+]

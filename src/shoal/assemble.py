@@ -1,0 +1,137 @@
+"""From a recipe to a loop that can be played: data, split, model, method, engine, fleet."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal.core.compose import Method
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError
+from shoal.core.evaluate import Judge
+from shoal.core.net import Net
+from shoal.core.round import Loop
+from shoal.core.streams import Streams
+from shoal.core.train import Optimiser
+from shoal.core.types import SERVER, Samples, Work
+from shoal.data.augment import parse_augment
+from shoal.data.dataset import Dataset, load
+from shoal.data.splits import hold_back, parse_split
+from shoal.engines.serial import Serial
+from shoal.files import read_tensors
+from shoal.fleet.profile import parse_fleet
+from shoal.memory import Memory
+from shoal.models import build
+from shoal.recipe import Recipe, amount
+from shoal.strangers import method_of
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """All that a recipe stands for."""
+
+    recipe: Recipe
+    method: Method
+    net: Net
+    loop: Loop
+    memory: Memory
+
+
+def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
+    """Put the pieces together; whatever is wrong with the recipe is told here, before anything is computed."""
+    method = method_of(recipe)
+    streams = Streams(recipe.seed)
+    place, dtype = compute_device(recipe.compute), getattr(torch, recipe.precision)
+    dataset = load(recipe.data)
+    dataset = (dataset.normalised() if recipe.normalise else dataset).to(dtype, place)
+    held, server = spread(recipe, dataset, streams)
+    net = method.model(first_net(recipe, dataset, streams, dtype, place))
+
+    def samples(device: int) -> Samples:
+        index = server if device == SERVER else held[device]
+        return Samples(dataset.inputs, dataset.targets, torch.from_numpy(np.asarray(index)).to(place))
+
+    shared = samples(SERVER) if len(server) else None
+    optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
+    site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment), shared)
+    memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
+    tests = torch.arange(len(dataset.test_targets), device=place)
+    loop = Loop(
+        method,
+        Serial(site, memory),
+        parse_fleet(recipe.fleet),
+        streams,
+        np.array([len(h) for h in held]),
+        recipe.sample,
+        workload(recipe, streams),
+        Judge(Samples(dataset.test_inputs, dataset.test_targets, tests)),
+        lambda number: (number + 1) % recipe.eval_every == 0 or number + 1 == recipe.rounds,
+        recipe.momentum,
+        shared,
+    )
+    return Assembly(recipe, method, net, loop, memory)
+
+
+def compute_device(name: str) -> torch.device:
+    try:
+        place = torch.device(name)
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise ShoalError("bad-value", f"compute is {name[:40]!r}.", "It must be cpu, cuda or cuda:N.")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ShoalError("no-device", f"There is no compute device {name}: {count} GPUs were found.", "Use --compute cpu.")
+    return place
+
+
+def spread(recipe: Recipe, dataset: Dataset, streams: Streams) -> tuple[list[np.ndarray], np.ndarray]:
+    """The samples of each device and of the server."""
+    labels = dataset.targets.cpu().numpy()
+    left = np.arange(len(labels))
+    server = np.zeros(0, dtype=np.int64)
+    if recipe.server_data:
+        server = hold_back(recipe.server_data, labels, streams.numpy("server-data"))
+        left = np.setdiff1d(left, server)
+    split = parse_split(recipe.split)(labels[left], recipe.devices, streams.numpy("split"))
+    return [left[rows] for rows in split], server
+
+
+def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.dtype, place: torch.device) -> Net:
+    """The model with its first weights: drawn from the stream `init`, or read from a file."""
+    net = build(recipe.model, dataset.input_shape, dataset.classes, streams.number("init"))
+    if recipe.init:
+        given = read_tensors(Path(recipe.init))
+        for name, value in net.initial.items():
+            if name not in given or given[name].shape != value.shape:
+                found = f"shape {tuple(given[name].shape)}" if name in given else "nothing"
+                raise ShoalError(
+                    "no-data",
+                    f"{recipe.init} has {found} for {name}, the model needs {tuple(value.shape)}.",
+                    "Give weights of the same model.",
+                )
+        net.module.load_state_dict({k: given[k] for k in net.initial})
+    return replace(net, module=net.module.to(device=place, dtype=dtype))
+
+
+def workload(recipe: Recipe, streams: Streams) -> Callable[[int, int], Work]:
+    """How much each device trains in each round; unequal amounts come from the stream `work`."""
+    epochs, steps = amount("epochs", recipe.epochs), amount("steps", recipe.steps)
+
+    def drawn(ends: tuple[float, float], round: int, device: int) -> float:
+        low, high = ends
+        if low == high:
+            return low
+        generator = streams.numpy("work", round, device)
+        whole = low == int(low) and high == int(high)
+        return float(generator.integers(int(low), int(high) + 1) if whole else generator.uniform(low, high))
+
+    def work(round: int, device: int) -> Work:
+        lr = recipe.lr * recipe.lr_decay**round
+        if steps:
+            return Work(0.0, max(1, int(drawn(steps, round, device))), recipe.batch, lr)
+        return Work(drawn(epochs or (1.0, 1.0), round, device), 0, recipe.batch, lr)
+
+    return work

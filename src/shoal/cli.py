@@ -1,0 +1,198 @@
+"""The command line: run, compare, resume, list, export."""
+
+import inspect
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from shoal.core.errors import REGISTRY, ShoalError
+from shoal.recipe import Recipe, from_file, from_text
+from shoal.show import Progress, comparison_table, listing, summary
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Federated learning when neither data nor devices are alike.",
+)
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
+
+
+def takes_recipe(command: Callable) -> Callable:
+    """Give a command a flag for every field of the recipe; what was given arrives as the keyword `given`."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+    flags = []
+    for f in fields(Recipe):
+        kind = list[str] if isinstance(f.default, tuple) else type(f.default)
+        name = "--" + f.name.replace("_", "-")
+        names = (name, f"--no-{f.name}") if kind is bool else (name,)
+        names = (f"{name}/--no-{f.name}",) if kind is bool else names
+        shown = "" if f.default in ("", ()) else f" [dim]\\[{f.default}][/dim]"
+        option = typer.Option(*names, help=f.metadata["help"] + shown, show_default=False)
+        flags.append(
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
+        )
+
+    def call(**values: Any) -> None:
+        given = {f.name: values.pop(f.name) for f in fields(Recipe)}
+        command(**values, given={k: v for k, v in given.items() if v not in (None, [])})
+
+    call.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    call.__doc__, call.__name__ = command.__doc__, command.__name__
+    return call
+
+
+def resolved(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
+    """Defaults, then the file, then -s, then flags."""
+    found = from_file(file) if file else {}
+    return Recipe().revised(**found, **{}).revised(**from_text(sets or [])).revised(**given)
+
+
+@app.command()
+@takes_recipe
+def run(
+    file: Annotated[Path | None, typer.Argument(metavar="[RECIPE.toml]", help="A recipe; flags go over it.")] = None,
+    sets: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Run one method."""
+    from shoal.runner import run as start
+
+    with Progress(quiet or as_json, as_json) as progress:
+        result = start(resolved(file, sets, given), progress.row)
+    if not (quiet or as_json):
+        Console().print(summary(result))
+
+
+@app.command()
+@takes_recipe
+def compare(
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods, in quotes where they have brackets.")],
+    seeds: Annotated[int, typer.Option(help="Seeds per method.", min=1, max=1000)] = 1,
+    file: Annotated[Path | None, typer.Option("--recipe", help="A recipe; flags go over it.")] = None,
+    sets: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Run several methods on the same data, devices and seeds, and draw them side by side."""
+    from shoal.compare import compare as start
+
+    recipe = resolved(file, sets, given)
+    with Progress(quiet or as_json, False, runs=len(methods) * seeds) as progress:
+        comparison = start(methods, recipe, seeds, progress.row)
+    tell(comparison, recipe.out, quiet, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Other budgets, for example rounds=100.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run or a comparison that was stopped."""
+    from shoal.compare import LIST, go_on
+    from shoal.runner import resume as again
+
+    with Progress(quiet or as_json, as_json) as progress:
+        if (folder / LIST).is_file():
+            comparison = go_on(folder, progress.row)
+            result = None
+        else:
+            comparison, result = None, again(folder, progress.row, **from_text(sets or []))
+    if comparison:
+        tell(comparison, str(folder), quiet, as_json)
+    elif result and not (quiet or as_json):
+        Console().print(summary(result))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|data|models|splits|fleets")],
+    parts: Annotated[list[str] | None, typer.Option(help="Python files with parts of your own.")] = None,
+) -> None:
+    """List what there is to choose from."""
+    Console().print(listing(what, tuple(parts or ())))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    target: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="The file to write.")],
+) -> None:
+    """Write the trained model to a file."""
+    from safetensors.torch import save
+
+    from shoal.files import write_bytes
+    from shoal.runner import opened
+
+    if target.suffix != ".safetensors":
+        raise ShoalError("bad-value", f"{target} has no ending that is known.", "Name it something.safetensors.")
+    result = opened(folder)
+    about = {
+        "shoal": json.dumps({"model": result.recipe.model, "method": result.recipe.method, "rounds": len(result.history)})
+    }
+    write_bytes(target, save({k: v.cpu().contiguous() for k, v in result.params.items()}, about))
+    typer.echo(f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {result.accuracy}")
+
+
+def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
+    """The table, and the picture where there is a folder for it."""
+    if as_json:
+        typer.echo(json.dumps(comparison.table()))
+    elif not quiet:
+        Console().print(comparison_table(comparison))
+    if out:
+        from shoal.report import draw
+
+        picture = Path(out) / "comparison.png"
+        draw(comparison, picture)
+        if not (quiet or as_json):
+            typer.echo(f"picture: {picture}")
+
+
+def main() -> None:
+    """Run the command line; whatever goes wrong ends in a sentence, an advice and an exit code."""
+    errors = Console(stderr=True)
+    try:
+        app()
+    except ShoalError as error:
+        errors.print(f"[red]{error.kind.name}:[/red]", end=" ")
+        errors.print(error.problem, markup=False, highlight=False, soft_wrap=True)
+        errors.print(error.advice, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.kind.code)
+    except KeyboardInterrupt:
+        sys.exit(REGISTRY["interrupted"].code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        with tempfile.NamedTemporaryFile("w", prefix="shoal-", suffix=".txt", delete=False) as file:
+            traceback.print_exc(file=file)
+        errors.print(f"[red]bug:[/red] {type(error).__name__} where none should be.", soft_wrap=True)
+        errors.print(f"Please report it with {file.name}; a run with --out can be resumed.", markup=False, soft_wrap=True)
+        sys.exit(REGISTRY["bug"].code)
+
+
+if __name__ == "__main__":
+    main()

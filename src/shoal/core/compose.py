@@ -1,0 +1,164 @@
+"""A method is a list of parts. Composing checks that they can live together and runs each point over them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.part import Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Round
+from shoal.core.wire import STAGES
+
+
+@dataclass(frozen=True)
+class Method:
+    """Parts in their listed order. Pipes run in it; in `objective` the first listed is the outermost."""
+
+    parts: tuple[Part, ...] = ()
+
+    def at(self, point: str) -> tuple[Part, ...]:
+        """The parts that act at a point, in the order in which they act."""
+        return self._at[point]
+
+    @cached_property
+    def _at(self) -> dict[str, tuple[Part, ...]]:
+        from shoal.core.part import POINTS
+
+        found = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
+        found["objective"] = tuple(sorted(found["objective"], key=lambda p: p.replaces_loss))
+        for point in ("select", "plan", "weigh"):
+            found[point] = tuple(sorted(found[point], key=lambda p: point not in p.sets))
+        return found
+
+    def codecs(self, direction: str) -> tuple[Part, ...]:
+        """The codecs of one direction in the order of their stages."""
+        own = [p for p in self.parts if p.stage and direction in p.directions]
+        return tuple(sorted(own, key=lambda p: STAGES.index(p.stage)))
+
+    @cached_property
+    def carries(self) -> str:
+        return "values" if any(p.carries == "values" for p in self.parts) else "delta"
+
+    @cached_property
+    def taps(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(tap for p in self.parts for tap in p.taps))
+
+    # the points ---------------------------------------------------------------------------------------------------
+    def model(self, net: Net) -> Net:
+        for part in self.at("model"):
+            net = part.model(net)
+        return net
+
+    def init_server(self, round: Round) -> dict[str, Tree]:
+        return {p.name(): p.init_server(replace(round, part=p.name())) for p in self.parts}
+
+    def select(self, devices: Sequence[int], states: dict, round: Round) -> tuple[Sequence[int], dict]:
+        return self._pipe("select", devices, states, round)
+
+    def plan(self, plans: Mapping[int, Plan], states: dict, round: Round) -> tuple[Mapping[int, Plan], dict]:
+        return self._pipe("plan", plans, states, round)
+
+    def send(self, states: dict, round: Round) -> tuple[dict[int, dict[str, dict[str, Any]]], dict]:
+        """By device, then by part."""
+        beside: dict[int, dict[str, dict[str, Any]]] = {d: {} for d in round.devices}
+        for part in self.at("send"):
+            name = part.name()
+            own, state = part.send(states[name], replace(round, part=name))
+            states = states | {name: state}
+            for device, what in own.items():
+                beside[device][name] = what
+        return beside, states
+
+    def weigh(self, weights: Tensor, states: dict, round: Round) -> tuple[Tensor, dict]:
+        return self._pipe("weigh", weights, states, round)
+
+    def combine(self, default: Callable[[], Params], states: dict, round: Round) -> tuple[Params, dict]:
+        for part in self.at("combine"):
+            params, state = part.combine(round.replies, states[part.name()], replace(round, part=part.name()))
+            return params, states | {part.name(): state}
+        return default(), states
+
+    def serve(self, params: Params, states: dict, round: Round) -> tuple[Params, dict]:
+        return self._pipe("serve", params, states, round)
+
+    def prune(self, plan: Plan, states: dict, round: Round) -> tuple[Plan, dict]:
+        return self._pipe("prune", plan, states, round)
+
+    def evaluate(self, judged: dict[str, Params], states: dict, round: Round) -> dict[str, Params]:
+        for part in self.at("evaluate"):
+            judged = part.evaluate(judged, states[part.name()], replace(round, part=part.name()))
+        return judged
+
+    def _pipe(self, point: str, value: Any, states: dict, round: Round) -> tuple[Any, dict]:
+        for part in self.at(point):
+            name = part.name()
+            value, state = getattr(part, point)(value, states[name], replace(round, part=name))
+            states = states | {name: state}
+        return value, states
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts)) or "fedavg"
+
+
+def compose(parts: Sequence[Part]) -> Method:
+    """The method of these parts, or one sentence about which two clash, why, and what to write instead."""
+    _refuse_two(parts, lambda p: p.name(), "it is listed twice", "List it once.")
+    _refuse_two(
+        parts,
+        lambda p: "combine" if p.acts_at("combine") else None,
+        "both decide how replies are combined, and only one rule can",
+        "Keep one of them.",
+    )
+    for point, what in (
+        ("select", "which devices take part"),
+        ("plan", "which part of the model each device trains"),
+        ("weigh", "the weights of the replies"),
+    ):
+        _refuse_two(
+            parts,
+            lambda p, point=point: point if point in p.sets else None,
+            f"both set {what}",
+            "Keep one of them; parts that only scale can be added freely.",
+        )
+    _refuse_two(
+        parts,
+        lambda p: "loss" if p.replaces_loss else None,
+        "both replace the local loss",
+        "Keep one of them; losses that add a term can be added freely.",
+    )
+    for direction in ("up", "down"):
+        _refuse_two(
+            parts,
+            lambda p, d=direction: p.stage if p.stage and d in p.directions else None,
+            "both are codecs of the same stage, and the second would code the first one's code",
+            "Keep one codec of each stage (rows, sparsify, quantise, pack).",
+        )
+    values = next((p for p in parts if p.carries == "values"), None)
+    delta = next((p for p in parts if p.stage and p.codes_delta), None)
+    if values and delta:
+        raise _clash(
+            values,
+            delta,
+            f"{values.name()} returns whole models, and {delta.name()} codes only differences",
+            f"Leave {delta.name()} out, or use a codec of plain values.",
+        )
+    return Method(tuple(parts))
+
+
+def _refuse_two(parts: Sequence[Part], claim: Callable[[Part], str | None], why: str, advice: str) -> None:
+    owner: dict[str, Part] = {}
+    for part in parts:
+        what = claim(part)
+        if what is not None and owner.setdefault(what, part) is not part:
+            raise _clash(owner[what], part, why, advice)
+
+
+def _clash(a: Part, b: Part, why: str, advice: str) -> ShoalError:
+    pair = f"{a.name()} and {b.name()} cannot be used together" if a.name() != b.name() else f"{a.name()} is refused"
+    return ShoalError("clash", f"{pair}: {why}.", advice)

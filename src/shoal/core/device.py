@@ -1,0 +1,234 @@
+"""What happens on a device around its training: decode, data, begin ... end, measure, encode."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree, wire
+from shoal.core.compose import Method
+from shoal.core.net import Net, counted
+from shoal.core.plan import Plan
+from shoal.core.streams import Streams
+from shoal.core.train import Course, Optimiser, Rule, Scene
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Job, Outcome, Samples, Work
+from shoal.core.wire import Link
+
+PERSONAL = ".personal"
+"""Where a device keeps its personal tensors; no part can have that name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """All that devices of a run have in common and that does not change from round to round."""
+
+    method: Method
+    net: Net
+    streams: Streams
+    optimiser: Optimiser
+    samples: Callable[[int], Samples]
+    """A device's own samples; the server's for the pseudo-device."""
+    augment: Callable[[Batch, torch.Generator], Batch] | None = None
+    shared: Samples | None = None
+    """Server data, where the recipe has any."""
+    counts: dict = field(default_factory=dict)
+    """Multiply-accumulates that were counted before, by what they depend on."""
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.net, self.method, self.optimiser)
+
+    def enrol(self, device: int) -> dict[str, Tensor]:
+        """What a device tells about itself at first contact."""
+        card: dict[str, Tensor] = {}
+        for part in self.method.at("enrol"):
+            card = part.enrol(card, self.samples(device), self.net)
+        return card
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """One device in one round, ready to train."""
+
+    job: Job
+    device: Device
+    memory: dict[str, Tree]
+    course: Course
+    scene: Scene
+    rows: list[Tensor]
+    per_epoch: int
+    macs: int
+    """Multiply-accumulates of what ran before training."""
+
+    steps: tuple[Tensor, ...]
+    """0, 1, 2, ... as tensors."""
+
+    def at(self, part: str) -> Device:
+        return replace(self.device, part=part, got=self.scene.got.get(part, {}))
+
+    def scene_at(self, step: int, draws: dict[str, dict[str, Tensor]]) -> Scene:
+        """What surrounds one step of this visit."""
+        if not self.steps:
+            return self.scene
+        numbers = self.scene.numbers | {"step": self.steps[step], "epoch": self.steps[step // self.per_epoch]}
+        return self.scene._replace(numbers=numbers, draws=draws)
+
+
+def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
+    """decode -> data -> begin."""
+    net, method = site.net, site.method
+    anchor, covered, got = receive(site, job, memory)
+    numbers = {"lr": torch.tensor(job.work.lr, dtype=net.dtype, device=net.place)}
+    device = Device(
+        job.device,
+        job.round,
+        site.samples(job.device),
+        net,
+        numbers,
+        anchor,
+        covered,
+        {},
+        job.plan,
+        site.streams,
+        "",
+        site.shared,
+    )
+    macs = 0
+    for part in method.at("data"):
+        own = replace(device, part=part.name(), got=got.get(part.name(), {}))
+        device = replace(device, samples=part.data(device.samples, own))
+    rows, per_epoch = schedule(device, job.work, net.mixes_batch)
+    for key, value in (("steps", len(rows)), ("size", len(device.samples))):
+        numbers[key] = torch.tensor(value, dtype=net.dtype, device=net.place)
+
+    params, states, memory = anchor, {}, dict(memory)
+    for part in method.parts:
+        name, made, first = part.name(), [(params, {})], part.name() not in memory
+        if first:
+            memory[name] = part.init_device(anchor)
+        if part.acts_at("begin"):
+            own = replace(device, part=name, got=got.get(name, {}))
+            key = (name, "begin", first, len(device.samples), len(rows), kept(job.plan), frozenset(own.got))
+            macs += remembered(site, key, lambda: made.append(part.begin(params, memory[name], own)))
+        params, states[name] = made[-1]
+    mask = trained_mask(net, job.plan, anchor)
+    scene = Scene(anchor, got, numbers, {}, mask)
+    steps = torch.arange(len(rows), dtype=net.dtype, device=net.place).unbind() if method.parts else ()
+    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, per_epoch, macs, steps)
+
+
+def finish(site: Site, visit: Visit, course: Course, loss: float, macs_step: int) -> tuple[Outcome, dict[str, Tree]]:
+    """end -> measure -> encode; the outcome and the device's memory after it, which is the old one if all was in vain."""
+    net, method, job = site.net, site.method, visit.job
+    trained = course.params | course.buffers
+    params, memory, macs = {k: trained[k] for k in visit.scene.anchor}, dict(visit.memory), visit.macs
+    beside: dict[str, dict] = {}
+    for part in method.parts:
+        name, own = part.name(), visit.at(part.name())
+        state, made = course.states.get(name, {}), []
+        key = (name, "end", len(own.samples), len(visit.rows), kept(job.plan), frozenset(own.got))
+        if part.acts_at("end"):
+            macs += remembered(site, key, lambda: made.append(part.end(params, state, memory[name], own)))
+            params, memory[name] = made[-1]
+        if part.acts_at("measure"):
+            macs += remembered(site, (*key, "measure"), lambda: made.append(part.measure(params, state, own)))
+            if made[-1]:
+                beside[name] = made[-1]
+    personal = net.named("personal")
+    if personal:
+        memory[PERSONAL] = {k: params[k] for k in personal}
+
+    shared = net.named("shared")
+    body = params if method.carries == "values" else tree.minus({k: params[k] for k in shared}, visit.scene.anchor)
+    samples = sum(len(r) for r in visit.rows)
+    share = macs_of(site, job.plan) / max(net.macs_forward, 1)
+    outcome = Outcome(
+        job.device,
+        steps=len(visit.rows),
+        samples=samples,
+        loss=loss,
+        macs_forward=macs_of(site, job.plan),
+        macs_work=round(share * (macs + macs_step * samples)),
+    )
+    if not (tree.finite(body) and tree.finite(beside)):
+        return replace(outcome, problem="its update is not finite"), visit.memory
+    message = wire.pack_message(body, beside, job.plan, net.slicer, shared)
+    link = link_of(site, job, "up", shapes_of(message))
+    message, coded = wire.encode(message, method.codecs("up"), memory, link)
+    return replace(outcome, message=message), memory | coded
+
+
+def receive(site: Site, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:
+    """The parameters as they arrived at full shape, what of them arrived, and what lay beside."""
+    net = site.net
+    like, codecs = net.initial, site.method.codecs("down")
+    shapes = {k: v.shape for k, v in net.slicer.take({k: like[k] for k in job.message.body}, job.plan).items()}
+    message = wire.decode(job.message, codecs, link_of(site, job, "down", shapes)) if codecs else job.message
+    values, covered, got = wire.open_message(message, like, job.plan, net.slicer)
+    own = memory.get(PERSONAL, {})
+    anchor = {}
+    for name, value in like.items():
+        if name in values:
+            anchor[name] = values[name]
+        elif net.roles.get(name) == "personal":
+            anchor[name] = own.get(name, value)
+        else:
+            anchor[name] = torch.zeros_like(value)
+            covered[name] = torch.zeros_like(value, dtype=torch.bool)
+    return anchor, covered, got
+
+
+def schedule(device: Device, work: Work, mixes_batch: bool) -> tuple[list[Tensor], int]:
+    """The rows of every batch of the local run, and how many batches make an epoch; from the stream `batches`."""
+    n, generator = len(device.samples), device.streams.torch("batches", device.round, device.id)
+    single = mixes_batch and n > 1 and n % work.batch == 1
+    per_epoch = ceil(n / work.batch) - (1 if single else 0)
+    total = work.steps or max(1, round(work.epochs * per_epoch))
+    rows: list[Tensor] = []
+    while len(rows) < total:
+        order = device.samples.index[torch.randperm(n, generator=generator).to(device.samples.index.device)]
+        rows.extend(order.split(work.batch)[:per_epoch])
+    return rows[:total], per_epoch
+
+
+def trained_mask(net: Net, plan: Plan, like: Params) -> Params:
+    """A mask for every tensor that a plan trains only in part."""
+    if not plan:
+        return {}
+    masks = {k: net.slicer.covered(k, like[k], plan) for k in net.trainable}
+    return {k: m.to(like[k].dtype) for k, m in masks.items() if m is not None}
+
+
+def link_of(site: Site, job: Job, direction: str, shapes: dict[str, torch.Size]) -> Link:
+    return Link(direction, job.device, job.round, shapes, job.plan, site.net.slicer, site.streams)
+
+
+def shapes_of(message: wire.Message) -> dict[str, torch.Size]:
+    return {k: e["value"].shape for k, e in message.body.items()}
+
+
+def kept(plan: Plan) -> tuple:
+    """What the cost of a plan depends on: how many units of each axis it keeps."""
+    return tuple(sorted((axis, len(units)) for axis, units in plan.kept.items()))
+
+
+def macs_of(site: Site, plan: Plan) -> int:
+    """Multiply-accumulates of one sample through the slice that a plan trains."""
+    if not plan.kept:
+        return site.net.macs_forward
+    key = ("forward", kept(plan))
+    if key not in site.counts:
+        site.counts[key] = site.net.cut(replace(plan, masks={})).macs_forward
+    return site.counts[key]
+
+
+def remembered(site: Site, key: tuple, work: Callable[[], object]) -> int:
+    """Do the work; its multiply-accumulates are counted once for each key, since they follow from the shapes."""
+    if key in site.counts:
+        work()
+    else:
+        site.counts[key] = counted(work)
+    return site.counts[key]

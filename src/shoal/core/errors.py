@@ -1,0 +1,62 @@
+"""Errors a user can act on: what was found, why it cannot work, what to do; each kind has its own exit code."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the registry of exit codes. A code that was once published is never given another meaning."""
+
+    code: int
+    name: str
+    meaning: str
+
+
+REGISTRY = {
+    kind.name: kind
+    for kind in (
+        Kind(2, "usage", "the command line itself could not be read"),
+        Kind(10, "unknown-name", "a method, data set, model, split, fleet or engine of that name does not exist"),
+        Kind(11, "bad-value", "a value is of the wrong type or out of its range"),
+        Kind(12, "bad-expression", "a method expression could not be read"),
+        Kind(13, "clash", "two parts of a method cannot be used together"),
+        Kind(14, "bad-part", "a part from a user's file breaks a rule that parts must keep"),
+        Kind(15, "bad-recipe", "a recipe file could not be read or holds unknown keys"),
+        Kind(16, "no-data", "there is no data to train on, or it does not fit the split or the model"),
+        Kind(20, "folder-exists", "the run folder is already in use"),
+        Kind(21, "no-run", "the folder holds no run"),
+        Kind(22, "damaged", "a file of a run is damaged"),
+        Kind(23, "other-recipe", "a checkpoint belongs to another recipe"),
+        Kind(24, "disk", "a file could not be written or read"),
+        Kind(30, "missing-extra", "an optional package is not installed"),
+        Kind(31, "no-device", "the compute device asked for is not there"),
+        Kind(70, "bug", "something went wrong that is not the user's doing"),
+        Kind(130, "interrupted", "stopped by the user; the run can be resumed"),
+    )
+}
+
+
+class ShoalError(Exception):
+    """One sentence about what was found and why it cannot work, and one about what to do."""
+
+    def __init__(self, kind: str, problem: str, advice: str):
+        super().__init__(problem)
+        self.kind = REGISTRY[kind]
+        self.problem = problem
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.advice}"
+
+    def __reduce__(self):
+        return ShoalError, (self.kind.name, self.problem, self.advice)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ShoalError:
+    """The error for a name that is not in a list of names, with the nearest one as advice."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names)}."
+    return ShoalError("unknown-name", f"There is no {what} called {name[:80]!r}.", hint)

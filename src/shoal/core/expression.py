@@ -1,0 +1,104 @@
+"""Method expressions such as `fedprox(mu=0.1)+scaffold`: read safely, nothing is ever evaluated."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+from shoal.core.compose import Method, compose
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.part import Part
+
+LONGEST = 2000
+
+
+def parse(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> Method:
+    """The method that an expression names, checked and composed."""
+    return compose([make(name, given, known) for name, given in read(text, known, presets)])
+
+
+def read(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """The parts an expression lists: a name and the values given for it; presets are replaced by what they stand for."""
+    if len(text) > LONGEST:
+        raise unreadable(text, f"it is longer than {LONGEST} characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise unreadable(text, "its brackets, commas or plus signs do not fit together") from None
+    listed: list[tuple[str, dict[str, Any]]] = []
+    for node in terms(tree, text):
+        name, given = call(node, text)
+        if name in known:
+            listed.append((name, given))
+        elif name in presets and given:
+            raise unreadable(text, f"{name} is a preset and takes no values; write out {presets[name] or 'its parts'}")
+        elif name in presets:
+            listed.extend(read(presets[name], known, presets) if presets[name] else [])
+        else:
+            raise unknown("method", name, [*known, *presets])
+    return listed
+
+
+def terms(node: ast.expr, text: str) -> list[ast.expr]:
+    """The parts between the plus signs, from left to right."""
+    found = []
+    while isinstance(node, ast.BinOp):
+        if not isinstance(node.op, ast.Add):
+            raise unreadable(text, "only + can stand between parts")
+        found.append(node.right)
+        node = node.left
+    return [node, *reversed(found)]
+
+
+def call(node: ast.expr, text: str) -> tuple[str, dict[str, Any]]:
+    match node:
+        case ast.Name(id=name):
+            return name.lower(), {}
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
+            return name.lower(), {str(k.arg): literal(k.value, text) for k in keywords}
+        case ast.Call(func=ast.Name(id=name)):
+            raise unreadable(text, f"values of {name} need their names, as in {name.lower()}(name=0.1)")
+    raise unreadable(text, "a part is a name, or a name with values in brackets")
+
+
+def literal(node: ast.expr, text: str) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    raise unreadable(text, "a value is a number, True, False or a text in quotes")
+
+
+def make(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -> Part:
+    """A part from its name and values, each checked for its type and range."""
+    cls = known[name]
+    hints = get_type_hints(cls)
+    own = {f.name: hints[f.name] for f in fields(cls)}
+    for key in given:
+        if key not in own:
+            raise unknown(f"value of {name}", key, own)
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in given]
+    if missing:
+        raise ShoalError("bad-value", f"{name} needs {', '.join(missing)}.", f"Write {name}({missing[0]}=...).")
+    try:
+        return cls(**{key: fitted(f"{name}({key})", value, own[key]) for key, value in given.items()})
+    except (ValueError, OverflowError) as error:
+        raise ShoalError("bad-value", f"{error}.", "Give a value in that range.") from error
+
+
+def fitted(what: str, value: Any, kind: type) -> Any:
+    """A value as the type a field asks for; whole numbers are fine where any number is."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{what} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def unreadable(text: str, why: str) -> ShoalError:
+    return ShoalError(
+        "bad-expression",
+        f"The method {text[:120]!r} cannot be read: {why}.",
+        'Write parts with + between them, for example "fedprox(mu=0.1)+scaffold".',
+    )

@@ -1,0 +1,183 @@
+"""A model as a function of its tensors: run it with any parameters, look at any layer, count what a pass costs."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.flop_counter import FlopCounterMode
+
+from shoal.core.plan import Axis, Block, Plan, Slicer
+from shoal.core.tree import Params
+
+ROLES = ("shared", "personal", "server")
+
+
+@dataclass(frozen=True, eq=False)
+class Net:
+    """A module used as a template: its own tensors are never trained, only replaced for the length of a call.
+
+    Every tensor is *shared* (travels and is combined) unless `roles` calls it *personal* (stays on its device) or
+    *server* (is sent and never combined).
+    """
+
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    classes: int
+    axes: tuple[Axis, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
+
+    @cached_property
+    def initial(self) -> Params:
+        """Parameters and buffers as they were when the net was made."""
+        return {k: v.detach().clone() for k, v in self.module.state_dict().items()}
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """The tensors that no gradient reaches: buffers, and parameters that are frozen."""
+        return tuple(name for name in self.initial if name not in set(self.trainable))
+
+    @cached_property
+    def slicer(self) -> Slicer:
+        return Slicer(self.axes, self.initial)
+
+    @cached_property
+    def mixes_batch(self) -> bool:
+        """Whether a sample's output depends on the rest of its batch in training."""
+        return any(isinstance(m, _BatchNorm) for m in self.module.modules())
+
+    def named(self, *roles: str) -> tuple[str, ...]:
+        """The tensors that have one of these roles."""
+        return tuple(k for k in self.initial if self.roles.get(k, "shared") in roles)
+
+    def apply(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
+        """Run the model: logits, features, the outputs asked for, and the buffers as the pass left them.
+
+        The tensors are put into the template's own slots, as `torch.func.functional_call` does at three times the
+        cost; a layer cannot tell the difference, `vmap` and `grad` go through it.
+        """
+        seen: dict[str, Tensor] = {}
+        buffers: Params = {}
+        for holder, key, name in self._slots:
+            value = params[name]
+            if training and name in self._updated:
+                buffers[name] = value = value.clone()
+            holder[key] = value
+        self._watch(seen, taps)
+        if self.module.training != training:
+            self.module.train(training)
+        logits = self.module(inputs)
+        self._last[0] = {}
+        return logits, seen.get(".features", inputs), {k: seen[k] for k in taps}, buffers
+
+    def cut(self, plan: Plan) -> "Net":
+        """The smaller model that a plan leaves, as a net of its own; parameters are cut with `slicer.take`."""
+        module = deepcopy_of(self)
+        small = self.slicer.take(self.initial, plan)
+        for name, value in small.items():
+            owner, _, key = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            slots = holder._parameters if key in holder._parameters else holder._buffers
+            old = slots[key]
+            slots[key] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
+        for layer in module.modules():
+            tell_widths(layer)
+        sizes = {a.name: len(plan.kept[a.name]) if a.name in plan.kept else a.size for a in self.axes}
+        return replace(self, module=module, axes=tuple(replace(a, size=sizes[a.name]) for a in self.axes))
+
+    @cached_property
+    def macs_forward(self) -> int:
+        """Multiply-accumulates of one sample through the model; see `counted`."""
+        one = torch.zeros(1, *self.input_shape, dtype=self.dtype, device=self.place)
+        return counted(lambda: self.apply(self.initial, one))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.initial[self.trainable[0]].dtype
+
+    @property
+    def place(self) -> torch.device:
+        return self.initial[self.trainable[0]].device
+
+    @cached_property
+    def _slots(self) -> list[tuple[dict, str, str]]:
+        found = []
+        for prefix, module in self.module.named_modules():
+            for slots in (module._parameters, module._buffers):
+                for key, value in slots.items():
+                    name = f"{prefix}.{key}" if prefix else key
+                    if value is not None and name in self.initial:
+                        found.append((slots, key, name))
+        return found
+
+    @cached_property
+    def _updated(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.module.named_buffers())
+
+    @cached_property
+    def _last(self) -> list[dict]:
+        """The dict that hooks write into during a call; the first hook is the features' own."""
+        cell: list[dict] = [{}]
+        layers = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
+        if layers:
+            layers[-1].register_forward_pre_hook(lambda _, args: cell[0].__setitem__(".features", args[0]))
+        return cell
+
+    @cached_property
+    def _tapped(self) -> set[str]:
+        return set()
+
+    def _watch(self, seen: dict[str, Tensor], taps: tuple[str, ...]) -> None:
+        cell = self._last
+        cell[0] = seen
+        for name in taps:
+            if name not in self._tapped:
+                self._tapped.add(name)
+                note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
+                self.module.get_submodule(name).register_forward_hook(note)
+
+
+def deepcopy_of(net: Net) -> nn.Module:
+    """A copy of the template with its first tensors and without the hooks."""
+    for holder, key, name in net._slots:
+        holder[key] = net.initial[name]
+    module = deepcopy(net.module)
+    for layer in module.modules():
+        layer._forward_hooks.clear()
+        layer._forward_pre_hooks.clear()
+    trainable = set(net.trainable)
+    for prefix, layer in module.named_modules():
+        for key, value in layer._parameters.items():
+            if value is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                layer._parameters[key] = nn.Parameter(value.detach(), name in trainable)
+    return module
+
+
+def tell_widths(layer: nn.Module) -> None:
+    """Correct the numbers a layer keeps about itself after its tensors were cut."""
+    match layer:
+        case nn.Linear():
+            layer.out_features, layer.in_features = layer.weight.shape
+        case nn.Conv2d():
+            layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+        case _BatchNorm() if layer.weight is not None:
+            layer.num_features = len(layer.weight)
+
+
+def counted(work: Callable[[], object]) -> int:
+    """The multiply-accumulates that a piece of torch code really does, as torch's own counter sees them."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops() // 2

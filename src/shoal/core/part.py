@@ -1,0 +1,156 @@
+"""A part of a method: a frozen dataclass that acts at some of the named points of a round."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.net import Net
+from shoal.core.plan import Plan
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Device, Local, Reply, Round, Samples, Scored, Scorer
+from shoal.core.wire import Link, Message
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """The setting at which a part changes nothing: its fields, and where that holds only under a condition, which."""
+
+    settings: Mapping[str, Any]
+    rounds: int | None = None
+    """How many rounds it holds for (None: for ever)."""
+    equal_devices: bool = False
+    """Whether it holds only when all devices make the same number of steps on the same number of samples."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The points of a round, each the identity. A part overrides only those it needs and holds no state.
+
+    once     model, enrol
+    server   select -> plan -> send -> encode ------------------------------------------> (downlink)
+    device             decode -> data -> begin -> (objective -> step)* -> end -> measure -> encode --> (uplink)
+    server                                    decode -> weigh -> combine -> serve -> prune -> evaluate
+    """
+
+    sets: ClassVar[frozenset[str]] = frozenset()
+    """Those of select, plan and weigh whose value this part sets rather than scales; one setter each."""
+    replaces_loss: ClassVar[bool] = False
+    """Whether `objective` ignores the loss it is given; such a part is innermost, and there is one."""
+    stage: ClassVar[str] = ""
+    """For codecs: rows, sparsify, quantise or pack; they run in that order, one of each."""
+    directions: ClassVar[frozenset[str]] = frozenset({"up"})
+    """For codecs: the directions they code, of up and down."""
+    codes_delta: ClassVar[bool] = True
+    """For codecs: whether what they code must be a difference (they may leave out what is near 0)."""
+    carries: ClassVar[str] = "delta"
+    """Whether replies must carry a delta to what was received or plain values."""
+    taps: ClassVar[tuple[str, ...]] = ()
+    """Names of modules whose outputs `objective` and `step` want to see."""
+    neutral: ClassVar[Neutral | None] = None
+    """The setting at which a run equals FedAvg; None when there is none."""
+
+    # state --------------------------------------------------------------------------------------------------------
+    def init_server(self, round: Round) -> Tree:
+        """The part's state on the server before the first round."""
+        return {}
+
+    def init_device(self, params: Params) -> Tree:
+        """The part's memory on a device before its first round."""
+        return {}
+
+    # once ---------------------------------------------------------------------------------------------------------
+    def model(self, net: Net) -> Net:
+        return net
+
+    def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
+        return card
+
+    # server, before training --------------------------------------------------------------------------------------
+    def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
+        return devices, state
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        return plans, state
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        """What travels to each device beside its slice: tensors, requests, and trees, which are cut by the plan."""
+        return {}, state
+
+    # device -------------------------------------------------------------------------------------------------------
+    def data(self, samples: Samples, device: Device) -> Samples:
+        return samples
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        """The starting parameters, and the part's state during the local run."""
+        return params, {}
+
+    def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
+        return {}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        return inner
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        return update, state
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        """The parameters returned, and the part's memory for the device's next round."""
+        return params, memory
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        """What the part reports beside the update: tensors, and trees, which are cut by the plan."""
+        return {}
+
+    # wire ---------------------------------------------------------------------------------------------------------
+    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+        return message, memory
+
+    def decode(self, message: Message, link: Link) -> Message:
+        return message
+
+    def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
+        """The shapes of the values after `encode`, told from the shapes before and what `encode` wrote."""
+        return shapes
+
+    # server, after training ---------------------------------------------------------------------------------------
+    def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        return weights, state
+
+    def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
+        """One owner; without one, the weighted mean of every coordinate over the replies that cover it."""
+        raise NotImplementedError("only the part that owns it is asked to combine")
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        return params, state
+
+    def prune(self, plan: Plan, state: Tree, round: Round) -> tuple[Plan, Tree]:
+        """What of the model is kept from now on; the whole of it unless a part says otherwise."""
+        return plan, state
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        """The models that are judged: "" is the one the history is about, further names stand beside it."""
+        return judged
+
+    # the part as a value ------------------------------------------------------------------------------------------
+    @classmethod
+    def name(cls) -> str:
+        return cls.__name__.lower()
+
+    def acts_at(self, point: str) -> bool:
+        return getattr(type(self), point) is not getattr(Part, point)
+
+    def __str__(self) -> str:
+        """The expression that makes this part; fields at their defaults are left out."""
+        given = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        default = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        shown = ", ".join(f"{k}={v!r}" for k, v in given if k not in default or default[k] != v)
+        return f"{self.name()}({shown})" if shown else self.name()
+
+
+POINTS = (
+    "model enrol select plan send data begin draw objective step end measure encode decode weigh combine serve prune "
+    "evaluate"
+).split()

@@ -1,0 +1,133 @@
+"""Axes, plans and blocks: which coordinates of a model a device holds, with no word about any model by name."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.core.tree import Params, Tree
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where an axis meets a tensor: unit `u` owns `span` neighbouring indices of `dim`, once in each of `copies`.
+
+    A flattened 5x5 map has span 25; the four stacked gates of an LSTM are four copies.
+    """
+
+    tensor: str
+    dim: int
+    span: int = 1
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A width of a model that can shrink, and every tensor dimension that shrinks with it."""
+
+    name: str
+    size: int
+    cuts: tuple[Cut, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One stage of a model, in order: the children it runs and so the tensors it owns."""
+
+    name: str
+    children: tuple[str, ...]
+
+    def owns(self, tensor: str) -> bool:
+        return any(tensor == child or tensor.startswith(f"{child}.") for child in self.children)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What one device is sent and trains; the whole model unless something is said.
+
+    `kept` lists the units kept of an axis, in order; `masks` keeps single elements where no axis fits;
+    `sent` names the tensors that travel down when they are not all of them.
+    """
+
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    sent: frozenset[str] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether less than the whole model is trained."""
+        return bool(self.kept or self.masks)
+
+
+WHOLE = Plan()
+
+
+class Slicer:
+    """Applies plans to trees of parameters, following the axes of one model."""
+
+    def __init__(self, axes: tuple[Axis, ...], names: Iterable[str]):
+        self.names = frozenset(names)
+        self.axes = {axis.name: axis for axis in axes}
+        self.cuts: dict[str, list[tuple[Cut, Axis]]] = {}
+        for axis in axes:
+            for cut in axis.cuts:
+                self.cuts.setdefault(cut.tensor, []).append((cut, axis))
+
+    def take(self, params: Mapping[str, Tensor], plan: Plan) -> Params:
+        """The smaller tensors that a plan keeps; a tensor with an element mask becomes the list of its kept values."""
+        return {name: self._take(name, value, plan) for name, value in params.items()}
+
+    def place(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor], plan: Plan) -> Params:
+        """Tensors of full shape that hold `small` where the plan keeps and 0 elsewhere."""
+        return {name: self._place(name, value, like[name], plan) for name, value in small.items()}
+
+    def covered(self, name: str, like: Tensor, plan: Plan) -> Tensor | None:
+        """Which elements of a tensor a plan keeps; None when all of them."""
+        mask = plan.masks.get(name)
+        for index, dim in self._indices(name, plan, like.device):
+            line = torch.zeros(like.shape[dim], dtype=torch.bool, device=like.device)
+            line[index] = True
+            line = line.view([-1 if d == dim else 1 for d in range(like.dim())])
+            mask = line.expand(like.shape) if mask is None else mask & line
+        return mask
+
+    def cut_tree(self, tree: Tree, plan: Plan) -> Tree:
+        """A state or memory cut along with the model: dicts keyed by tensor names, and by axis names (one per unit)."""
+        if isinstance(tree, Mapping):
+            if tree and self.names.issuperset(tree):
+                return self.take(tree, plan)
+            if tree and self.axes.keys() >= tree.keys():
+                return {name: v[plan.kept[name]] if name in plan.kept else v for name, v in tree.items()}
+            return {k: self.cut_tree(v, plan) for k, v in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self.cut_tree(v, plan) for v in tree)
+        return tree
+
+    def _indices(self, name: str, plan: Plan, where: torch.device):
+        for cut, axis in self.cuts.get(name, ()):
+            if axis.name in plan.kept:
+                yield spread(plan.kept[axis.name].to(where), axis, cut), cut.dim
+
+    def _take(self, name: str, value: Tensor, plan: Plan) -> Tensor:
+        if name in plan.masks:
+            covered = self.covered(name, value, plan)
+            assert covered is not None
+            return value[covered]
+        for index, dim in self._indices(name, plan, value.device):
+            value = value.index_select(dim, index)
+        return value
+
+    def _place(self, name: str, small: Tensor, like: Tensor, plan: Plan) -> Tensor:
+        covered = self.covered(name, like, plan)
+        if covered is None:
+            return small
+        full = torch.zeros_like(like)
+        full[covered] = small.flatten()
+        return full
+
+
+def spread(units: Tensor, axis: Axis, cut: Cut) -> Tensor:
+    """The indices along a cut's dimension that belong to `units`, in the order of the tensor."""
+    inner = (units[:, None] * cut.span + torch.arange(cut.span, device=units.device)).flatten()
+    outer = torch.arange(cut.copies, device=units.device)[:, None] * (axis.size * cut.span)
+    return (outer + inner).flatten()

@@ -1,0 +1,259 @@
+"""The round: one loop for every method, written once. It reads like the table of points in `Part`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core import tree, wire
+from shoal.core.combine import holders_mean
+from shoal.core.compose import Method
+from shoal.core.device import shapes_of
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.plan import WHOLE, Plan
+from shoal.core.streams import Streams
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
+
+Row = dict[str, Any]
+
+
+class Engine(Protocol):
+    """Where devices train; the only thing that differs between a laptop, a cluster and real devices."""
+
+    def fit(self, jobs: Sequence[Job]) -> list[Outcome]: ...
+
+    def enrol(self, device: int) -> dict[str, Tensor]: ...
+
+    def resize(self, net: Net, plan: Plan) -> None: ...
+
+
+class Clock(Protocol):
+    """How long a device takes, in simulated seconds."""
+
+    def seconds(self, device: int, round: int, down: int, macs: int, up: int) -> float: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """All that the server keeps from one round to the next."""
+
+    net: Net
+    params: Params
+    states: dict[str, Tree]
+    cards: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    cuts: tuple[Plan, ...] = ()
+    """What each pruning left of the model before it."""
+
+
+class Register:
+    """The roster of one round: cards known before, and those asked for now, whose bytes are counted."""
+
+    def __init__(self, cards: dict[int, dict[str, Tensor]], ask: Callable[[int], dict[str, Tensor]]):
+        self.cards, self.ask, self.nbytes = dict(cards), ask, 0
+
+    def __getitem__(self, device: int) -> dict[str, Tensor]:
+        if device not in self.cards:
+            self.cards[device] = self.ask(device)
+            self.nbytes += tree.nbytes(self.cards[device])
+        return self.cards[device]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """Plays rounds. Nothing here knows the name of a method, of a model, or of the place where devices train."""
+
+    method: Method
+    engine: Engine
+    clock: Clock
+    streams: Streams
+    sizes: np.ndarray
+    sample: int
+    work: Callable[[int, int], Work]
+    """(round, device) -> how much it trains."""
+    judge: Callable[[Net, Params], dict[str, float]]
+    evaluates: Callable[[int], bool]
+    momentum: float = 0.0
+    server: Samples | None = None
+
+    def start(self, net: Net) -> Standing:
+        """Before the first round; `net` already went through the parts' `model`."""
+        standing = Standing(net, net.initial, {})
+        register = Register({}, self.engine.enrol)
+        states = self.method.init_server(self.opening(standing, 0, register))
+        return replace(standing, states=states, cards=register.cards)
+
+    def play(self, standing: Standing, number: int) -> tuple[Standing, Row]:
+        """One round, from what the server knew before it to what it knows after it."""
+        began, method, states = perf_counter(), self.method, standing.states
+        register = Register(standing.cards, self.engine.enrol)
+        round = self.opening(standing, number, register)
+
+        devices, states = method.select(self.drawn(round), states, round)
+        round = replace(round, devices=self.checked(devices))
+        plans, states = method.plan({d: WHOLE for d in round.devices}, states, round)
+        round = replace(round, plans=plans)
+        beside, states = method.send(states, round)
+        jobs, states = self.encode(round, beside, states)
+
+        outcomes = self.engine.fit(jobs)
+
+        replies, dropped = self.decode(jobs, outcomes, round)
+        round, params = replace(round, replies=replies), standing.params
+        weights, states = self.weighed(round, states)
+        void = weights is None
+        if weights is not None:
+            round = replace(round, weights=weights)
+            params, states = method.combine(lambda: holders_mean(round), states, round)
+            params, states = method.serve(params, states, round)
+        standing = replace(standing, params=params, states=states, cards=register.cards)
+        if not void:
+            standing = self.prune(standing, round)
+
+        row = self.cost(jobs, outcomes, register.nbytes, number)
+        row |= self.judged(standing, replace(round, net=standing.net)) if self.evaluates(number) else {}
+        if dropped:
+            row["dropped"] = dropped
+        if void:
+            row["void"] = True
+        return standing, row | {"wall_seconds": perf_counter() - began}
+
+    def final(self, standing: Standing, rounds: int) -> Params:
+        """The model that a run ends with: the one that is judged."""
+        round = self.opening(standing, max(rounds - 1, 0), Register(standing.cards, self.engine.enrol))
+        return self.method.evaluate({"": standing.params}, standing.states, round)[""]
+
+    def settle(self, before: Standing, after: Standing) -> None:
+        """The round is over and kept: the places where devices train follow a model that was pruned."""
+        if after.net is not before.net:
+            self.engine.resize(after.net, after.cuts[-1])
+
+    # the steps of a round, in their order -------------------------------------------------------------------------
+    def opening(self, standing: Standing, number: int, register: Register) -> Round:
+        return Round(
+            number,
+            standing.net,
+            standing.params,
+            self.sizes,
+            self.sample,
+            self.streams,
+            register,
+            self.work(number, SERVER),
+            self.momentum,
+            self.server,
+        )
+
+    def drawn(self, round: Round) -> list[int]:
+        """The devices that take part unless a part says otherwise: a uniform draw among those with data."""
+        eligible = round.eligible
+        if not len(eligible):
+            raise ShoalError("no-data", "No device holds any data.", "Use fewer devices or another split.")
+        generator = self.streams.numpy("select", round.number)
+        chosen = generator.choice(len(eligible), min(self.sample, len(eligible)), replace=False, shuffle=False)
+        return sorted(int(eligible[i]) for i in chosen)
+
+    def checked(self, devices: Sequence[int]) -> list[int]:
+        unknown = [d for d in devices if d != SERVER and not (0 <= d < len(self.sizes) and self.sizes[d] > 0)]
+        if unknown or len(set(devices)) != len(devices):
+            problem = f"The selection {list(devices)[:8]} names a device twice, or one that does not exist or has no data."
+            raise ShoalError("bad-part", problem, "A part's `select` must return different devices of `round.eligible`.")
+        if SERVER in devices and self.server is None:
+            raise ShoalError("no-data", "The server takes part but has no data.", "Give it some: --server-data share:0.05.")
+        return list(devices)
+
+    def encode(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
+        """One job per device: its slice of the model and what lies beside, through the downlink's codecs."""
+        net, codecs, jobs = round.net, self.method.codecs("down"), []
+        names = net.named("shared", "server")
+        for device in round.devices:
+            plan = round.plans[device]
+            sent = names if plan.sent is None else [k for k in names if k in plan.sent]
+            message = wire.pack_message(round.anchor, beside[device], plan, net.slicer, sent)
+            if codecs:
+                link = self.link(round, "down", device, shapes_of(message))
+                message, states = wire.encode(message, codecs, states, link)
+            jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
+        return jobs, states
+
+    def decode(self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round) -> tuple[list[Reply], list[Row]]:
+        """What came back, as full-size deltas with their coverage; what cannot be used is named, with the reason."""
+        net, codecs, replies, dropped = round.net, self.method.codecs("up"), [], []
+        like = {k: round.anchor[k] for k in net.named("shared")}
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            message = outcome.message
+            if message is not None:
+                shapes = {k: v.shape for k, v in net.slicer.take(like, job.plan).items()}
+                message = wire.decode(message, codecs, self.link(round, "up", job.device, shapes)) if codecs else message
+                delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
+                if self.method.carries == "values":
+                    delta = tree.minus(delta, round.anchor)
+                size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
+                if tree.finite(delta):
+                    replies.append(Reply(job.device, size, delta, covered, report, outcome))
+                    continue
+            dropped.append({"device": job.device, "why": outcome.problem or "its update is not finite"})
+        return replies, dropped
+
+    def weighed(self, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
+        """Weights that sum to 1, or None when nobody is left who counts."""
+        if not round.replies:
+            return None, states
+        sizes = [0 if r.device == SERVER else r.size for r in round.replies]
+        weights, states = self.method.weigh(torch.tensor(sizes, dtype=torch.float64), states, round)
+        if weights.shape != (len(sizes),) or not bool((weights.isfinite() & (weights >= 0)).all()):
+            raise ShoalError(
+                "bad-part",
+                f"The weights {weights.tolist()} of {len(sizes)} replies are not as many finite numbers from 0 up.",
+                "Correct the part's `weigh`.",
+            )
+        return (weights / weights.sum() if weights.sum() > 0 else None), states
+
+    def prune(self, standing: Standing, round: Round) -> Standing:
+        """A smaller model where a part asks for one; every state shaped like it is cut along."""
+        plan, states = self.method.prune(WHOLE, standing.states, replace(round, anchor=standing.params))
+        if not plan:
+            return replace(standing, states=states)
+        net, slicer = standing.net.cut(plan), standing.net.slicer
+        params, states = slicer.take(standing.params, plan), slicer.cut_tree(states, plan)
+        return replace(standing, net=net, params=params, states=states, cuts=(*standing.cuts, plan))
+
+    def judged(self, standing: Standing, round: Round) -> Row:
+        """The quality of the model; of further models under their own names."""
+        found: Row = {}
+        for name, params in self.method.evaluate({"": standing.params}, standing.states, round).items():
+            suffix = f"_{name}" if name else ""
+            found |= {f"{k}{suffix}": v for k, v in self.judge(standing.net, params).items()}
+        return found
+
+    def cost(self, jobs: Sequence[Job], outcomes: Sequence[Outcome], enrolment: int, number: int) -> Row:
+        """What the round cost: the bytes of what was encoded, the computation done, the slowest device's time."""
+        down = up = work = forward = 0
+        slowest = loss = samples = 0.0
+        remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device != SERVER]
+        for job, outcome in remote:
+            sent, back = job.message.nbytes, outcome.message.nbytes if outcome.message else 0
+            seconds = self.clock.seconds(job.device, number, sent, outcome.macs_work, back)
+            down, up, work = down + sent, up + back, work + outcome.macs_work
+            forward, slowest = forward + outcome.macs_forward, max(slowest, seconds)
+            if np.isfinite(outcome.loss):
+                loss, samples = loss + outcome.loss * outcome.samples, samples + outcome.samples
+        return {
+            "round": number,
+            "devices": [j.device for j in jobs],
+            "accuracy": None,
+            "loss": None,
+            "train_loss": loss / samples if samples else None,
+            "bytes_down": down,
+            "bytes_up": up + enrolment,
+            "macs_forward": round(forward / max(len(remote), 1)),
+            "macs_work": work,
+            "sim_seconds": slowest,
+        }
+
+    def link(self, round: Round, direction: str, device: int, shapes: dict[str, torch.Size]) -> wire.Link:
+        return wire.Link(direction, device, round.number, shapes, round.plans[device], round.net.slicer, self.streams)

@@ -1,0 +1,25 @@
+"""Random streams: one per (seed, purpose, round, device), so nobody's draws depend on who else draws."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All randomness of a run. Every call gives a fresh generator at the start of its own stream."""
+
+    seed: int
+
+    def torch(self, purpose: str, round: int = 0, device: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(self.number(purpose, round, device))
+
+    def numpy(self, purpose: str, round: int = 0, device: int = 0) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=self.number(purpose, round, device)))
+
+    def number(self, purpose: str, round: int = 0, device: int = 0) -> int:
+        """A 63-bit number that names one stream."""
+        key = f"{self.seed}/{purpose}/{round}/{device}".encode()
+        return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1

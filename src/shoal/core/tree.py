@@ -1,0 +1,133 @@
+"""Trees: dicts of tensors by parameter name, the states built of them, and their plain form for disk and wire."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Params: TypeAlias = dict[str, Tensor]
+Tree: TypeAlias = Any
+"""A tensor, a JSON scalar, or a dict, list or tuple of trees."""
+
+
+def zeros(like: Mapping[str, Tensor]) -> Params:
+    return {k: torch.zeros_like(v) for k, v in like.items()}
+
+
+def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    return {k: v + b[k] for k, v in a.items()}
+
+
+def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    return {k: v - b[k] for k, v in a.items()}
+
+
+def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Params:
+    return {k: v * factor for k, v in a.items()}
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([(v * b[k]).sum() for k, v in a.items()]).sum()
+
+
+def only(a: Mapping[str, Tensor], names) -> Params:
+    return {k: a[k] for k in names if k in a}
+
+
+def detach(a: Mapping[str, Tensor]) -> Params:
+    return {k: v.detach() for k, v in a.items()}
+
+
+def chosen(live: Tensor, new: Tree, old: Tree) -> Tree:
+    """`new` where `live` is true, else `old`; the gate of padded steps."""
+    return zip_map(lambda n, o: torch.where(live, n, o), new, old)
+
+
+def map(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    if isinstance(tree, Tensor):
+        return f(tree)
+    if isinstance(tree, Mapping):
+        return {k: map(f, v) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(f, v) for v in tree)
+    return tree
+
+
+def zip_map(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
+    if isinstance(a, Tensor):
+        return f(a, b)
+    if isinstance(a, Mapping):
+        return {k: zip_map(f, v, b[k]) for k, v in a.items()}
+    if isinstance(a, (list, tuple)):
+        return type(a)(zip_map(f, v, w) for v, w in zip(a, b, strict=True))
+    return a
+
+
+def tensors(tree: Tree) -> Iterator[Tensor]:
+    """Every tensor of a tree, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for v in tree.values():
+            yield from tensors(v)
+    elif isinstance(tree, (list, tuple)):
+        for v in tree:
+            yield from tensors(v)
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(t.nbytes for t in tensors(tree))
+
+
+def finite(tree: Tree) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors(tree) if t.is_floating_point())
+
+
+def same(a: Tree, b: Tree) -> bool:
+    """Equal structure, types and bits."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(same(v, w) for v, w in zip(a, b))
+    return type(a) is type(b) and a == b
+
+
+def pack(tree: Tree) -> tuple[Any, Params]:
+    """A tree as JSON plus flat tensors: what a checkpoint stores instead of a pickle."""
+    flat: Params = {}
+
+    def walk(node: Tree) -> Any:
+        if isinstance(node, Tensor):
+            flat[str(len(flat))] = node
+            return {"tensor": str(len(flat) - 1)}
+        if isinstance(node, Mapping):
+            return {"dict": [[k, walk(v)] for k, v in node.items()]}
+        if isinstance(node, (list, tuple)):
+            return {type(node).__name__: [walk(v) for v in node]}
+        if node is None or isinstance(node, (bool, int, float, str)):
+            return node
+        raise TypeError(f"a state may hold tensors, numbers, text, dicts, lists and tuples, not {type(node).__name__}")
+
+    return walk(tree), flat
+
+
+def unpack(plain: Any, flat: Mapping[str, Tensor]) -> Tree:
+    """The tree that `pack` took apart."""
+    if not isinstance(plain, dict):
+        return plain
+    (kind, inside), *rest = plain.items()
+    if rest:
+        raise ValueError("a node of a stored tree has more than one kind")
+    match kind:
+        case "tensor":
+            return flat[inside]
+        case "dict":
+            return {k: unpack(v, flat) for k, v in inside}
+        case "list":
+            return [unpack(v, flat) for v in inside]
+        case "tuple":
+            return tuple(unpack(v, flat) for v in inside)
+    raise ValueError(f"a node of a stored tree is of an unknown kind, {kind!r}")

@@ -1,0 +1,200 @@
+"""The nouns of a round: what parts are given and what they return."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.plan import Plan
+from shoal.core.streams import Streams
+from shoal.core.tree import Params, Tree
+
+if TYPE_CHECKING:
+    from shoal.core.net import Net
+    from shoal.core.wire import Message
+
+SERVER = -1
+"""The server's own device number when it takes part as a pseudo-device."""
+
+
+class Batch(NamedTuple):
+    """One mini-batch. `weight` is 0 for padding (None: no padding); each target list has its own weight (Mixup)."""
+
+    inputs: Tensor
+    targets: tuple[tuple[Tensor, Tensor | None], ...]
+    weight: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one value per sample, padding left out."""
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+
+class Scored(NamedTuple):
+    """The score of one mini-batch. `features` are the inputs of the last layer, `taps` the outputs asked for by name."""
+
+    loss: Tensor
+    logits: Tensor
+    features: Tensor
+    taps: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    aux: dict[str, Tensor]
+
+
+class Scorer(Protocol):
+    def __call__(self, params: Params, batch: Batch, /) -> Scored: ...
+
+
+class Local(NamedTuple):
+    """What a part may read inside one local step; tensors only, so that many devices can share one call.
+
+    `anchor` is what was received, `got` what the part's own `send` put beside it, `numbers` hold lr, step, steps,
+    epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last `step` left.
+    """
+
+    anchor: Params
+    got: dict[str, Any]
+    numbers: dict[str, Tensor]
+    draws: dict[str, Tensor]
+    state: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Rows of a data set by index; nothing is copied until a batch is taken."""
+
+    inputs: Tensor
+    targets: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, rows: Tensor) -> Batch:
+        return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
+
+    def all(self) -> Batch:
+        return self.batch(self.index)
+
+    def joined(self, other: "Samples") -> "Samples":
+        """Both sets together; they must be rows of the same data set."""
+        return Samples(self.inputs, self.targets, torch.cat((self.index, other.index)))
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """One device in one round as one of its parts sees it, outside compiled code."""
+
+    id: int
+    round: int
+    samples: Samples
+    net: "Net"
+    numbers: dict[str, Tensor]
+    anchor: Params
+    covered: dict[str, Tensor]
+    """Which elements arrived, for tensors that did not arrive whole (a tensor that is missing: all False)."""
+    got: dict[str, Any]
+    plan: Plan
+    streams: Streams
+    part: str
+    server: Samples | None = None
+    """Server data that was shared with this device, where the recipe has any."""
+
+    def generator(self, purpose: str = "") -> torch.Generator:
+        """The part's own stream on this device in this round; a purpose gives it further ones."""
+        name = f"{self.part}:{purpose}" if purpose else self.part
+        return self.streams.torch(name, self.round, self.id)
+
+    def asked(self, request: str) -> bool:
+        """Whether the part's `send` made this request in this round."""
+        return request in self.got
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a device trains and how fast it learns in one round."""
+
+    epochs: float
+    steps: int
+    batch: int
+    lr: float
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """All that a device is told in one round."""
+
+    device: int
+    round: int
+    plan: Plan
+    message: "Message"
+    work: Work
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came back from a job: a message, or the reason why there is none."""
+
+    device: int
+    message: "Message | None" = None
+    problem: str = ""
+    steps: int = 0
+    samples: int = 0
+    loss: float = float("nan")
+    macs_forward: int = 0
+    macs_work: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A decoded outcome. `covered` lists the tensors that did not come back whole, and which elements did."""
+
+    device: int
+    size: int
+    delta: Params
+    covered: dict[str, Tensor]
+    report: Mapping[str, Mapping[str, Any]]
+    outcome: Outcome
+
+
+class Roster(Protocol):
+    """What devices told about themselves at first contact; asked when first needed, and counted then."""
+
+    def __getitem__(self, device: int) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What the server knows at a moment of a round; fields are filled in as the round goes on."""
+
+    number: int
+    net: "Net"
+    anchor: Params
+    """The parameters at the start of the round."""
+    sizes: np.ndarray
+    """Samples held by each device of the population."""
+    sample: int
+    """How many devices the recipe asks for."""
+    streams: Streams
+    roster: Roster
+    work: Work
+    momentum: float = 0.0
+    server: Samples | None = None
+    devices: Sequence[int] = ()
+    plans: Mapping[int, Plan] = field(default_factory=dict)
+    replies: Sequence[Reply] = ()
+    weights: Tensor = field(default_factory=lambda: torch.zeros(0))
+    part: str = ""
+    """The part that is looking, so that its draws come from its own stream."""
+
+    def generator(self) -> np.random.Generator:
+        return self.streams.numpy(self.part, self.number)
+
+    @property
+    def eligible(self) -> np.ndarray:
+        """The devices that hold data; nobody else is ever selected."""
+        return np.flatnonzero(self.sizes > 0)

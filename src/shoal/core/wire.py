@@ -1,0 +1,138 @@
+"""What travels: messages, the pipe of codecs that shrinks them, and the bytes they really are.
+
+A message has a body (the model on its way down, its change on the way up) and what parts send beside it. A codec reads
+the `value` of each entry of the body, puts a smaller one in its place and keeps what it needs to undo that beside
+it under its own name, so any codec can read what another one wrote. `decode` runs the pipe backwards.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.plan import Plan, Slicer
+from shoal.core.streams import Streams
+from shoal.core.tree import Params, Tree
+
+if TYPE_CHECKING:
+    from shoal.core.part import Part
+
+Entry: TypeAlias = dict[str, Tensor]
+STAGES = ("rows", "sparsify", "quantise", "pack")
+REQUEST = torch.ones((), dtype=torch.bool)
+"""A request that travels down: its name says it all, it costs one byte."""
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What travels in one direction between the server and one device."""
+
+    body: dict[str, Entry]
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By part: named tensors, or trees of them keyed by parameter names."""
+
+    @property
+    def nbytes(self) -> int:
+        return tree.nbytes(self.body) + tree.nbytes(self.beside)
+
+    def to_bytes(self) -> bytes:
+        """The payload itself: the tensors' bytes in order. What they are follows from the plan and the method."""
+        return b"".join(raw(t) for t in (*tree.tensors(self.body), *tree.tensors(self.beside)))
+
+    def values(self, **made: Tensor) -> "Message":
+        """The same message with other values, by tensor name."""
+        return replace(self, body={k: e | {"value": made[k]} if k in made else e for k, e in self.body.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """The connection a codec works on: its direction, the far end, and the shapes of the values it codes."""
+
+    direction: str
+    device: int
+    round: int
+    shapes: dict[str, torch.Size]
+    plan: Plan
+    slicer: Slicer
+    streams: Streams
+    part: str = ""
+
+    def generator(self) -> torch.Generator:
+        """The codec's own stream on this link in this round, the same at both ends."""
+        return self.streams.torch(f"{self.part}:{self.direction}", self.round, self.device)
+
+
+def pack_message(
+    params: Mapping[str, Tensor], beside: dict[str, dict[str, Any]], plan: Plan, slicer: Slicer, names: Sequence[str]
+) -> Message:
+    """A message about the named tensors, before any codec: only what the plan keeps is in it."""
+    body = slicer.take({k: params[k] for k in names}, plan)
+    return Message(
+        {k: {"value": v} for k, v in body.items()},
+        {part: {k: _each(v, lambda t: slicer.take(t, plan)) for k, v in own.items()} for part, own in beside.items()},
+    )
+
+
+def open_message(
+    message: Message, like: Params, plan: Plan, slicer: Slicer
+) -> tuple[Params, dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Values of full shape, which of their elements arrived where not all did, and what lay beside."""
+    values, covered = {}, {}
+    for name, entry in message.body.items():
+        values[name] = slicer.place({name: entry["value"]}, like, plan)[name]
+        mask = slicer.covered(name, like[name], plan)
+        if "covered" in entry:
+            arrived = slicer.place({name: entry["covered"]}, {name: like[name].bool()}, plan)[name]
+            mask = arrived if mask is None else mask & arrived
+        if mask is not None:
+            covered[name] = mask
+    placed = {
+        part: {k: _each(v, lambda t: slicer.place(t, like, plan)) for k, v in own.items()}
+        for part, own in message.beside.items()
+    }
+    return values, covered, placed
+
+
+def encode(
+    message: Message, codecs: Sequence["Part"], memories: dict[str, Tree], link: Link
+) -> tuple[Message, dict[str, Tree]]:
+    """Through every codec in the order of their stages; each gets its own memory and returns a new one."""
+    for part in codecs:
+        own = replace(link, part=part.name())
+        message, memory = part.encode(message, memories.get(part.name(), {}), own)
+        memories = memories | {part.name(): memory}
+        link = replace(link, shapes=part.outline(link.shapes, message))
+    return message, memories
+
+
+def decode(message: Message, codecs: Sequence["Part"], link: Link) -> Message:
+    """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
+    shapes = [link.shapes]
+    for part in codecs:
+        shapes.append(part.outline(shapes[-1], message))
+    for part, before in zip(reversed(codecs), reversed(shapes[:-1])):
+        message = part.decode(message, replace(link, shapes=before, part=part.name()))
+    return message
+
+
+def bits(mask: Tensor) -> Tensor:
+    """A boolean tensor as bytes of eight."""
+    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy())).to(mask.device)
+
+
+def unbits(packed: Tensor, shape: torch.Size) -> Tensor:
+    """The boolean tensor of that shape that `bits` packed."""
+    flat = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
+    return torch.from_numpy(flat.astype(bool)).view(shape).to(packed.device)
+
+
+def raw(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _each(value: Any, f):
+    return f(value) if isinstance(value, Mapping) else value

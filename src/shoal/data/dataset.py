@@ -1,0 +1,69 @@
+"""Data sets: a training and a test half, as plain tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import unknown
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs (samples first) and integer targets."""
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.inputs.shape[1:])
+
+    def normalised(self) -> "Dataset":
+        """Each channel shifted and scaled to mean 0 and deviation 1 over the training half."""
+        dims = [0, *range(2, self.inputs.dim())]
+        mean = self.inputs.mean(dims, keepdim=True)
+        std = self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
+        return replace(self, inputs=(self.inputs - mean) / std, test_inputs=(self.test_inputs - mean) / std)
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
+        def move(t: Tensor) -> Tensor:
+            return t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
+
+        return replace(
+            self,
+            inputs=move(self.inputs),
+            targets=move(self.targets),
+            test_inputs=move(self.test_inputs),
+            test_targets=move(self.test_targets),
+        )
+
+
+def digits() -> Dataset:
+    """1,797 scans of handwritten digits, 8 x 8 pixels: the first 1,437 to train on, the last 360 to test.
+
+    E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998),
+    doi:10.24432/C50P49, licence CC BY 4.0; the copy that scikit-learn ships (its `load_digits`), pixels as integers
+    from 0 to 16.
+    """
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+        images, labels = file["images"], file["labels"]
+    x = torch.from_numpy(images).float().unsqueeze(1) / 16
+    y = torch.from_numpy(labels).long()
+    return Dataset("digits", x[:1437], y[:1437], x[1437:], y[1437:], 10)
+
+
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+
+
+def load(name: str) -> Dataset:
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    return DATASETS[name]()

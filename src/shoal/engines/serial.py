@@ -1,0 +1,68 @@
+"""One device after another in this process: the reference that every other engine must agree with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.core.device import Site, Visit, finish, kept, prepare
+from shoal.core.net import Net, counted
+from shoal.core.plan import Plan
+from shoal.core.train import Course, advance, autograd
+from shoal.core.types import Job, Outcome
+from shoal.memory import Memory
+
+
+class Serial:
+    """Trains the devices of a round in their order."""
+
+    def __init__(self, site: Site, memory: Memory):
+        self.site = site
+        self.memory = memory
+
+    def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
+        outcomes = []
+        for job in jobs:
+            visit = prepare(self.site, job, self.memory.get(job.device))
+            course, loss, macs = train(self.site, visit)
+            outcome, memory = finish(self.site, visit, course, loss, macs)
+            if outcome.message is not None:
+                self.memory.put(job.device, memory)
+            outcomes.append(outcome)
+        return outcomes
+
+    def enrol(self, device: int) -> dict[str, Tensor]:
+        return self.site.enrol(device)
+
+    def resize(self, net: Net, plan: Plan) -> None:
+        self.memory.cut(self.site.net.slicer, plan)
+        self.site = replace(self.site, net=net, counts={})
+
+
+def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
+    """The whole local run: where it ends, its mean loss, and the multiply-accumulates of one sample in a step."""
+    rule, course, device = site.rule, visit.course, visit.device
+    own, job = site.streams, visit.job
+    drawing = [(part, visit.at(part.name())) for part in site.method.at("draw")]
+    generators = {part.name(): local.generator() for part, local in drawing}
+    augmenting = own.torch("augment", job.round, job.device) if site.augment else None
+    key = ("step", kept(job.plan))
+    losses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(own.number("dropout", job.round, job.device))
+        for step, rows in enumerate(visit.rows):
+            batch = device.samples.batch(rows)
+            if site.augment and augmenting is not None:
+                batch = site.augment(batch, augmenting)
+            draws = {part.name(): part.draw(generators[part.name()], local, step) for part, local in drawing}
+            scene = visit.scene_at(step, draws)
+            if key in site.counts:
+                course, scored = advance(rule, course, batch, scene, autograd)
+            else:
+                done: list = []
+                macs = counted(lambda: done.append(advance(rule, course, batch, scene, autograd)))
+                site.counts[key] = macs // len(rows)
+                course, scored = done[0]
+            losses.append(scored.loss)
+    return course, float(torch.stack(losses).mean()), site.counts[key]

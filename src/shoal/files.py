@@ -1,0 +1,77 @@
+"""Files that are whole or not there: written to a temporary name, brought to disk, renamed. No pickle."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.tree import Tree, pack, unpack
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Put a file in place in one move; what was there before stays until the new one is complete."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_tree(path: Path, tree: Tree) -> None:
+    """A tree as one safetensors file; what is not a tensor goes into its header as JSON."""
+    plain, flat = pack(tree)
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
+    write_bytes(path, save(tensors, {"shoal": json.dumps(plain)}))
+
+
+def read_tree(path: Path) -> Tree:
+    """The tree in such a file; anything else is refused in one sentence."""
+    try:
+        with disk_errors(path), safe_open(path, framework="pt") as file:
+            plain: Any = json.loads((file.metadata() or {})["shoal"])
+            return unpack(plain, {k: file.get_tensor(k) for k in file.keys()})
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise damaged(path, error) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of any safetensors file."""
+    try:
+        with disk_errors(path), safe_open(path, framework="pt") as file:
+            return {k: file.get_tensor(k) for k in file.keys()}
+    except (SafetensorError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, why: object) -> ShoalError:
+    reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
+    return ShoalError(
+        "damaged",
+        f"{path} is damaged or is not what its name says ({reason[:120]}).",
+        "Remove it or restore it from a copy.",
+    )
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A disk that is full or out of reach, told in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ShoalError(
+            "disk", f"{path} could not be written or read: {reason}.", "Make room or allow access; the run can be resumed."
+        ) from error

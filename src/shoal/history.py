@@ -1,0 +1,103 @@
+"""The history of a run: one row per round, and what it cost to get anywhere."""
+
+import json
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.core.round import Row
+from shoal.files import damaged, disk_errors, write_bytes
+
+WALL = ("wall_seconds",)
+"""What differs between two runs of the same recipe."""
+
+
+class History:
+    """Rows in the order of rounds; a plain table for whoever wants one."""
+
+    def __init__(self, rows: list[Row] | None = None):
+        self.rows: list[Row] = rows or []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return [row.get(column) for row in self.rows]
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Columns by name; None where a round has no value."""
+        names = dict.fromkeys(key for row in self.rows for key in row)
+        return {name: self[name] for name in names}
+
+    def to_pandas(self):
+        """The same as a DataFrame."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise ShoalError("missing-extra", "pandas is not installed.", "Run: pip install pandas.") from None
+        return DataFrame(self.to_dict())
+
+    def last(self, column: str) -> Any:
+        """The newest value of a column that is there."""
+        return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
+
+    def total(self, *columns: str) -> float:
+        return sum(row[c] for row in self.rows for c in columns)
+
+    def to_target(self, accuracy: float) -> dict[str, float] | None:
+        """What it cost until the accuracy was first reached; None if it never was."""
+        for at, row in enumerate(self.rows):
+            if row.get("accuracy") is not None and row["accuracy"] >= accuracy:
+                until = History(self.rows[: at + 1])
+                return {
+                    "rounds": at + 1,
+                    "sim_seconds": until.total("sim_seconds"),
+                    "bytes": until.total("bytes_down", "bytes_up"),
+                    "macs": until.total("macs_work"),
+                }
+        return None
+
+    def same_course(self, other: "History") -> bool:
+        """Equal in everything but wall time."""
+        return [without_wall(r) for r in self.rows] == [without_wall(r) for r in other.rows]
+
+
+def without_wall(row: Row) -> Row:
+    return {k: v for k, v in row.items() if k not in WALL}
+
+
+def line(row: Row) -> bytes:
+    return json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def plain(row: Row) -> Row:
+    """A row as JSON can hold it: a number that is not finite is no number."""
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
+
+
+def read_history(path: Path, rounds: int | None = None) -> History:
+    """The first `rounds` rows of a file, or all; an unfinished last line is what a kill leaves, and is left out."""
+    if not path.exists():
+        lines: list[bytes] = []
+    else:
+        with disk_errors(path):
+            lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    rows = []
+    for number, text in enumerate(lines if rounds is None else lines[:rounds]):
+        try:
+            row = json.loads(text)
+            if not isinstance(row, dict) or row["round"] != number:
+                raise ValueError("it is not the row of its round")
+        except (ValueError, KeyError, RecursionError) as error:
+            raise damaged(path, f"line {number + 1}: {error}") from error
+        rows.append(row)
+    if rounds is not None and len(rows) < rounds:
+        raise damaged(path, f"it has {len(rows)} rows, the checkpoint is of round {rounds}")
+    return History(rows)
+
+
+def rewrite(path: Path, history: History) -> None:
+    write_bytes(path, b"".join(line(row) for row in history.rows))

@@ -1,0 +1,127 @@
+"""What devices remember between rounds: bounded in RAM, spilled to disk, versioned by round.
+
+A round's memories are staged and take effect together when it is committed, so a round that is broken off leaves none.
+On disk each version is a file of its own; a checkpoint of round t needs, of every device, the newest version up to t.
+Older ones are deleted only after the next checkpoint is safe.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from shoal.core import tree
+from shoal.core.plan import Plan, Slicer
+from shoal.core.tree import Tree
+from shoal.files import read_tree, write_tree
+
+
+class Memory:
+    """Device number -> what its parts remember."""
+
+    def __init__(self, folder: Path | None = None, limit: int = 1 << 30, place: torch.device | str = "cpu"):
+        self.place = place
+        self._temporary = None
+        self._folder = folder
+        self.limit = limit
+        self.staged: dict[int, Tree] = {}
+        self.held: OrderedDict[int, Tree] = OrderedDict()
+        self.dirty: dict[int, int] = {}
+        """Devices whose held memory is not on disk, and the round it is of."""
+        self.versions: dict[int, list[tuple[int, int]]] = {}
+        """What is on disk: (round, cuts made before) of each version."""
+        self.cuts: list[tuple[Slicer, Plan]] = []
+        self.used = 0
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            self._temporary = TemporaryDirectory(prefix="shoal-memory-")
+            self._folder = Path(self._temporary.name)
+        return self._folder
+
+    def get(self, device: int) -> dict[str, Tree]:
+        if device in self.held:
+            self.held.move_to_end(device)
+            return self.held[device]
+        if device not in self.versions:
+            return {}
+        round, cuts = self.versions[device][-1]
+        memory = tree.map(lambda t: t.to(self.place), read_tree(self._path(device, round, cuts)))
+        for slicer, plan in self.cuts[cuts:]:
+            memory = slicer.cut_tree(memory, plan)
+        self._hold(device, memory)
+        return memory
+
+    def put(self, device: int, memory: Tree) -> None:
+        """Remember from the end of this round on."""
+        if any(memory.values()):
+            self.staged[device] = memory
+
+    def commit(self, round: int) -> None:
+        """The round is over: what was staged is now what devices remember."""
+        for device, memory in self.staged.items():
+            self._hold(device, memory)
+            self.dirty[device] = round
+        self.staged = {}
+        self._evict()
+
+    def discard(self) -> None:
+        """The round was broken off."""
+        self.staged = {}
+
+    def cut(self, slicer: Slicer, plan: Plan) -> None:
+        """The model was pruned: what is held is cut now, what is on disk when it is next read."""
+        self.cuts.append((slicer, plan))
+        self.staged = {d: slicer.cut_tree(m, plan) for d, m in self.staged.items()}
+        for device in self.held:
+            self.held[device] = slicer.cut_tree(self.held[device], plan)
+        self.used = sum(tree.nbytes(m) for m in self.held.values())
+
+    def flush(self) -> dict[str, list[list[int]]]:
+        """Bring everything to disk; the index that a checkpoint stores to find it again."""
+        for device in list(self.dirty):
+            self._write(device)
+        return {"versions": [[device, *versions[-1]] for device, versions in self.versions.items()]}
+
+    def forget_old(self) -> None:
+        """A checkpoint is safe: versions before the newest are needed no more."""
+        for device, versions in self.versions.items():
+            for old in versions[:-1]:
+                self._path(device, *old).unlink(missing_ok=True)
+            del versions[:-1]
+
+    def restore(self, index: dict[str, list[list[int]]], cuts: list[tuple[Slicer, Plan]]) -> None:
+        """Take up what a checkpoint knew; later versions are leftovers of a run that was killed."""
+        self.cuts = cuts
+        self.versions = {device: [(round, made)] for device, round, made in index["versions"]}
+        wanted = {self._path(d, *v[0]) for d, v in self.versions.items()}
+        for path in (*self.folder.glob("*/*.safetensors"), *self.folder.glob("*/.*.tmp")):
+            if path not in wanted:
+                path.unlink()
+
+    def _hold(self, device: int, memory: Tree) -> None:
+        if device in self.held:
+            self.used -= tree.nbytes(self.held.pop(device))
+        self.held[device] = memory
+        self.used += tree.nbytes(memory)
+        self._evict(keep=device)
+
+    def _evict(self, keep: int | None = None) -> None:
+        for device in list(self.held):
+            if self.used <= self.limit:
+                break
+            if device != keep:
+                self._write(device)
+                self.used -= tree.nbytes(self.held.pop(device))
+
+    def _write(self, device: int) -> None:
+        round = self.dirty.pop(device, None)
+        if round is not None:
+            version = (round, len(self.cuts))
+            write_tree(self._path(device, *version), self.held[device])
+            self.versions.setdefault(device, []).append(version)
+
+    def _path(self, device: int, round: int, cuts: int) -> Path:
+        return self.folder / f"{device % 256:02x}" / f"{device}-{round}-{cuts}.safetensors"

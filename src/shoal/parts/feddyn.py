@@ -1,0 +1,72 @@
+"""FedDyn: a dynamic regulariser whose local optima agree with the global one (Acar et al. 2021, arXiv:2111.04263)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.parts.checks import require
+
+
+@dataclass(frozen=True)
+class FedDyn(Part):
+    """Adds alpha_k (|w|^2 / 2 - <w, anchor - h_k>) to the local loss, h_k the sum of a device's past changes.
+
+    alpha_k is alpha over the device's size relative to the mean size. The model that is broadcast is the plain mean of
+    the replies plus the mean h of all devices; the plain mean itself is the model that is judged.
+    """
+
+    sets: ClassVar = frozenset({"weigh"})
+    neutral: ClassVar = Neutral({"alpha": 0.0}, rounds=1, equal_devices=True)
+
+    alpha: float = 0.01
+
+    def __post_init__(self):
+        require(self, "alpha >= 0", self.alpha >= 0)
+
+    def init_server(self, round: Round) -> Tree:
+        own = tree.only(round.anchor, round.net.trainable)
+        return {"h": tree.zeros(own), "mean": own}
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        return {d: {"mean_size": torch.tensor(mean_size(round))} for d in round.devices}, state
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        h = memory.get("h") or tree.zeros(tree.only(params, device.net.trainable))
+        return params, {"h": h, "share": device.numbers["size"] / device.got["mean_size"]}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        h, strength = local.state["h"], self.alpha / local.state["share"]
+
+        def regularised(params: Params, batch: Batch) -> Scored:
+            scored = inner(params, batch)
+            pull = sum((p.square() / 2 - p * (local.anchor[k] - h[k])).sum() for k, p in params.items())
+            return scored._replace(loss=scored.loss + strength * pull)
+
+        return regularised
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"h": {k: h + params[k] - device.anchor[k] for k, h in state["h"].items()}}
+
+    def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        return (weights > 0).to(weights.dtype), state
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        devices, h = int((round.sizes > 0).sum()), state["h"]
+        for reply, weight in zip(round.replies, round.weights.tolist(), strict=True):
+            if weight > 0:
+                h = {k: v + reply.delta[k] / devices if k in reply.delta else v for k, v in h.items()}
+        mean = tree.only(params, h)
+        return params | tree.plus(mean, h), {"h": h, "mean": mean}
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        return judged | {"": judged[""] | state["mean"]}
+
+
+def mean_size(round: Round) -> float:
+    return float(round.sizes[round.eligible].mean())

@@ -1,0 +1,38 @@
+"""FedNova: devices that took more steps do not pull harder (Wang et al. 2020, arXiv:2007.07481)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from shoal.core import tree
+from shoal.core.combine import holders_mean
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Device, Reply, Round
+
+
+@dataclass(frozen=True)
+class FedNova(Part):
+    """Averages updates per effective step, then takes the average number of effective steps."""
+
+    neutral: ClassVar = Neutral({}, equal_devices=True)
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        return {"steps": device.numbers["steps"].to(torch.int32)}
+
+    def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
+        effective = [effective_steps(int(r.report[self.name()]["steps"]), round.momentum) for r in replies]
+        mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
+        names = [k for k in round.net.trainable if k in round.net.named("shared")]
+        scaled = [
+            replace(r, delta=r.delta | tree.scale(tree.only(r.delta, names), mean / a)) for r, a in zip(replies, effective)
+        ]
+        return holders_mean(replace(round, replies=scaled)), state
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """The weight that local SGD with momentum gives to a constant gradient over its steps."""
+    rho = momentum
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

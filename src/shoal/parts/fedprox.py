@@ -1,0 +1,29 @@
+"""FedProx: stay near the model you received (Li et al. 2020, arXiv:1812.06127)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params
+from shoal.core.types import Batch, Local, Scored, Scorer
+from shoal.parts.checks import require
+
+
+@dataclass(frozen=True)
+class FedProx(Part):
+    """Adds mu/2 |w - anchor|^2 to the local loss."""
+
+    neutral: ClassVar = Neutral({"mu": 0.0})
+
+    mu: float = 0.01
+
+    def __post_init__(self):
+        require(self, "mu >= 0", self.mu >= 0)
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def near(params: Params, batch: Batch) -> Scored:
+            scored = inner(params, batch)
+            apart = sum((p - local.anchor[k]).square().sum() for k, p in params.items())
+            return scored._replace(loss=scored.loss + self.mu / 2 * apart)
+
+        return near

@@ -1,0 +1,26 @@
+"""Coordinate-wise median of the replies (Yin et al. 2018, arXiv:1803.01498)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.core.part import Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Reply, Round
+from shoal.parts.ranked import combine_ranked
+
+
+@dataclass(frozen=True)
+class Median(Part):
+    """Each coordinate takes the median over the replies that cover it, whatever their weights (0 takes one out)."""
+
+    def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
+        return combine_ranked(round, middle), state
+
+
+def middle(ranked: Tensor, holders: Tensor) -> Tensor:
+    """The mean of the one or two middle values."""
+    low, high = (holders - 1).clamp(min=0) // 2, holders // 2
+    low, high = low.clamp(max=len(ranked) - 1), high.clamp(max=len(ranked) - 1)
+    return (ranked.gather(0, low[None]) + ranked.gather(0, high[None]))[0] / 2

@@ -1,0 +1,30 @@
+"""What rules that sort the replies coordinate by coordinate have in common."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shoal.core.combine import mean_delta
+from shoal.core.tree import Params
+from shoal.core.types import Round
+
+
+def combine_ranked(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Params:
+    """New parameters from a rule on (values in rising order, how many of them are held); the rest of them are inf."""
+    replies = [r for r, w in zip(round.replies, round.weights.tolist(), strict=True) if w > 0]
+    new = dict(round.anchor)
+    for name in round.net.named("shared"):
+        old = round.anchor[name]
+        held = [r for r in replies if name in r.delta]
+        if not held:
+            continue
+        if not old.is_floating_point():
+            new[name] = old + mean_delta(name, old, held, [1.0] * len(held))
+            continue
+        values = torch.stack([r.delta[name] for r in held])
+        masks = torch.stack([r.covered.get(name, torch.ones_like(old, dtype=torch.bool)) for r in held])
+        ranked = torch.where(masks, values, torch.inf).sort(0).values
+        holders = masks.sum(0)
+        new[name] = old + torch.where(holders > 0, rule(ranked, holders), 0)
+    return new

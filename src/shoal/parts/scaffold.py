@@ -1,0 +1,47 @@
+"""SCAFFOLD: control variates take the drift out of local steps (Karimireddy et al. 2020, arXiv:1910.06378)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core import tree
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Device, Local, Round, Scored
+
+
+@dataclass(frozen=True)
+class Scaffold(Part):
+    """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c that of all devices."""
+
+    neutral: ClassVar = Neutral({}, rounds=1)
+
+    def init_server(self, round: Round) -> Tree:
+        return {"c": tree.zeros(tree.only(round.anchor, round.net.trainable))}
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        return {d: {"c": state["c"]} for d in round.devices}, state
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"c_k": memory.get("c_k") or tree.zeros(device.got["c"])}
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        return {k: u - state["c_k"][k] + local.got["c"][k] for k, u in update.items()}, state
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"c_k": new_control(params, state, device)}
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        return {"change": tree.minus(new_control(params, state, device), state["c_k"])}
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        c, devices = state["c"], int((round.sizes > 0).sum())
+        for reply in round.replies:
+            if reply.device != SERVER:
+                c = {k: v + reply.report[self.name()]["change"][k] / devices for k, v in c.items()}
+        return params, {"c": c}
+
+
+def new_control(params: Params, state: Tree, device: Device) -> Params:
+    """c_k - c + (anchor - w_k) / (lr * steps)."""
+    c, span = device.got["c"], device.numbers["lr"] * device.numbers["steps"]
+    return {k: c_k - c[k] + (device.anchor[k] - params[k]) / span for k, c_k in state["c_k"].items()}

@@ -1,0 +1,58 @@
+"""Selection: which devices take part in a round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Tree
+from shoal.core.types import Round
+from shoal.parts.checks import require
+
+
+@dataclass(frozen=True)
+class Uniform(Part):
+    """Every device with data is equally likely. With a share, that share of them takes part (0: the recipe's number).
+
+    This is what happens without any part too, with draws of its own.
+    """
+
+    sets: ClassVar = frozenset({"select"})
+    neutral: ClassVar = Neutral({"share": 1.0})
+
+    share: float = 0.0
+
+    def __post_init__(self):
+        require(self, "0 <= share <= 1", 0 <= self.share <= 1)
+
+    def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
+        eligible = round.eligible
+        count = max(1, int(self.share * len(eligible) + 0.5)) if self.share else round.sample
+        return drawn(eligible, count, None, round), state
+
+
+@dataclass(frozen=True)
+class Weighted(Part):
+    """A device's chance grows with its number of samples to the power `power`; 0 makes all alike."""
+
+    sets: ClassVar = frozenset({"select"})
+
+    power: float = 1.0
+
+    def __post_init__(self):
+        require(self, "power of any finite size", abs(self.power) < 100)
+
+    def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
+        eligible = round.eligible
+        sizes = round.sizes[eligible].astype(np.float64)
+        chance = (sizes / sizes.max()) ** self.power
+        return drawn(eligible, round.sample, chance / chance.sum(), round), state
+
+
+def drawn(eligible: np.ndarray, count: int, chances: np.ndarray | None, round: Round) -> list[int]:
+    """Different devices, from the part's own stream."""
+    possible = len(eligible) if chances is None else int((chances > 0).sum())
+    chosen = round.generator().choice(len(eligible), min(count, possible), replace=False, p=chances)
+    return sorted(int(eligible[i]) for i in chosen)

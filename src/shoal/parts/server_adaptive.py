@@ -1,0 +1,70 @@
+"""Adaptive server optimisers: Adam and Yogi on the mean update (Reddi et al. 2021, arXiv:2003.00295)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.part import Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Round
+from shoal.parts.checks import require
+
+
+@dataclass(frozen=True)
+class FedAdam(Part):
+    """m and v are running means of d = mean - anchor and of d^2; w = anchor + lr m / (sqrt(v) + tau)."""
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 0.001
+
+    def __post_init__(self):
+        check(self)
+
+    def init_server(self, round: Round) -> Tree:
+        return moments(round, self.tau)
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        return adapted(self, params, state, round, lambda v, d2: self.beta2 * v + (1 - self.beta2) * d2)
+
+
+@dataclass(frozen=True)
+class FedYogi(Part):
+    """Like FedAdam, but v moves towards d^2 by a step whose size does not depend on how far it is."""
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 0.001
+
+    def __post_init__(self):
+        check(self)
+
+    def init_server(self, round: Round) -> Tree:
+        return moments(round, self.tau)
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        return adapted(self, params, state, round, lambda v, d2: v - (1 - self.beta2) * d2 * (v - d2).sign())
+
+
+def check(part: FedAdam | FedYogi) -> None:
+    holds = part.lr > 0 and 0 <= part.beta1 < 1 and 0 <= part.beta2 < 1 and part.tau > 0
+    require(part, "lr > 0, 0 <= beta1 < 1, 0 <= beta2 < 1 and tau > 0", holds)
+
+
+def moments(round: Round, tau: float) -> Tree:
+    """m starts at 0, v at tau^2."""
+    own = tree.only(round.anchor, round.net.trainable)
+    return {"m": tree.zeros(own), "v": {k: torch.full_like(p, tau**2) for k, p in own.items()}}
+
+
+def adapted(part: FedAdam | FedYogi, params: Params, state: Tree, round: Round, second) -> tuple[Params, Tree]:
+    """The step that both take; `second` says how v follows the squared update."""
+    d: dict[str, Tensor] = {k: params[k] - round.anchor[k] for k in state["m"]}
+    m = {k: part.beta1 * m + (1 - part.beta1) * d[k] for k, m in state["m"].items()}
+    v = {k: second(v, d[k].square()) for k, v in state["v"].items()}
+    moved = {k: round.anchor[k] + part.lr * m[k] / (v[k].sqrt() + part.tau) for k in d}
+    return params | moved, {"m": m, "v": v}

@@ -1,0 +1,32 @@
+"""Coordinate-wise trimmed mean of the replies (Yin et al. 2018, arXiv:1803.01498)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.part import Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Reply, Round
+from shoal.parts.checks import require
+from shoal.parts.ranked import combine_ranked
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Part):
+    """Each coordinate leaves out the `trim` share of its smallest and of its largest values, then takes the mean."""
+
+    trim: float = 0.1
+
+    def __post_init__(self):
+        require(self, "0 <= trim < 0.5", 0 <= self.trim < 0.5)
+
+    def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
+        return combine_ranked(round, self.inner_mean), state
+
+    def inner_mean(self, ranked: Tensor, holders: Tensor) -> Tensor:
+        cut = (self.trim * holders).floor()
+        rank = torch.arange(len(ranked), device=ranked.device).view(-1, *[1] * holders.dim())
+        inside = (rank >= cut) & (rank < holders - cut)
+        return torch.where(inside, ranked, 0).sum(0) / inside.sum(0).clamp(min=1)

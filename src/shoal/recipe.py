@@ -1,0 +1,176 @@
+"""A recipe: everything that decides how a run goes, resolved from Python, a TOML file or the command line."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError, unknown
+
+
+def known(default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), **more) -> Any:
+    """A field with its help text and the values it may take."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "among": among, **more})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run. Every field is a flag of the command line and a key of the TOML file under the same name."""
+
+    method: str = known("fedavg", "What to run: parts with + between them, like 'fedprox(mu=0.1)+scaffold'.")
+    parts: tuple[str, ...] = known((), "Python files with parts of your own.")
+    data: str = known("digits", "Data set.")
+    data_dir: str = known("", "Folder with data sets.", steers=False)
+    model: str = known("mlp", "Model.")
+    split: str = known("dirichlet:0.5", "How samples are spread over devices: iid or dirichlet:BETA.")
+    server_data: str = known("", "Samples the server keeps for itself, for example share:0.05.")
+    devices: int = known(20, "Number of devices.", 1, 10**9)
+    sample: int = known(5, "Devices that take part in a round.", 1, 10**9)
+    rounds: int = known(30, "Number of rounds.", 1, 10**9, steers=False)
+    epochs: str = known("1", "Local epochs: 2, a part like 0.5, or 1-5 drawn anew per device and round.")
+    steps: str = known("", "Local steps instead of epochs: 10, or 5-20 drawn anew per device and round.")
+    batch: int = known(16, "Samples in a batch.", 1, 10**9)
+    lr: float = known(0.1, "Local learning rate.", 0)
+    lr_decay: float = known(1.0, "Factor on the learning rate per round.", 0, 10)
+    momentum: float = known(0.0, "Local momentum, reset every round.", 0, 0.9999)
+    weight_decay: float = known(0.0, "Weight decay.", 0)
+    clip: float = known(0.0, "Largest norm of a gradient; 0 for no bound.", 0)
+    normalise: bool = known(False, "Bring every input channel to mean 0 and deviation 1.")
+    augment: str = known("", "Augmentation of images: flip, crop:4 or flip,crop:4.")
+    init: str = known("", "Safetensors file with the first weights.")
+    seed: int = known(0, "Seed of all randomness.", 0, 2**63 - 1)
+    eval_every: int = known(1, "Rounds between evaluations; the last round is always evaluated.", 1, 10**9)
+    target: float = known(0.0, "Accuracy whose cost is reported.", 0, 1, steers=False)
+    until_accuracy: float = known(0.0, "Stop at this accuracy; 0 for never.", 0, 1, steers=False)
+    until_seconds: float = known(0.0, "Stop after so many simulated seconds; 0 for never.", 0, steers=False)
+    until_bytes: float = known(0.0, "Stop after so many bytes both ways; 0 for never.", 0, steers=False)
+    until_macs: float = known(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
+    engine: str = known("serial", "Where devices train.", among=("serial",))
+    compute: str = known("cpu", "Compute device: cpu, cuda or cuda:N.")
+    precision: str = known("float32", "Numbers to compute with.", among=("float32", "float64"))
+    fleet: str = known("uniform", "Speed and links of the devices.")
+    checkpoint_every: int = known(
+        0, "Rounds between checkpoints; 0: so often that they cost 5 % of the time.", 0, 10**9, steers=False
+    )
+    memory_mb: int = known(1024, "RAM for what devices remember; the rest goes to disk.", 0, 10**9, steers=False)
+    out: str = known("", "Run folder.", steers=False)
+
+    def __post_init__(self):
+        for f in fields(self):
+            check(f.name, getattr(self, f.name), f.metadata)
+        for name in ("epochs", "steps"):
+            amount(name, getattr(self, name))
+        if self.sample > self.devices:
+            raise bad("sample", self.sample, f"at most devices, which is {self.devices}")
+
+    def fingerprint(self) -> str:
+        """A short hash of what decides the course of a run; how long it runs and where it lies do not."""
+        steering = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("steers", True)}
+        return blake2b(json.dumps(steering, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def to_toml(self) -> str:
+        return "".join(f"{key} = {toml(value)}\n" for key, value in asdict(self).items())
+
+    def revised(self, **given: Any) -> "Recipe":
+        """The same recipe with other values, each brought to its field's type."""
+        known_fields = {f.name: f for f in fields(self)}
+        for key in given:
+            if key not in known_fields:
+                raise unknown("recipe key", key, known_fields)
+        return replace(self, **{k: fitted(k, v, getattr(Recipe(), k)) for k, v in given.items()})
+
+
+def from_file(path: Path) -> dict[str, Any]:
+    """The keys of a TOML recipe."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ShoalError("bad-recipe", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except (ValueError, RecursionError) as error:
+        reason = str(error)[:120]
+        raise ShoalError(
+            "bad-recipe", f"{path} is not a TOML file: {reason}.", "Write one `key = value` per line."
+        ) from error
+    nested = [k for k, v in found.items() if isinstance(v, dict)]
+    if nested:
+        raise ShoalError(
+            "bad-recipe", f"{path} has a table [{nested[0]}].", "A recipe has no tables, only `key = value` lines."
+        )
+    return found
+
+
+def from_text(pairs: list[str]) -> dict[str, Any]:
+    """`key=value` words, as they follow -s on the command line; the field's type decides how a value is read."""
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise ShoalError("bad-recipe", f"{pair[:80]!r} is not of the form key=value.", "Write for example -s rounds=50.")
+        given[key.strip().replace("-", "_")] = value.strip()
+    return given
+
+
+def fitted(name: str, value: Any, like: Any) -> Any:
+    """A value from Python, TOML or text as the type of its field."""
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "false": False}[value.lower()] if isinstance(value, str) else strict(value, bool)
+        if isinstance(like, int):
+            return int(value) if isinstance(value, str) else strict(value, int)
+        if isinstance(like, float):
+            return float(value) if isinstance(value, str) else float(strict(value, int, float))
+        if isinstance(like, tuple):
+            return tuple(strict(v, str) for v in (value.split(",") if isinstance(value, str) else value) if v)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name in ("epochs", "steps"):
+            return f"{value:g}"
+        return strict(value, str)
+    except (ValueError, KeyError, TypeError):
+        raise bad(name, value, f"a value like {like!r}") from None
+
+
+def strict(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise TypeError
+    return value
+
+
+def check(name: str, value: Any, rule: Mapping[str, Any]) -> None:
+    low, high, among = rule["low"], rule["high"], rule["among"]
+    if among and value not in among:
+        raise unknown(name, str(value), among)
+    if isinstance(value, float) and not isfinite(value):
+        raise bad(name, value, "a finite number")
+    if low is not None and value < low or high is not None and value > high:
+        raise bad(name, value, f"from {low:g} to {high:g}" if high is not None else f"at least {low:g}")
+
+
+def amount(name: str, text: str) -> tuple[float, float] | None:
+    """`3` or `1-5` as the lowest and the highest amount; None when nothing is said."""
+    if not text:
+        return None
+    low, dash, high = text.partition("-")
+    try:
+        ends = float(low), float(high if dash else low)
+    except ValueError:
+        ends = (0.0, 0.0)
+    if not (0 < ends[0] <= ends[1] < 1e6):
+        raise bad(name, text, "a number above 0 or two with a dash between, like 1-5")
+    return ends
+
+
+def bad(name: str, value: Any, wanted: str) -> ShoalError:
+    return ShoalError("bad-value", f"{name} is {value!r}.", f"It must be {wanted}.")
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

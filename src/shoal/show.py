@@ -1,0 +1,170 @@
+"""What the command line shows: progress, summaries, tables."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.round import Row
+from shoal.history import History
+from shoal.recipe import Recipe
+
+
+class Progress:
+    """A bar per run with accuracy, simulated time, bytes and the time left; with `as_json`, the rows themselves."""
+
+    def __init__(self, silent: bool, as_json: bool, runs: int = 1):
+        self.as_json, self.runs = as_json, runs
+        self.bar = Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=Console(stderr=True),
+            disable=silent,
+        )
+        self.tasks: dict[tuple[str, int], Any] = {}
+
+    def __enter__(self) -> "Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def row(self, recipe: Recipe, row: Row, history: History) -> None:
+        """A round is over."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            return
+        key = (recipe.method, recipe.seed)
+        if key not in self.tasks:
+            name = recipe.method + (f" seed {recipe.seed}" if self.runs > 1 else "")
+            self.tasks[key] = self.bar.add_task(name, total=recipe.rounds, told="")
+        accuracy = history.last("accuracy")
+        told = f"acc {accuracy:.3f}  " if accuracy is not None else ""
+        told += f"{seconds(history.total('sim_seconds'))} simulated  {size(history.total('bytes_down', 'bytes_up'))}"
+        if row.get("dropped"):
+            told += f"  [yellow]{len(row['dropped'])} dropped[/yellow]"
+        if row.get("void"):
+            told += "  [red]void round[/red]"
+        self.bar.update(self.tasks[key], completed=len(history), told=told)
+
+
+def summary(result) -> Table:
+    """The end of one run."""
+    history: History = result.history
+    table = Table(title=result.recipe.method, show_header=False, title_justify="left")
+    table.add_row("accuracy", number(result.accuracy, 4))
+    table.add_row("loss", number(history.last("loss"), 4))
+    table.add_row("rounds", str(len(history)))
+    table.add_row("sent down / up", f"{size(history.total('bytes_down'))} / {size(history.total('bytes_up'))}")
+    table.add_row("multiply-accumulates", count(history.total("macs_work")))
+    table.add_row("simulated time", seconds(history.total("sim_seconds")))
+    table.add_row("wall time", seconds(history.total("wall_seconds")))
+    dropped = sum(len(row.get("dropped", ())) for row in history.rows)
+    if dropped:
+        table.add_row("replies dropped", str(dropped))
+    if result.recipe.target:
+        cost = history.to_target(result.recipe.target)
+        told = f"round {cost['rounds']}, {size(cost['bytes'])}, {seconds(cost['sim_seconds'])}" if cost else "not reached"
+        table.add_row(f"to {result.recipe.target:g}", told)
+    if result.recipe.out:
+        table.add_row("folder", result.recipe.out)
+    return table
+
+
+def comparison_table(comparison) -> Table:
+    """Methods side by side; the best accuracy stands out."""
+    rows = comparison.table()
+    table = Table()
+    table.add_column("method", overflow="fold")
+    for head in ("accuracy", "bytes", "MACs", "simulated"):
+        table.add_column(head, justify="right", no_wrap=True)
+    if comparison.target:
+        table.add_column(f"to {comparison.target:g}: rounds, bytes, time", justify="right", no_wrap=True)
+    top = max((row["accuracy"] for row in rows if row["accuracy"] is not None), default=None)
+    for row in rows:
+        told = number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
+        cells = [row["method"], f"[bold]{told}[/bold]" if row["accuracy"] == top else told]
+        cells += [size(row["bytes"]), count(row["macs"]), seconds(row["sim_seconds"])]
+        if comparison.target:
+            cells.append(cost_to_target(row))
+        table.add_row(*cells)
+    return table
+
+
+def cost_to_target(row: dict[str, Any]) -> str:
+    """The mean over the seeds that reached it, and how many did where not all of them."""
+    if not row["reached"]:
+        return "not reached"
+    told = f"{row['rounds_to_target']:.0f}, {size(row['bytes_to_target'])}, {seconds(row['sim_seconds_to_target'])}"
+    return told if row["reached"] == row["seeds"] else f"{told} ({row['reached']} of {row['seeds']})"
+
+
+def listing(what: str, files: tuple[str, ...]) -> Table:
+    """One row per name with the first line of its description."""
+    from shoal.data.dataset import DATASETS
+    from shoal.data.splits import SPLITS
+    from shoal.fleet.profile import FLEETS
+    from shoal.models import MODELS
+    from shoal.parts import PRESETS, shipped
+    from shoal.strangers import strangers
+
+    known: dict[str, dict[str, Any]] = {
+        "methods": shipped() | strangers(files) if what == "methods" else {},
+        "data": DATASETS,
+        "models": MODELS,
+        "splits": {name: function for name, (function, _, _) in SPLITS.items()},
+        "fleets": FLEETS,
+    }
+    if what not in known:
+        raise unknown("list", what, known)
+    table = Table(show_header=False, box=None)
+    for name, thing in known[what].items():
+        values = ", ".join(f"{k}={v.default}" for k, v in getattr(thing, "__dataclass_fields__", {}).items())
+        told = f"{name}({values})" if values and what == "methods" else name
+        table.add_row(f"[bold]{told}[/bold]", (thing.__doc__ or "").strip().splitlines()[0])
+    if what == "methods":
+        for name, expression in PRESETS.items():
+            table.add_row(f"[bold]{name}[/bold]", f"= {expression or 'the empty list of parts'}")
+    return table
+
+
+def number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def size(nbytes: float) -> str:
+    """Decimal units, as in the papers."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} TB"
+
+
+def count(value: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if value < 1000:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.4g}P"
+
+
+def seconds(value: float) -> str:
+    if value < 100:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+__all__ = ["Progress", "ShoalError", "comparison_table", "listing", "summary"]
