@@ -14,8 +14,7 @@ from shoal.core.evaluate import Judge
 from shoal.core.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import Streams
-from shoal.core.train import Optimiser
-from shoal.core.types import SERVER, Samples, Work
+from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import Dataset, load
 from shoal.data.splits import hold_back, parse_split
@@ -55,7 +54,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
 
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment), shared)
+    site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment))
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
     tests = torch.arange(len(dataset.test_targets), device=place)
     loop = Loop(
@@ -68,7 +67,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         workload(recipe, streams),
         Judge(Samples(dataset.test_inputs, dataset.test_targets, tests)),
         lambda number: (number + 1) % recipe.eval_every == 0 or number + 1 == recipe.rounds,
-        recipe.momentum,
+        optimiser,
         shared,
     )
     return Assembly(recipe, method, net, loop, memory)

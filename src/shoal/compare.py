@@ -9,10 +9,8 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.files import write_bytes
-from shoal.history import History
 from shoal.recipe import Recipe, from_file, toml
 from shoal.runner import Result, Watcher, opened, resume, run, spent
-from shoal.store import Folder
 from shoal.strangers import method_of
 
 LIST = "compare.toml"
@@ -116,6 +114,3 @@ def brought_to_end(recipe: Recipe, watch: Watcher | None) -> Result:
         if spent(result.recipe, result.history):
             return result
     return resume(folder, watch)
-
-
-__all__ = ["Comparison", "Folder", "History", "compare", "go_on"]

@@ -18,9 +18,9 @@ from shoal.core.part import POINTS, Part
 from shoal.core.plan import WHOLE, Axis, Block, Cut
 from shoal.core.round import Loop
 from shoal.core.streams import Streams
-from shoal.core.train import Course, Optimiser, Scene, advance, gated
+from shoal.core.train import Course, Scene, advance, gated
 from shoal.core.tree import Params
-from shoal.core.types import SERVER, Batch, Job, Samples, Scored, Scorer, Work
+from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
 from shoal.core.wire import Message
 from shoal.engines.serial import Serial
 from shoal.fleet.profile import Uniform
@@ -49,7 +49,7 @@ def tiny_run(method: Method, sizes: tuple[int, ...] = (5, 3), momentum: float = 
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
         return Samples(x, y, index)
 
-    site = Site(method, net, streams, Optimiser(momentum), samples, shared=samples(SERVER))
+    site = Site(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
         Serial(site, Memory()),
@@ -60,7 +60,7 @@ def tiny_run(method: Method, sizes: tuple[int, ...] = (5, 3), momentum: float = 
         lambda round, device: Work(1.0, 0, 2, 0.1),
         Judge(samples(SERVER)),
         lambda number: True,
-        momentum,
+        Optimiser(momentum),
         samples(SERVER),
     )
     return loop, net
@@ -156,7 +156,9 @@ def watched(part: Part) -> Part:
 
         return call
 
-    body = {point: guard(point) for point in POINTS if part.acts_at(point) and point not in ("objective", "decode")}
+    body: dict[str, Any] = {
+        point: guard(point) for point in POINTS if part.acts_at(point) and point not in ("objective", "decode")
+    }
     if part.acts_at("objective"):
         body["objective"] = lambda self, inner, local: scoring(part, part.objective(inner, local))
     body["name"] = classmethod(lambda _: cls.name())
@@ -229,6 +231,3 @@ def refused(part: Part, point: str, why: str, advice: str) -> ShoalError:
 class _NoRoster(dict):
     def __missing__(self, device: int):
         return {}
-
-
-__all__ = ["Job", "probe", "tiny_run"]

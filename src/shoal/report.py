@@ -23,7 +23,7 @@ def draw(comparison: Comparison, path: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise ShoalError("missing-extra", "matplotlib is not installed.", "Run: pip install 'shoal[plot]'.") from None
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11}
+    style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11}
     with pyplot.rc_context(style):
         figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
         for number, (method, results) in enumerate(comparison.results.items()):

@@ -4,12 +4,13 @@ import json
 import sys
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.core.errors import unknown
 from shoal.core.round import Row
 from shoal.history import History
 from shoal.recipe import Recipe
@@ -84,17 +85,17 @@ def summary(result) -> Table:
 def comparison_table(comparison) -> Table:
     """Methods side by side; the best accuracy stands out."""
     rows = comparison.table()
-    table = Table()
-    table.add_column("method", overflow="fold")
-    for head in ("accuracy", "bytes", "MACs", "simulated"):
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("method", overflow="fold", min_width=12)
+    for head in ("accuracy", "bytes", "simulated"):
         table.add_column(head, justify="right", no_wrap=True)
     if comparison.target:
-        table.add_column(f"to {comparison.target:g}: rounds, bytes, time", justify="right", no_wrap=True)
+        table.add_column(f"to {comparison.target:g}", justify="right", no_wrap=True)
     top = max((row["accuracy"] for row in rows if row["accuracy"] is not None), default=None)
     for row in rows:
         told = number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
         cells = [row["method"], f"[bold]{told}[/bold]" if row["accuracy"] == top else told]
-        cells += [size(row["bytes"]), count(row["macs"]), seconds(row["sim_seconds"])]
+        cells += [size(row["bytes"]), seconds(row["sim_seconds"])]
         if comparison.target:
             cells.append(cost_to_target(row))
         table.add_row(*cells)
@@ -105,8 +106,8 @@ def cost_to_target(row: dict[str, Any]) -> str:
     """The mean over the seeds that reached it, and how many did where not all of them."""
     if not row["reached"]:
         return "not reached"
-    told = f"{row['rounds_to_target']:.0f}, {size(row['bytes_to_target'])}, {seconds(row['sim_seconds_to_target'])}"
-    return told if row["reached"] == row["seeds"] else f"{told} ({row['reached']} of {row['seeds']})"
+    told = f"{row['rounds_to_target']:.0f} rounds, {size(row['bytes_to_target'])}"
+    return told if row["reached"] == row["seeds"] else f"{row['reached']}/{row['seeds']}: {told}"
 
 
 def listing(what: str, files: tuple[str, ...]) -> Table:
@@ -165,6 +166,3 @@ def seconds(value: float) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-__all__ = ["Progress", "ShoalError", "comparison_table", "listing", "summary"]

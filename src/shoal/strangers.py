@@ -67,7 +67,7 @@ def in_file(path: Path) -> dict[str, type[Part]]:
     if not found:
         raise ShoalError("bad-part", f"{path} defines no part.", "Define a frozen dataclass that inherits from shoal.Part.")
     for cls in found.values():
-        if "__dataclass_fields__" not in vars(cls) or not cls.__dataclass_params__.frozen:
+        if "__dataclass_fields__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
             raise ShoalError(
                 "bad-part", f"{cls.__name__} in {path} is not a frozen dataclass.", "Put @dataclass(frozen=True) above it."
             )

@@ -12,9 +12,9 @@ from shoal.core.compose import Method
 from shoal.core.net import Net, counted
 from shoal.core.plan import Plan
 from shoal.core.streams import Streams
-from shoal.core.train import Course, Optimiser, Rule, Scene
+from shoal.core.train import Course, Rule, Scene
 from shoal.core.tree import Params, Tree
-from shoal.core.types import Batch, Device, Job, Outcome, Samples, Work
+from shoal.core.types import Batch, Device, Job, Optimiser, Outcome, Samples, Work
 from shoal.core.wire import Link
 
 PERSONAL = ".personal"
@@ -32,8 +32,6 @@ class Site:
     samples: Callable[[int], Samples]
     """A device's own samples; the server's for the pseudo-device."""
     augment: Callable[[Batch, torch.Generator], Batch] | None = None
-    shared: Samples | None = None
-    """Server data, where the recipe has any."""
     counts: dict = field(default_factory=dict)
     """Multiply-accumulates that were counted before, by what they depend on."""
 
@@ -94,12 +92,12 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
         job.plan,
         site.streams,
         "",
-        site.shared,
     )
     macs = 0
     for part in method.at("data"):
         own = replace(device, part=part.name(), got=got.get(part.name(), {}))
-        device = replace(device, samples=part.data(device.samples, own))
+        remembered_by_part = memory.get(part.name()) or part.init_device(anchor)
+        device = replace(device, samples=part.data(device.samples, remembered_by_part, own))
     rows, per_epoch = schedule(device, job.work, net.mixes_batch)
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):
         numbers[key] = torch.tensor(value, dtype=net.dtype, device=net.place)

@@ -88,9 +88,10 @@ class Net:
         for name, value in small.items():
             owner, _, key = name.rpartition(".")
             holder = module.get_submodule(owner)
-            slots = holder._parameters if key in holder._parameters else holder._buffers
-            old = slots[key]
-            slots[key] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
+            if key in holder._parameters:
+                holder._parameters[key] = nn.Parameter(value, name in self.trainable)
+            else:
+                holder._buffers[key] = value
         for layer in module.modules():
             tell_widths(layer)
         sizes = {a.name: len(plan.kept[a.name]) if a.name in plan.kept else a.size for a in self.axes}

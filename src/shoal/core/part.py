@@ -80,7 +80,7 @@ class Part:
         return {}, state
 
     # device -------------------------------------------------------------------------------------------------------
-    def data(self, samples: Samples, device: Device) -> Samples:
+    def data(self, samples: Samples, memory: Tree, device: Device) -> Samples:
         return samples
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:

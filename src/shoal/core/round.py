@@ -18,7 +18,7 @@ from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
-from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
+from shoal.core.types import SERVER, Clock, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
 
 Row = dict[str, Any]
 
@@ -31,12 +31,6 @@ class Engine(Protocol):
     def enrol(self, device: int) -> dict[str, Tensor]: ...
 
     def resize(self, net: Net, plan: Plan) -> None: ...
-
-
-class Clock(Protocol):
-    """How long a device takes, in simulated seconds."""
-
-    def seconds(self, device: int, round: int, down: int, macs: int, up: int) -> float: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +72,7 @@ class Loop:
     """(round, device) -> how much it trains."""
     judge: Callable[[Net, Params], dict[str, float]]
     evaluates: Callable[[int], bool]
-    momentum: float = 0.0
+    optimiser: Optimiser = Optimiser()
     server: Samples | None = None
 
     def start(self, net: Net) -> Standing:
@@ -134,7 +128,7 @@ class Loop:
             self.engine.resize(after.net, after.cuts[-1])
 
     # the steps of a round, in their order -------------------------------------------------------------------------
-    def opening(self, standing: Standing, number: int, register: Register) -> Round:
+    def opening(self, standing: Standing, number: int, roster: Roster) -> Round:
         return Round(
             number,
             standing.net,
@@ -142,9 +136,10 @@ class Loop:
             self.sizes,
             self.sample,
             self.streams,
-            register,
+            roster,
             self.work(number, SERVER),
-            self.momentum,
+            self.optimiser,
+            self.clock,
             self.server,
         )
 
@@ -192,6 +187,7 @@ class Loop:
                 delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
                 if self.method.carries == "values":
                     delta = tree.minus(delta, round.anchor)
+                    delta |= {k: delta[k] * mask for k, mask in covered.items()}
                 size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
                 if tree.finite(delta):
                     replies.append(Reply(job.device, size, delta, covered, report, outcome))

@@ -23,3 +23,8 @@ class Streams:
         """A 63-bit number that names one stream."""
         key = f"{self.seed}/{purpose}/{round}/{device}".encode()
         return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def part_stream(part: str, purpose: str = "") -> str:
+    """The name of a part's own stream; no stream of the loop has such a name."""
+    return f"part {part} {purpose}"

@@ -12,17 +12,7 @@ from shoal.core import tree
 from shoal.core.compose import Method
 from shoal.core.net import Net
 from shoal.core.tree import Params, Tree
-from shoal.core.types import Batch, Local, Scored, Scorer
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """The recipe's own optimiser: SGD, fresh in every round."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    """The largest norm of a gradient; 0 for no bound."""
+from shoal.core.types import Batch, Local, Optimiser, Scored, Scorer
 
 
 class Course(NamedTuple):
@@ -79,7 +69,7 @@ def advance(rule: Rule, course: Course, batch: Batch, scene: Scene, gradient: Gr
 
     def seen_by(name: str) -> Local:
         got, draws = scene.got.get(name, {}), scene.draws.get(name, {})
-        return Local(scene.anchor, got, scene.numbers, draws, states.get(name, {}))
+        return Local(rule.net, scene.anchor, got, scene.numbers, draws, states.get(name, {}))
 
     scorer = rule.scorer(buffers)
     for part in reversed(method.at("objective")):

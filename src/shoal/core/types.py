@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from shoal.core.plan import Plan
-from shoal.core.streams import Streams
+from shoal.core.streams import Streams, part_stream
 from shoal.core.tree import Params, Tree
 
 if TYPE_CHECKING:
     from shoal.core.net import Net
     from shoal.core.wire import Message
+
 
 SERVER = -1
 """The server's own device number when it takes part as a pseudo-device."""
@@ -53,9 +54,11 @@ class Local(NamedTuple):
     """What a part may read inside one local step; tensors only, so that many devices can share one call.
 
     `anchor` is what was received, `got` what the part's own `send` put beside it, `numbers` hold lr, step, steps,
-    epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last `step` left.
+    epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last `step` left;
+    `net` runs the model with any parameters.
     """
 
+    net: "Net"
     anchor: Params
     got: dict[str, Any]
     numbers: dict[str, Tensor]
@@ -101,13 +104,10 @@ class Device:
     plan: Plan
     streams: Streams
     part: str
-    server: Samples | None = None
-    """Server data that was shared with this device, where the recipe has any."""
 
     def generator(self, purpose: str = "") -> torch.Generator:
         """The part's own stream on this device in this round; a purpose gives it further ones."""
-        name = f"{self.part}:{purpose}" if purpose else self.part
-        return self.streams.torch(name, self.round, self.id)
+        return self.streams.torch(part_stream(self.part, purpose), self.round, self.id)
 
     def asked(self, request: str) -> bool:
         """Whether the part's `send` made this request in this round."""
@@ -161,6 +161,22 @@ class Reply:
     outcome: Outcome
 
 
+@dataclass(frozen=True)
+class Optimiser:
+    """The recipe's own local optimiser: SGD, fresh in every round."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    """The largest norm of a gradient; 0 for no bound."""
+
+
+class Clock(Protocol):
+    """How long a device takes in a round, in simulated seconds, from bytes and multiply-accumulates."""
+
+    def seconds(self, device: int, round: int, down: int, macs: int, up: int) -> float: ...
+
+
 class Roster(Protocol):
     """What devices told about themselves at first contact; asked when first needed, and counted then."""
 
@@ -182,8 +198,10 @@ class Round:
     streams: Streams
     roster: Roster
     work: Work
-    momentum: float = 0.0
+    optimiser: Optimiser
+    clock: Clock
     server: Samples | None = None
+    """The server's own samples, where the recipe gives it any."""
     devices: Sequence[int] = ()
     plans: Mapping[int, Plan] = field(default_factory=dict)
     replies: Sequence[Reply] = ()
@@ -191,8 +209,9 @@ class Round:
     part: str = ""
     """The part that is looking, so that its draws come from its own stream."""
 
-    def generator(self) -> np.random.Generator:
-        return self.streams.numpy(self.part, self.number)
+    def generator(self, purpose: str = "") -> np.random.Generator:
+        """The part's own stream on the server in this round."""
+        return self.streams.numpy(part_stream(self.part, purpose), self.number)
 
     @property
     def eligible(self) -> np.ndarray:

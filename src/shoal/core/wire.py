@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.core import tree
 from shoal.core.plan import Plan, Slicer
-from shoal.core.streams import Streams
+from shoal.core.streams import Streams, part_stream
 from shoal.core.tree import Params, Tree
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Link:
 
     def generator(self) -> torch.Generator:
         """The codec's own stream on this link in this round, the same at both ends."""
-        return self.streams.torch(f"{self.part}:{self.direction}", self.round, self.device)
+        return self.streams.torch(part_stream(self.part, self.direction), self.round, self.device)
 
 
 def pack_message(

@@ -23,7 +23,7 @@ class FedNova(Part):
         return {"steps": device.numbers["steps"].to(torch.int32)}
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        effective = [effective_steps(int(r.report[self.name()]["steps"]), round.momentum) for r in replies]
+        effective = [effective_steps(int(r.report[self.name()]["steps"]), round.optimiser.momentum) for r in replies]
         mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
         names = [k for k in round.net.trainable if k in round.net.named("shared")]
         scaled = [
