@@ -82,7 +82,9 @@ def compute_device(name: str) -> torch.device:
         raise ShoalError("bad-value", f"compute is {name[:40]!r}.", "It must be cpu, cuda or cuda:N.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ShoalError("no-device", f"There is no compute device {name}: {count} GPUs were found.", "Use --compute cpu.")
+        raise ShoalError(
+            "no-device", f"There is no compute device {name}: {count} GPUs were found.", "Use --compute cpu."
+        )
     return place
 
 

@@ -83,7 +83,9 @@ def run(
 @app.command()
 @takes_recipe
 def compare(
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods, in quotes where they have brackets.")],
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="Methods, in quotes where they have brackets.")
+    ],
     seeds: Annotated[int, typer.Option(help="Seeds per method.", min=1, max=1000)] = 1,
     file: Annotated[Path | None, typer.Option("--recipe", help="A recipe; flags go over it.")] = None,
     sets: Sets = None,
@@ -105,7 +107,8 @@ def compare(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
     sets: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Other budgets, for example rounds=100.")
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Other budgets, for example rounds=100."),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -150,7 +153,9 @@ def export(
         raise ShoalError("bad-value", f"{target} has no ending that is known.", "Name it something.safetensors.")
     result = opened(folder)
     about = {
-        "shoal": json.dumps({"model": result.recipe.model, "method": result.recipe.method, "rounds": len(result.history)})
+        "shoal": json.dumps(
+            {"model": result.recipe.model, "method": result.recipe.method, "rounds": len(result.history)}
+        )
     }
     write_bytes(target, save({k: v.cpu().contiguous() for k, v in result.params.items()}, about))
     typer.echo(f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {result.accuracy}")
@@ -190,7 +195,9 @@ def main() -> None:
         with tempfile.NamedTemporaryFile("w", prefix="shoal-", suffix=".txt", delete=False) as file:
             traceback.print_exc(file=file)
         errors.print(f"[red]bug:[/red] {type(error).__name__} where none should be.", soft_wrap=True)
-        errors.print(f"Please report it with {file.name}; a run with --out can be resumed.", markup=False, soft_wrap=True)
+        errors.print(
+            f"Please report it with {file.name}; a run with --out can be resumed.", markup=False, soft_wrap=True
+        )
         sys.exit(REGISTRY["bug"].code)
 
 

@@ -73,5 +73,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ShoalError(
-            "disk", f"{path} could not be written or read: {reason}.", "Make room or allow access; the run can be resumed."
+            "disk",
+            f"{path} could not be written or read: {reason}.",
+            "Make room or allow access; the run can be resumed.",
         ) from error

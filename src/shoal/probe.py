@@ -83,20 +83,22 @@ def together(part: Part) -> None:
     visits = []
     assert isinstance(loop.engine, Serial)
     standing, site = loop.start(net), loop.engine.site
-    round = replace(loop.opening(standing, 0, _NoRoster()), devices=[0, 1], plans={0: WHOLE, 1: WHOLE})
+    round = replace(loop.opening(standing, 0, NobodyAsked()), devices=[0, 1], plans={0: WHOLE, 1: WHOLE})
     beside, _ = site.method.send(standing.states, round)
     jobs, _ = loop.encode(round, beside, standing.states)
     for job in jobs:
         visits.append(prepare(site, job, {}))
     drawn = [
-        {p.name(): p.draw(v.at(p.name()).generator(), v.at(p.name()), 0) for p in site.method.at("draw")} for v in visits
+        {p.name(): p.draw(v.at(p.name()).generator(), v.at(p.name()), 0) for p in site.method.at("draw")}
+        for v in visits
     ]
     scenes = [v.scene_at(0, d) for v, d in zip(visits, drawn)]
     batches = [v.device.samples.batch(v.rows[0]) for v in visits]
     try:
         course, scene = stacked([v.course for v in visits]), stacked(scenes)
-        batch = Batch(*stacked([b[:2] for b in batches]), weight=torch.ones(2, 2, dtype=torch.float64))
-        torch.vmap(lambda c, b, s: one_step(site, c, b, s))(course, batch, scene)
+        inputs = torch.stack([b.inputs for b in batches])
+        targets = torch.stack([b.targets[0][0] for b in batches])
+        torch.vmap(lambda c, x, y, s: one_step(site, c, Batch(x, ((y, None),)), s))(course, inputs, targets, scene)
     except ShoalError:
         raise
     except Exception as error:
@@ -150,15 +152,16 @@ def watched(part: Part) -> Part:
                 raise refused(part, point, why, "Correct it there.") from error
             for old, new in zip(before, args):
                 if not tree.same(old, contents(new)):
-                    raise refused(part, point, "changes what it is given", "Return new values and leave the old ones alone.")
+                    raise refused(
+                        part, point, "changes what it is given", "Return new values and leave the old ones alone."
+                    )
             check_shape(part, point, args, result)
             return result
 
         return call
 
-    body: dict[str, Any] = {
-        point: guard(point) for point in POINTS if part.acts_at(point) and point not in ("objective", "decode")
-    }
+    watched_points = [p for p in POINTS if part.acts_at(p) and p not in ("objective", "decode")]
+    body: dict[str, Any] = {point: guard(point) for point in watched_points}
     if part.acts_at("objective"):
         body["objective"] = lambda self, inner, local: scoring(part, part.objective(inner, local))
     body["name"] = classmethod(lambda _: cls.name())
@@ -174,7 +177,9 @@ def scoring(part: Part, scorer: Scorer) -> Scorer:
             why = f"raises {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
             raise refused(part, "objective", why, "Correct it there.") from error
         if not isinstance(scored, Scored) or scored.loss.shape != ():
-            found = f"a loss of shape {tuple(scored.loss.shape)}" if isinstance(scored, Scored) else type(scored).__name__
+            found = (
+                f"a loss of shape {tuple(scored.loss.shape)}" if isinstance(scored, Scored) else type(scored).__name__
+            )
             raise refused(part, "objective", f"returns {found}", "Return a Scored whose loss is one number.")
         return scored
 
@@ -199,7 +204,9 @@ def check_shape(part: Part, point: str, args: tuple, result: Any) -> None:
                     "Keep every name and shape.",
                 )
     if point == "step" and structure(args[1]) != structure(result[1]):
-        raise refused(part, point, "returns a state of another form than it was given", "Make the whole state in `begin`.")
+        raise refused(
+            part, point, "returns a state of another form than it was given", "Make the whole state in `begin`."
+        )
 
 
 def structure(node: Any) -> Any:
@@ -228,6 +235,8 @@ def refused(part: Part, point: str, why: str, advice: str) -> ShoalError:
     return ShoalError("bad-part", f"The part {part.name()} breaks a rule at {point}: it {why}.", advice)
 
 
-class _NoRoster(dict):
-    def __missing__(self, device: int):
+class NobodyAsked:
+    """A roster that knows nothing."""
+
+    def __getitem__(self, device: int) -> dict[str, Tensor]:
         return {}

@@ -12,7 +12,9 @@ from typing import Any
 from shoal.core.errors import ShoalError, unknown
 
 
-def known(default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), **more) -> Any:
+def known(
+    default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), **more
+) -> Any:
     """A field with its help text and the values it may take."""
     return field(default=default, metadata={"help": help, "low": low, "high": high, "among": among, **more})
 
@@ -109,7 +111,9 @@ def from_text(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign:
-            raise ShoalError("bad-recipe", f"{pair[:80]!r} is not of the form key=value.", "Write for example -s rounds=50.")
+            raise ShoalError(
+                "bad-recipe", f"{pair[:80]!r} is not of the form key=value.", "Write for example -s rounds=50."
+            )
         given[key.strip().replace("-", "_")] = value.strip()
     return given
 

@@ -96,7 +96,9 @@ def opened(path: str | Path) -> Result:
     return Result(recipe, history, found.standing.net, assembly.loop.final(found.standing, found.rounds))
 
 
-def drive(assembly: Assembly, folder: Folder | None, standing: Standing, history: History, watch: Watcher | None) -> Result:
+def drive(
+    assembly: Assembly, folder: Folder | None, standing: Standing, history: History, watch: Watcher | None
+) -> Result:
     """Play rounds until the recipe says stop. Only whole rounds count."""
     recipe, loop, memory = assembly.recipe, assembly.loop, assembly.memory
     saved = Saver(assembly, folder, len(history))

@@ -75,7 +75,9 @@ def summary(result) -> Table:
         table.add_row("replies dropped", str(dropped))
     if result.recipe.target:
         cost = history.to_target(result.recipe.target)
-        told = f"round {cost['rounds']}, {size(cost['bytes'])}, {seconds(cost['sim_seconds'])}" if cost else "not reached"
+        told = (
+            f"round {cost['rounds']}, {size(cost['bytes'])}, {seconds(cost['sim_seconds'])}" if cost else "not reached"
+        )
         table.add_row(f"to {result.recipe.target:g}", told)
     if result.recipe.out:
         table.add_row("folder", result.recipe.out)

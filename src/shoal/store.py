@@ -48,7 +48,9 @@ class Folder:
     @classmethod
     def open(cls, path: Path) -> "Folder":
         if not (path / "recipe.toml").is_file():
-            raise ShoalError("no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run.")
+            raise ShoalError(
+                "no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run."
+            )
         return cls(path, claimed(path))
 
     @property

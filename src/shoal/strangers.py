@@ -41,7 +41,9 @@ def strangers(files: tuple[str, ...]) -> dict[str, type[Part]]:
         found |= in_file(Path(file))
     clash = sorted(found.keys() & (shipped().keys() | PRESETS.keys()))
     if clash:
-        raise ShoalError("clash", f"{clash[0]} is already the name of a part of shoal.", "Give your class another name.")
+        raise ShoalError(
+            "clash", f"{clash[0]} is already the name of a part of shoal.", "Give your class another name."
+        )
     return found
 
 
@@ -65,10 +67,14 @@ def in_file(path: Path) -> dict[str, type[Part]]:
             raise ShoalError("bad-part", f"{path}{where} cannot be loaded ({why}).", "Correct the file.") from error
     found = parts_in(sys.modules[name])
     if not found:
-        raise ShoalError("bad-part", f"{path} defines no part.", "Define a frozen dataclass that inherits from shoal.Part.")
+        raise ShoalError(
+            "bad-part", f"{path} defines no part.", "Define a frozen dataclass that inherits from shoal.Part."
+        )
     for cls in found.values():
         if "__dataclass_fields__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
             raise ShoalError(
-                "bad-part", f"{cls.__name__} in {path} is not a frozen dataclass.", "Put @dataclass(frozen=True) above it."
+                "bad-part",
+                f"{cls.__name__} in {path} is not a frozen dataclass.",
+                "Put @dataclass(frozen=True) above it.",
             )
     return found

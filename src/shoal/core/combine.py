@@ -16,7 +16,9 @@ def holders_mean(round: Round) -> Params:
 
 def mean_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor:
     """The weighted mean change of one tensor over those who cover it."""
-    held: list[tuple[Reply, float]] = [(r, w) for r, w in zip(replies, weights, strict=True) if name in r.delta and w > 0]
+    held: list[tuple[Reply, float]] = [
+        (r, w) for r, w in zip(replies, weights, strict=True) if name in r.delta and w > 0
+    ]
     if not held:
         return torch.zeros_like(like)
     if not like.is_floating_point():

@@ -119,7 +119,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
 
 
 def finish(site: Site, visit: Visit, course: Course, loss: float, macs_step: int) -> tuple[Outcome, dict[str, Tree]]:
-    """end -> measure -> encode; the outcome and the device's memory after it, which is the old one if all was in vain."""
+    """end -> measure -> encode; the outcome, and the device's memory after it (the old one if all was in vain)."""
     net, method, job = site.net, site.method, visit.job
     trained = course.params | course.buffers
     params, memory, macs = {k: trained[k] for k in visit.scene.anchor}, dict(visit.memory), visit.macs

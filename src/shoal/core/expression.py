@@ -18,7 +18,7 @@ def parse(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]
 
 
 def read(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
-    """The parts an expression lists: a name and the values given for it; presets are replaced by what they stand for."""
+    """The parts an expression lists, each a name and the values given for it; presets are written out."""
     if len(text) > LONGEST:
         raise unreadable(text, f"it is longer than {LONGEST} characters")
     try:
@@ -78,7 +78,9 @@ def make(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -
     for key in given:
         if key not in own:
             raise unknown(f"value of {name}", key, own)
-    missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in given]
+    missing = [
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in given
+    ]
     if missing:
         raise ShoalError("bad-value", f"{name} needs {', '.join(missing)}.", f"Write {name}({missing[0]}=...).")
     try:

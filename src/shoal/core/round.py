@@ -155,10 +155,16 @@ class Loop:
     def checked(self, devices: Sequence[int]) -> list[int]:
         unknown = [d for d in devices if d != SERVER and not (0 <= d < len(self.sizes) and self.sizes[d] > 0)]
         if unknown or len(set(devices)) != len(devices):
-            problem = f"The selection {list(devices)[:8]} names a device twice, or one that does not exist or has no data."
-            raise ShoalError("bad-part", problem, "A part's `select` must return different devices of `round.eligible`.")
+            problem = (
+                f"The selection {list(devices)[:8]} names a device twice, or one that does not exist or has no data."
+            )
+            raise ShoalError(
+                "bad-part", problem, "A part's `select` must return different devices of `round.eligible`."
+            )
         if SERVER in devices and self.server is None:
-            raise ShoalError("no-data", "The server takes part but has no data.", "Give it some: --server-data share:0.05.")
+            raise ShoalError(
+                "no-data", "The server takes part but has no data.", "Give it some: --server-data share:0.05."
+            )
         return list(devices)
 
     def encode(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
@@ -183,7 +189,9 @@ class Loop:
             message = outcome.message
             if message is not None:
                 shapes = {k: v.shape for k, v in net.slicer.take(like, job.plan).items()}
-                message = wire.decode(message, codecs, self.link(round, "up", job.device, shapes)) if codecs else message
+                message = (
+                    wire.decode(message, codecs, self.link(round, "up", job.device, shapes)) if codecs else message
+                )
                 delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
                 if self.method.carries == "values":
                     delta = tree.minus(delta, round.anchor)

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The score of one mini-batch. `features` are the inputs of the last layer, `taps` the outputs asked for by name."""
+    """The score of one mini-batch. `features` are the inputs of the last layer, `taps` outputs asked for by name."""
 
     loss: Tensor
     logits: Tensor

@@ -61,5 +61,7 @@ def hold_back(text: str, labels: np.ndarray, generator: np.random.Generator) -> 
     except ValueError:
         share = -1.0
     if name != "share" or not 0 < share < 1:
-        raise ShoalError("bad-value", f"The server's data {text[:80]!r} cannot be read.", "Write share:P with 0 < P < 1.")
+        raise ShoalError(
+            "bad-value", f"The server's data {text[:80]!r} cannot be read.", "Write share:P with 0 < P < 1."
+        )
     return np.sort(generator.permutation(len(labels))[: max(1, round(share * len(labels)))])

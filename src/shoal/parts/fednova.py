@@ -27,7 +27,8 @@ class FedNova(Part):
         mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
         names = [k for k in round.net.trainable if k in round.net.named("shared")]
         scaled = [
-            replace(r, delta=r.delta | tree.scale(tree.only(r.delta, names), mean / a)) for r, a in zip(replies, effective)
+            replace(r, delta=r.delta | tree.scale(tree.only(r.delta, names), mean / a))
+            for r, a in zip(replies, effective)
         ]
         return holders_mean(replace(round, replies=scaled)), state
 
