@@ -1,7 +1,10 @@
 """shoal: federated learning when neither data nor devices are alike."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from shoal.compare import Comparison
+from shoal.compare import compare as _compare
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
@@ -18,7 +21,13 @@ def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) 
     return _run(Recipe().revised(method=method, **recipe), watch)
 
 
+def compare(methods: Sequence[str], *, seeds: int = 1, watch: Watcher | None = None, **recipe: Any) -> Comparison:
+    """Run several methods on the same data, devices and seeds: `compare(["fedavg", "scaffold"], seeds=3)`."""
+    return _compare(list(methods), Recipe().revised(**recipe), seeds, watch)
+
+
 __all__ = [
+    "Comparison",
     "History",
     "Method",
     "Neutral",
@@ -26,6 +35,7 @@ __all__ = [
     "Recipe",
     "Result",
     "ShoalError",
+    "compare",
     "compose",
     "resume",
     "run",

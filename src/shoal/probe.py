@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,15 @@ from torch import Tensor, nn
 
 from shoal.core import tree
 from shoal.core.compose import Method
-from shoal.core.device import Site, prepare
+from shoal.core.device import Site, Visit, prepare
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
 from shoal.core.net import Net
 from shoal.core.part import POINTS, Part
 from shoal.core.plan import WHOLE, Axis, Block, Cut
-from shoal.core.round import Loop
+from shoal.core.round import Loop, Register, Standing
 from shoal.core.streams import Streams
-from shoal.core.train import Course, Scene, advance, gated
+from shoal.core.train import Course, Rule, Scene, advance, gated
 from shoal.core.tree import Params
 from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
 from shoal.core.wire import Message
@@ -36,11 +37,13 @@ def probe(part: Part) -> None:
     together(part)
 
 
-def tiny_run(method: Method, sizes: tuple[int, ...] = (5, 3), momentum: float = 0.0, seed: int = 0) -> tuple[Loop, Net]:
+def tiny_run(
+    method: Method, sizes: tuple[int, ...] = (5, 3), momentum: float = 0.0, memory: Path | None = None
+) -> tuple[Loop, Net]:
     """A whole run in miniature: a 4-3-2 perceptron in float64, a few devices and a server with a handful of samples."""
-    streams, net = Streams(seed), method.model(tiny_net())
+    streams, net = Streams(0), method.model(tiny_net())
     total = sum(sizes) + 4
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     x = torch.randn(total, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 2, (total,), generator=generator)
     ends = np.cumsum((0, *sizes))
@@ -52,7 +55,7 @@ def tiny_run(method: Method, sizes: tuple[int, ...] = (5, 3), momentum: float = 
     site = Site(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
-        Serial(site, Memory()),
+        Serial(site, Memory(memory)),
         Uniform(),
         streams,
         np.array(sizes),
@@ -77,28 +80,38 @@ def tiny_net() -> Net:
     return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 
+def visits_of(loop: Loop, standing: Standing) -> list[Visit]:
+    """Every device of a loop as it stands before its first step."""
+    assert isinstance(loop.engine, Serial)
+    site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
+    round = replace(loop.opening(standing, 0, Register({}, site.enrol)), devices=devices)
+    plans, states = method.plan({d: WHOLE for d in devices}, standing.states, round)
+    round = replace(round, plans=plans)
+    beside, states = method.send(states, round)
+    jobs, _ = loop.encode(round, beside, states)
+    return [prepare(site, job, {}) for job in jobs]
+
+
 def together(part: Part) -> None:
     """One step of two devices in one vectorised call: what branches on data or numbers fails here."""
     loop, net = tiny_run(Method((part,)), sizes=(4, 4))
-    visits = []
-    assert isinstance(loop.engine, Serial)
-    standing, site = loop.start(net), loop.engine.site
-    round = replace(loop.opening(standing, 0, NobodyAsked()), devices=[0, 1], plans={0: WHOLE, 1: WHOLE})
-    beside, _ = site.method.send(standing.states, round)
-    jobs, _ = loop.encode(round, beside, standing.states)
-    for job in jobs:
-        visits.append(prepare(site, job, {}))
+    visits = visits_of(loop, loop.start(net))
+    method = loop.method
     drawn = [
-        {p.name(): p.draw(v.at(p.name()).generator(), v.at(p.name()), 0) for p in site.method.at("draw")}
-        for v in visits
+        {p.name(): p.draw(v.at(p.name()).generator(), v.at(p.name()), 0) for p in method.at("draw")} for v in visits
     ]
     scenes = [v.scene_at(0, d) for v, d in zip(visits, drawn)]
     batches = [v.device.samples.batch(v.rows[0]) for v in visits]
+    inputs = torch.stack([b.inputs for b in batches])
+    targets = torch.stack([b.targets[0][0] for b in batches])
+    rule = Rule(net, method, Optimiser())
+
+    def one_step(course: Course, x: Tensor, y: Tensor, scene: Scene) -> Course:
+        new, _ = advance(rule, course, Batch(x, ((y, None),)), scene, functional)
+        return gated(x.new_ones((), dtype=torch.bool), new, course)
+
     try:
-        course, scene = stacked([v.course for v in visits]), stacked(scenes)
-        inputs = torch.stack([b.inputs for b in batches])
-        targets = torch.stack([b.targets[0][0] for b in batches])
-        torch.vmap(lambda c, x, y, s: one_step(site, c, Batch(x, ((y, None),)), s))(course, inputs, targets, scene)
+        torch.vmap(one_step)(stacked([v.course for v in visits]), inputs, targets, stacked(scenes))
     except ShoalError:
         raise
     except Exception as error:
@@ -106,11 +119,6 @@ def together(part: Part) -> None:
         branch = "data-dependent control flow" in text or ".item()" in text
         why = "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
         raise refused(part, "objective or step", why, "Use torch.where and other tensor operations instead.") from error
-
-
-def one_step(site: Site, course: Course, batch: Batch, scene: Scene) -> Course:
-    new, _ = advance(site.rule, course, batch, scene, functional)
-    return gated(batch.inputs.new_ones((), dtype=torch.bool), new, course)
 
 
 def functional(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, Scored]:
@@ -233,10 +241,3 @@ def contents(value: Any) -> Any:
 
 def refused(part: Part, point: str, why: str, advice: str) -> ShoalError:
     return ShoalError("bad-part", f"The part {part.name()} breaks a rule at {point}: it {why}.", advice)
-
-
-class NobodyAsked:
-    """A roster that knows nothing."""
-
-    def __getitem__(self, device: int) -> dict[str, Tensor]:
-        return {}

@@ -201,7 +201,8 @@ def trained_mask(net: Net, plan: Plan, like: Params) -> Params:
 
 
 def link_of(site: Site, job: Job, direction: str, shapes: dict[str, torch.Size]) -> Link:
-    return Link(direction, job.device, job.round, shapes, job.plan, site.net.slicer, site.streams)
+    net = site.net
+    return Link(direction, job.device, job.round, shapes, job.plan, net.slicer, site.streams, net.initial)
 
 
 def shapes_of(message: wire.Message) -> dict[str, torch.Size]:

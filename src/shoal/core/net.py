@@ -41,7 +41,14 @@ class Net:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
+        """The parameters that devices train: all that want a gradient, but not those of the server."""
+        wanted = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        return tuple(name for name in wanted if self.roles.get(name) != "server")
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The parameters that devices train and the server combines; momenta and control variates are about these."""
+        return tuple(name for name in self.trainable if self.roles.get(name, "shared") == "shared")
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:

@@ -115,6 +115,10 @@ class Part:
         """The shapes of the values after `encode`, told from the shapes before and what `encode` wrote."""
         return shapes
 
+    def error(self, value: Tensor) -> Tensor:
+        """For codecs: how far each element may lie from `value` after `encode` and `decode`."""
+        return torch.zeros_like(value)
+
     # server, after training ---------------------------------------------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         return weights, state

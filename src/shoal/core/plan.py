@@ -121,7 +121,7 @@ class Slicer:
         covered = self.covered(name, like, plan)
         if covered is None:
             return small
-        full = torch.zeros_like(like)
+        full = torch.zeros(like.shape, dtype=small.dtype, device=small.device)
         full[covered] = small.flatten()
         return full
 

@@ -260,4 +260,5 @@ class Loop:
         }
 
     def link(self, round: Round, direction: str, device: int, shapes: dict[str, torch.Size]) -> wire.Link:
-        return wire.Link(direction, device, round.number, shapes, round.plans[device], round.net.slicer, self.streams)
+        net, plan = round.net, round.plans[device]
+        return wire.Link(direction, device, round.number, shapes, plan, net.slicer, self.streams, net.initial)

@@ -59,11 +59,34 @@ class Link:
     plan: Plan
     slicer: Slicer
     streams: Streams
+    like: Params
+    """Tensors of the full shapes."""
     part: str = ""
+    message: Message | None = None
+    """What the codec is about to code, and the codecs that it went through before."""
+    earlier: tuple["Part", ...] = ()
 
     def generator(self) -> torch.Generator:
         """The codec's own stream on this link in this round, the same at both ends."""
         return self.streams.torch(part_stream(self.part, self.direction), self.round, self.device)
+
+    def lift(self, values: Params) -> Params:
+        """Values as the codec sees them, brought to full shape; 0 where the plan or an earlier codec left out."""
+        assert self.message is not None
+        message = decode(self.message.values(**values), self.earlier, self)
+        return self.slicer.place({k: message.body[k]["value"] for k in values}, self.like, self.plan)
+
+    def lower(self, full: Params) -> Params:
+        """The other way: of tensors of full shape, what the codec sees. What it owes is kept at full shape."""
+        assert self.message is not None
+        made = {}
+        for name, value in full.items():
+            shape = self.message.body[name]["value"].shape
+            ramp = torch.arange(1, shape.numel() + 1, dtype=torch.float64, device=value.device).view(shape)
+            places = self.lift({name: ramp})[name].flatten()
+            held = places.nonzero().flatten()
+            made[name] = value.flatten()[held[places[held].argsort()]].view(shape)
+        return made
 
 
 def pack_message(
@@ -101,17 +124,19 @@ def encode(
     message: Message, codecs: Sequence["Part"], memories: dict[str, Tree], link: Link
 ) -> tuple[Message, dict[str, Tree]]:
     """Through every codec in the order of their stages; each gets its own memory and returns a new one."""
-    for part in codecs:
-        own = replace(link, part=part.name())
+    shapes = link.shapes
+    for number, part in enumerate(codecs):
+        own = replace(link, shapes=shapes, part=part.name(), message=message, earlier=tuple(codecs[:number]))
         message, memory = part.encode(message, memories.get(part.name(), {}), own)
         memories = memories | {part.name(): memory}
-        link = replace(link, shapes=part.outline(link.shapes, message))
+        shapes = part.outline(shapes, message)
     return message, memories
 
 
 def decode(message: Message, codecs: Sequence["Part"], link: Link) -> Message:
     """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
-    shapes = [link.shapes]
+    sizes = link.slicer.take({k: link.like[k] for k in message.body}, link.plan)
+    shapes = [{k: v.shape for k, v in sizes.items()}]
     for part in codecs:
         shapes.append(part.outline(shapes[-1], message))
     for part, before in zip(reversed(codecs), reversed(shapes[:-1])):

@@ -30,14 +30,14 @@ class FedDyn(Part):
         require(self, "alpha >= 0", self.alpha >= 0)
 
     def init_server(self, round: Round) -> Tree:
-        own = tree.only(round.anchor, round.net.trainable)
+        own = tree.only(round.anchor, round.net.common)
         return {"h": tree.zeros(own), "mean": own}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         return {d: {"mean_size": torch.tensor(mean_size(round))} for d in round.devices}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        h = memory.get("h") or tree.zeros(tree.only(params, device.net.trainable))
+        h = memory.get("h") or tree.zeros(tree.only(params, device.net.common))
         return params, {"h": h, "share": device.numbers["size"] / device.got["mean_size"]}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
@@ -45,7 +45,7 @@ class FedDyn(Part):
 
         def regularised(params: Params, batch: Batch) -> Scored:
             scored = inner(params, batch)
-            pull = sum((p.square() / 2 - p * (local.anchor[k] - h[k])).sum() for k, p in params.items())
+            pull = sum((params[k].square() / 2 - params[k] * (local.anchor[k] - h[k])).sum() for k in h)
             return scored._replace(loss=scored.loss + strength * pull)
 
         return regularised

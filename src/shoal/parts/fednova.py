@@ -25,9 +25,8 @@ class FedNova(Part):
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         effective = [effective_steps(int(r.report[self.name()]["steps"]), round.optimiser.momentum) for r in replies]
         mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
-        names = [k for k in round.net.trainable if k in round.net.named("shared")]
         scaled = [
-            replace(r, delta=r.delta | tree.scale(tree.only(r.delta, names), mean / a))
+            replace(r, delta=r.delta | tree.scale(tree.only(r.delta, round.net.common), mean / a))
             for r, a in zip(replies, effective)
         ]
         return holders_mean(replace(round, replies=scaled)), state

@@ -16,7 +16,7 @@ class Scaffold(Part):
     neutral: ClassVar = Neutral({}, rounds=1)
 
     def init_server(self, round: Round) -> Tree:
-        return {"c": tree.zeros(tree.only(round.anchor, round.net.trainable))}
+        return {"c": tree.zeros(tree.only(round.anchor, round.net.common))}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         return {d: {"c": state["c"]} for d in round.devices}, state
@@ -25,7 +25,7 @@ class Scaffold(Part):
         return params, {"c_k": memory.get("c_k") or tree.zeros(device.got["c"])}
 
     def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
-        return {k: u - state["c_k"][k] + local.got["c"][k] for k, u in update.items()}, state
+        return update | {k: update[k] - c_k + local.got["c"][k] for k, c_k in state["c_k"].items()}, state
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"c_k": new_control(params, state, device)}

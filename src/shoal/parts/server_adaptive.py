@@ -57,7 +57,7 @@ def check(part: FedAdam | FedYogi) -> None:
 
 def moments(round: Round, tau: float) -> Tree:
     """m starts at 0, v at tau^2."""
-    own = tree.only(round.anchor, round.net.trainable)
+    own = tree.only(round.anchor, round.net.common)
     return {"m": tree.zeros(own), "v": {k: torch.full_like(p, tau**2) for k, p in own.items()}}
 
 

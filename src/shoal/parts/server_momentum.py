@@ -23,7 +23,7 @@ class FedAvgM(Part):
         require(self, "0 <= beta < 1 and lr > 0", 0 <= self.beta < 1 and self.lr > 0)
 
     def init_server(self, round: Round) -> Tree:
-        return {"m": tree.zeros(tree.only(round.anchor, round.net.trainable))}
+        return {"m": tree.zeros(tree.only(round.anchor, round.net.common))}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         m = {k: self.beta * m + (round.anchor[k] - params[k]) for k, m in state["m"].items()}

@@ -1,0 +1,266 @@
+"""The laws that every part keeps, for this package's own parts and for yours: `check_part(MyPart())`."""
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree, wire
+from shoal.core.compose import Method, compose
+from shoal.core.device import Visit, link_of, shapes_of
+from shoal.core.errors import ShoalError
+from shoal.core.expression import parse
+from shoal.core.part import Part
+from shoal.core.round import Loop, Row, Standing
+from shoal.core.train import Course, advance, autograd, gated
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Job, Outcome
+from shoal.engines.serial import Serial
+from shoal.probe import functional, probe, stacked, tiny_run, visits_of
+from shoal.recipe import Recipe
+from shoal.store import Folder, claimed
+
+ROUNDS = 3
+
+
+def check_part(part: Part) -> None:
+    """Every law that one part can keep alone; the numbers are those of the list in the documentation."""
+    is_a_value(part)
+    probe(part)
+    steps_alike_when_vectorised(part)
+    padding_leaves_no_trace(part)
+    bytes_are_what_travels(part)
+    decodes_what_it_encodes(part)
+    is_neutral_where_it_says(part)
+    resumes_as_if_never_stopped(part)
+
+
+def is_a_value(part: Part) -> None:
+    """Law 1: a part prints, compares, is rebuilt from its expression, and can be sent to another process."""
+    cls = type(part)
+    assert parse(str(part), {cls.name(): cls}, {}).parts == (part,), f"{part} is not what its expression makes"
+    assert cls.__qualname__ in vars(sys.modules[cls.__module__]), f"{cls.__name__} cannot be found by its name"
+    rebuild, arguments, *state = part.__reduce_ex__(4)[:3]
+    assert isinstance(rebuild, type(part.__reduce_ex__)) or callable(rebuild)
+    again = cls(**{f.name: getattr(part, f.name) for f in fields(part)})
+    assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
+    assert arguments and len(state) <= 1
+
+
+def steps_alike_when_vectorised(part: Part) -> None:
+    """Law 2, for one step: two devices in one `vmap` call give what they give one after the other."""
+    loop, visits, batches = ready(part, (4, 4))
+    rule = site_of(loop).rule
+    scenes = [scene_at(loop, v, 0) for v in visits]
+    apart = [advance(rule, v.course, b, s, autograd)[0] for v, b, s in zip(visits, batches, scenes)]
+    inputs, targets = (
+        torch.stack([pick(b) for b in batches]) for pick in (lambda b: b.inputs, lambda b: b.targets[0][0])
+    )
+
+    def one(course: Course, x: Tensor, y: Tensor, scene) -> Course:
+        return advance(rule, course, Batch(x, ((y, None),)), scene, functional)[0]
+
+    together = torch.vmap(one)(stacked([v.course for v in visits]), inputs, targets, stacked(scenes))
+    close(together._asdict(), stacked(apart)._asdict(), 1e-9, f"{part} steps differently when vectorised")
+
+
+def padding_leaves_no_trace(part: Part) -> None:
+    """Law 4: samples of weight 0 and steps that are gated off change neither parameters nor any state."""
+    loop, visits, _ = ready(part, (5, 3))
+    rule = site_of(loop).rule
+    for visit in visits:
+        plain = padded = visit.course
+        for step, rows in enumerate(visit.rows):
+            batch, scene = visit.device.samples.batch(rows), scene_at(loop, visit, step)
+            plain, _ = advance(rule, plain, batch, scene, autograd)
+            wide = with_padding(batch)
+            idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), scene, autograd)
+            padded = gated(torch.tensor(False), idle, padded)
+            new, _ = advance(rule, padded, wide, scene, autograd)
+            padded = gated(torch.tensor(True), new, padded)
+        close(padded._asdict(), plain._asdict(), 1e-12, f"padding leaves a trace in {part}")
+
+
+def bytes_are_what_travels(part: Part) -> None:
+    """Law 5: the ledger's bytes are the length of what was encoded, both ways."""
+    loop, net = tiny_run(Method((part,)))
+    spy = Spy(loop.engine)
+    loop = replace(loop, engine=spy)
+    _, rows = play(loop, loop.start(net), 0, ROUNDS)
+    told = 0
+    for row, jobs, outcomes in zip(rows, spy.jobs, spy.outcomes):
+        remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device >= 0]
+        down = sum(len(j.message.to_bytes()) for j, _ in remote)
+        up = sum(len(o.message.to_bytes()) for _, o in remote if o.message)
+        assert row["bytes_down"] == down, f"{part}: {row['bytes_down']} bytes down in the ledger, {down} travelled"
+        told += row["bytes_up"] - up
+    assert told == spy.enrolled, f"{part}: {told} bytes too many up in the ledger, {spy.enrolled} for enrolment"
+
+
+def decodes_what_it_encodes(part: Part) -> None:
+    """Law 5: what a codec codes comes back as it was, or within the error that the codec states."""
+    if not part.stage:
+        return
+    loop, visits, _ = ready(part, (5, 3))
+    site, visit = site_of(loop), visits[0]
+    for direction in part.directions:
+        generator = torch.Generator().manual_seed(1)
+        values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in site.net.initial.items()}
+        message = wire.pack_message(values, {}, visit.job.plan, site.net.slicer, list(values))
+        link = link_of(site, visit.job, direction, shapes_of(message))
+        coded, _ = wire.encode(message, [part], {}, link)
+        back = wire.decode(coded, [part], link)
+        found, covered, _ = wire.open_message(back, values, visit.job.plan, site.net.slicer)
+        for name, value in values.items():
+            arrived = covered.get(name, torch.ones_like(value, dtype=torch.bool))
+            off = ((found[name] - value).abs() > part.error(value) + 1e-12) & arrived
+            assert not off.any(), f"{part} brings {name} back further off than it says"
+
+
+def is_neutral_where_it_says(part: Part) -> None:
+    """Law 6: at its neutral setting a part leaves the run as FedAvg's on the same model."""
+    if part.neutral is None:
+        return
+    neutral = replace(part, **part.neutral.settings)
+    sizes = (4, 4) if part.neutral.equal_devices else (5, 3)
+    rounds = part.neutral.rounds or ROUNDS
+    ends = []
+    for method in (Method((neutral,)), Method()):
+        loop, net = tiny_run(method, sizes)
+        if not method.parts:
+            net = neutral.model(net)
+        standing, _ = play(loop, loop.start(net), 0, rounds)
+        ends.append(loop.final(standing, rounds))
+    close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")
+
+
+def resumes_as_if_never_stopped(part: Part) -> None:
+    """Law 7: through a checkpoint on disk and on, the same history and the same weights, bit for bit."""
+    with TemporaryDirectory() as name:
+        straight, whole = course_of(part, Path(name) / "straight", ROUNDS)
+        resumed, halves = course_of(part, Path(name) / "resumed", ROUNDS, stop_at=1)
+    assert [without_wall(r) for r in whole] == [without_wall(r) for r in halves], (
+        f"{part}: another history after a resume"
+    )
+    assert tree.same(straight, resumed), f"{part}: other weights after a resume"
+
+
+def check_pair(a: Part, b: Part) -> None:
+    """Law 8: two parts compose and train, or are refused in a sentence that names both."""
+    try:
+        method = compose([a, b])
+    except ShoalError as error:
+        assert a.name() in str(error) and b.name() in str(error) and error.advice, str(error)
+        return
+    loop, net = tiny_run(method)
+    standing, rows = play(loop, loop.start(net), 0, 2)
+    assert tree.finite(standing.params) and not any(row.get("void") for row in rows)
+
+
+def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
+    """Everything the server knows after some rounds, and the rows; on the way once through a checkpoint if asked."""
+    folder.mkdir()
+    disk, recipe = Folder(folder, claimed(folder)), Recipe()
+    loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
+    standing, rows = play(loop, loop.start(net), 0, stop_at or rounds)
+    if stop_at:
+        disk.save(recipe, standing, stop_at, memory_of(loop))
+        loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
+        found = disk.checkpoint(recipe, net)
+        assert found is not None
+        memory_of(loop).restore(found.memory, found.cuts)
+        if found.standing.cuts:
+            loop.settle(Standing(net, {}, {}), found.standing)
+        standing, more = play(loop, found.standing, stop_at, rounds)
+        rows += more
+    devices = [memory_of(loop).get(d) for d in range(len(loop.sizes))]
+    return [standing.params, standing.states, standing.cards, *devices], rows
+
+
+def play(loop: Loop, standing: Standing, first: int, rounds: int) -> tuple[Standing, list[Row]]:
+    """Rounds `first` to `rounds`, each of them kept."""
+    rows = []
+    for number in range(first, rounds):
+        after, row = loop.play(standing, number)
+        memory_of(loop).commit(number)
+        loop.settle(standing, after)
+        standing = after
+        rows.append(row)
+    return standing, rows
+
+
+def ready(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[Visit], list[Batch]]:
+    """The devices of a first round about to train, and their first batches."""
+    loop, net = tiny_run(Method((part,)), sizes)
+    visits = visits_of(loop, loop.start(net))
+    return loop, visits, [v.device.samples.batch(v.rows[0]) for v in visits]
+
+
+def scene_at(loop: Loop, visit: Visit, step: int):
+    drawn = {}
+    for part in loop.method.at("draw"):
+        own = visit.at(part.name())
+        drawn[part.name()] = part.draw(own.generator(), own, step)
+    return visit.scene_at(step, drawn)
+
+
+def with_padding(batch: Batch) -> Batch:
+    """The same batch with two samples of weight 0 behind it."""
+    extra = torch.full_like(batch.inputs[:1], 5.0)
+    ((targets, _),) = batch.targets
+    weight = torch.cat((torch.ones(len(targets)), torch.zeros(2))).to(batch.inputs.dtype)
+    return Batch(
+        torch.cat((batch.inputs, extra, extra)), ((torch.cat((targets, targets[:1], targets[:1])), None),), weight
+    )
+
+
+def close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
+    pairs = list(zip(tree.tensors(a), tree.tensors(b), strict=True))
+    for x, y in pairs:
+        assert x.shape == y.shape, message
+        apart = (x.double() - y.double()).abs().max().item() if x.numel() else 0.0
+        assert apart <= tolerance, f"{message}: {apart:.2e} apart"
+
+
+def without_wall(row: Row) -> Row:
+    return {k: v for k, v in row.items() if k != "wall_seconds"}
+
+
+def site_of(loop: Loop):
+    return serial_of(loop).site
+
+
+def memory_of(loop: Loop):
+    return serial_of(loop).memory
+
+
+def serial_of(loop: Loop) -> Serial:
+    engine = loop.engine.inner if isinstance(loop.engine, Spy) else loop.engine
+    assert isinstance(engine, Serial)
+    return engine
+
+
+class Spy:
+    """An engine that keeps what went through it."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.jobs: list[list[Job]] = []
+        self.outcomes: list[list[Outcome]] = []
+        self.enrolled = 0
+
+    def fit(self, jobs) -> list[Outcome]:
+        self.jobs.append(list(jobs))
+        self.outcomes.append(self.inner.fit(jobs))
+        return self.outcomes[-1]
+
+    def enrol(self, device: int) -> Params:
+        card = self.inner.enrol(device)
+        self.enrolled += tree.nbytes(card)
+        return card
+
+    def resize(self, net, plan) -> None:
+        self.inner.resize(net, plan)

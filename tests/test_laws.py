@@ -1,0 +1,42 @@
+"""The laws of `shoal.testing`, over one table of all parts and over every pair of them."""
+
+import pickle
+from itertools import permutations
+
+import pytest
+from tiny_parts import TINY
+
+from shoal.core.expression import parse
+from shoal.core.part import Part
+from shoal.parts import PRESETS, shipped
+from shoal.testing import check_pair, check_part
+
+OTHER_VALUES = [
+    "fedprox(mu=1.5)",
+    "trimmedmean(trim=0.4)",
+    "weighted(power=0.0)",
+    "uniform(share=0.5)",
+    "feddyn(alpha=1.0)",
+]
+TABLE: list[Part] = [
+    *(cls() for cls in shipped().values()),
+    *(parse(text, shipped(), PRESETS).parts[0] for text in OTHER_VALUES),
+    *TINY,
+]
+
+
+@pytest.mark.parametrize("part", TABLE, ids=str)
+def test_laws(part: Part):
+    check_part(part)
+
+
+@pytest.mark.parametrize("part", TABLE, ids=str)
+def test_pickles(part: Part):
+    assert pickle.loads(pickle.dumps(part)) == part
+
+
+@pytest.mark.parametrize("first", TABLE, ids=str)
+def test_pairs(first: Part):
+    for a, b in permutations(TABLE, 2):
+        if a is first and a.name() != b.name():
+            check_pair(a, b)
