@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core import tree, wire
 from shoal.core.compose import Method, compose
-from shoal.core.device import Visit, link_of, shapes_of
+from shoal.core.device import Visit, link_of
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
 from shoal.core.part import Part
@@ -110,7 +110,7 @@ def decodes_what_it_encodes(part: Part) -> None:
         generator = torch.Generator().manual_seed(1)
         values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in site.net.initial.items()}
         message = wire.pack_message(values, {}, visit.job.plan, site.net.slicer, list(values))
-        link = link_of(site, visit.job, direction, shapes_of(message))
+        link = link_of(site, visit.job, direction)
         coded, _ = wire.encode(message, [part], {}, link)
         back = wire.decode(coded, [part], link)
         found, covered, _ = wire.open_message(back, values, visit.job.plan, site.net.slicer)

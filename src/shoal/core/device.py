@@ -154,7 +154,7 @@ def finish(site: Site, visit: Visit, course: Course, loss: float, macs_step: int
     if not (tree.finite(body) and tree.finite(beside)):
         return replace(outcome, problem="its update is not finite"), visit.memory
     message = wire.pack_message(body, beside, job.plan, net.slicer, shared)
-    link = link_of(site, job, "up", shapes_of(message))
+    link = link_of(site, job, "up")
     message, coded = wire.encode(message, method.codecs("up"), memory, link)
     return replace(outcome, message=message), memory | coded
 
@@ -163,8 +163,7 @@ def receive(site: Site, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict
     """The parameters as they arrived at full shape, what of them arrived, and what lay beside."""
     net = site.net
     like, codecs = net.initial, site.method.codecs("down")
-    shapes = {k: v.shape for k, v in net.slicer.take({k: like[k] for k in job.message.body}, job.plan).items()}
-    message = wire.decode(job.message, codecs, link_of(site, job, "down", shapes)) if codecs else job.message
+    message = wire.decode(job.message, codecs, link_of(site, job, "down")) if codecs else job.message
     values, covered, got = wire.open_message(message, like, job.plan, net.slicer)
     own = memory.get(PERSONAL, {})
     anchor = {}
@@ -200,13 +199,8 @@ def trained_mask(net: Net, plan: Plan, like: Params) -> Params:
     return {k: m.to(like[k].dtype) for k, m in masks.items() if m is not None}
 
 
-def link_of(site: Site, job: Job, direction: str, shapes: dict[str, torch.Size]) -> Link:
-    net = site.net
-    return Link(direction, job.device, job.round, shapes, job.plan, net.slicer, site.streams, net.initial)
-
-
-def shapes_of(message: wire.Message) -> dict[str, torch.Size]:
-    return {k: e["value"].shape for k, e in message.body.items()}
+def link_of(site: Site, job: Job, direction: str) -> Link:
+    return Link(direction, job.device, job.round, job.plan, site.net.slicer, site.streams, site.net.initial)
 
 
 def kept(plan: Plan) -> tuple:

@@ -12,7 +12,6 @@ from torch import Tensor
 from shoal.core import tree, wire
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
-from shoal.core.device import shapes_of
 from shoal.core.errors import ShoalError
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
@@ -176,8 +175,7 @@ class Loop:
             sent = names if plan.sent is None else [k for k in names if k in plan.sent]
             message = wire.pack_message(round.anchor, beside[device], plan, net.slicer, sent)
             if codecs:
-                link = self.link(round, "down", device, shapes_of(message))
-                message, states = wire.encode(message, codecs, states, link)
+                message, states = wire.encode(message, codecs, states, self.link(round, "down", device))
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
         return jobs, states
 
@@ -188,10 +186,7 @@ class Loop:
         for job, outcome in zip(jobs, outcomes, strict=True):
             message = outcome.message
             if message is not None:
-                shapes = {k: v.shape for k, v in net.slicer.take(like, job.plan).items()}
-                message = (
-                    wire.decode(message, codecs, self.link(round, "up", job.device, shapes)) if codecs else message
-                )
+                message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
                 delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
                 if self.method.carries == "values":
                     delta = tree.minus(delta, round.anchor)
@@ -259,6 +254,6 @@ class Loop:
             "sim_seconds": slowest,
         }
 
-    def link(self, round: Round, direction: str, device: int, shapes: dict[str, torch.Size]) -> wire.Link:
+    def link(self, round: Round, direction: str, device: int) -> wire.Link:
         net, plan = round.net, round.plans[device]
-        return wire.Link(direction, device, round.number, shapes, plan, net.slicer, self.streams, net.initial)
+        return wire.Link(direction, device, round.number, plan, net.slicer, self.streams, net.initial)

@@ -50,17 +50,18 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """The connection a codec works on: its direction, the far end, and the shapes of the values it codes."""
+    """The connection a codec works on: its direction, the far end, and what it is about to code or has coded."""
 
     direction: str
     device: int
     round: int
-    shapes: dict[str, torch.Size]
     plan: Plan
     slicer: Slicer
     streams: Streams
     like: Params
     """Tensors of the full shapes."""
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    """The shapes of the values before the codec codes them."""
     part: str = ""
     message: Message | None = None
     """What the codec is about to code, and the codecs that it went through before."""
@@ -124,7 +125,7 @@ def encode(
     message: Message, codecs: Sequence["Part"], memories: dict[str, Tree], link: Link
 ) -> tuple[Message, dict[str, Tree]]:
     """Through every codec in the order of their stages; each gets its own memory and returns a new one."""
-    shapes = link.shapes
+    shapes = shapes_of(message, link)
     for number, part in enumerate(codecs):
         own = replace(link, shapes=shapes, part=part.name(), message=message, earlier=tuple(codecs[:number]))
         message, memory = part.encode(message, memories.get(part.name(), {}), own)
@@ -135,13 +136,17 @@ def encode(
 
 def decode(message: Message, codecs: Sequence["Part"], link: Link) -> Message:
     """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
-    sizes = link.slicer.take({k: link.like[k] for k in message.body}, link.plan)
-    shapes = [{k: v.shape for k, v in sizes.items()}]
+    shapes = [shapes_of(message, link)]
     for part in codecs:
         shapes.append(part.outline(shapes[-1], message))
     for part, before in zip(reversed(codecs), reversed(shapes[:-1])):
         message = part.decode(message, replace(link, shapes=before, part=part.name()))
     return message
+
+
+def shapes_of(message: Message, link: Link) -> dict[str, torch.Size]:
+    """The shapes of a message's values before any codec: they follow from the plan."""
+    return {k: v.shape for k, v in link.slicer.take({k: link.like[k] for k in message.body}, link.plan).items()}
 
 
 def bits(mask: Tensor) -> Tensor:
