@@ -1,0 +1,146 @@
+"""Rounds per second of the engine `serial` beside a plain hand-written PyTorch loop: same data, threads and process.
+
+    python benchmarks/serial.py [--rounds 8] [--threads 1]
+
+Rounds of both take turns, so that whatever else the machine does hits both alike; the ratio of the medians counts.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.assemble import assemble
+from shoal.core.net import deepcopy_of
+from shoal.data.dataset import DATASETS, Dataset
+from shoal.models import build
+from shoal.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Job:
+    """Devices of equal size, some of which train for one epoch in a round."""
+
+    model: str
+    shape: tuple[int, ...]
+    devices: int
+    samples: int
+    per_round: int
+    batch: int = 10
+    lr: float = 0.01
+
+
+JOBS = {
+    "LeNet, 10 of 100 devices, 500 samples": Job("lenet", (3, 32, 32), 100, 500, 10),
+    "MLP 784-128-10, 100 of 1000 devices, 60 samples": Job("mlp", (784,), 1000, 60, 100),
+}
+
+
+def data_of(job: Job) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    total = job.devices * job.samples
+    y = torch.randint(0, 10, (total,), generator=generator)
+    means = torch.randn(10, *job.shape, generator=generator) * 0.3
+    x = torch.randn(total, *job.shape, generator=generator) + means[y]
+    return Dataset("bench", x, y, x[:10], y[:10], 10)
+
+
+class Plain:
+    """Federated averaging as one would write it by hand: a module, an optimiser, a loop over shuffled indices."""
+
+    def __init__(self, job: Job, data: Dataset):
+        self.job, self.data = job, data
+        self.model = deepcopy_of(build(job.model, job.shape, 10, seed=0)).train()
+        self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
+        self.generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(data.targets), generator=self.generator)
+        self.held = order.view(job.devices, job.samples)
+
+    def round(self) -> None:
+        chosen = torch.randperm(self.job.devices, generator=self.generator)[: self.job.per_round]
+        total: dict[str, Tensor] = {}
+        for device in chosen.tolist():
+            for name, value in self.train(self.held[device]).items():
+                total[name] = total[name] + value if name in total else value.clone()
+        self.weights = {name: value / len(chosen) for name, value in total.items()}
+
+    def train(self, index: Tensor) -> dict[str, Tensor]:
+        self.model.load_state_dict(self.weights)
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.job.lr)
+        x, y = self.data.inputs[index], self.data.targets[index]
+        for rows in torch.randperm(len(index), generator=self.generator).split(self.job.batch):
+            optimiser.zero_grad()
+            F.cross_entropy(self.model(x[rows]), y[rows]).backward()
+            optimiser.step()
+        return self.model.state_dict()
+
+
+class Shoal:
+    """The same with shoal's loop, ledger and memory, as `shoal run` plays it."""
+
+    def __init__(self, job: Job, data: Dataset, method: str):
+        DATASETS["bench"] = lambda: data
+        recipe = Recipe().revised(
+            method=method,
+            data="bench",
+            model=job.model,
+            split="iid",
+            devices=job.devices,
+            sample=job.per_round,
+            batch=job.batch,
+            lr=job.lr,
+            eval_every=10**9,
+            rounds=10**9,
+        )
+        self.assembly = assemble(recipe)
+        self.standing = self.assembly.loop.start(self.assembly.net)
+        self.number = 0
+
+    def round(self) -> None:
+        after, _ = self.assembly.loop.play(self.standing, self.number)
+        self.assembly.memory.commit(self.number)
+        self.standing, self.number = after, self.number + 1
+
+
+def seconds(work: Plain | Shoal) -> float:
+    began = time.perf_counter()
+    work.round()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    print(f"torch {torch.__version__}, {given.threads} thread(s), one process, {given.rounds} rounds each, medians\n")
+    print("| job | plain loop, rounds/s | fedavg | ratio | fedprox | scaffold |\n|---|---|---|---|---|---|")
+    for name, job in JOBS.items():
+        data = data_of(job)
+        methods = ("fedavg", "fedprox", "scaffold")
+        runners = {"plain": Plain(job, data)} | {m: Shoal(job, data, m) for m in methods}
+        times: dict[str, list[float]] = {key: [] for key in runners}
+        for turn in range(given.rounds + 1):
+            for key, runner in runners.items():
+                spent = seconds(runner)
+                if turn:
+                    times[key].append(spent)
+        rate = {key: 1 / median(values) for key, values in times.items()}
+        ratio = rate["fedavg"] / rate["plain"]
+        cells = [
+            f"{rate['plain']:.2f}",
+            f"{rate['fedavg']:.2f}",
+            f"{ratio:.2f}",
+            f"{rate['fedprox']:.2f}",
+            f"{rate['scaffold']:.2f}",
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
