@@ -1,6 +1,7 @@
 """One device after another in this process: the reference that every other engine must agree with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -49,8 +50,7 @@ def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
     augmenting = own.torch("augment", job.round, job.device) if site.augment else None
     key = ("step", kept(job.plan))
     losses = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(own.number("dropout", job.round, job.device))
+    with seeded(own.number("dropout", job.round, job.device), rule.net.place):
         for step, rows in enumerate(visit.rows):
             batch = device.samples.batch(rows)
             if site.augment and augmenting is not None:
@@ -66,3 +66,15 @@ def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
                 course, scored = done[0]
             losses.append(scored.loss)
     return course, float(torch.stack(losses).mean()), site.counts[key]
+
+
+@contextmanager
+def seeded(number: int, place: torch.device) -> Iterator[None]:
+    """What layers of the model draw by themselves comes from a stream of its own; the global one is left as it was."""
+    own = torch.default_generator if place.type == "cpu" else torch.cuda.default_generators[place.index or 0]
+    before = own.get_state()
+    own.manual_seed(number)
+    try:
+        yield
+    finally:
+        own.set_state(before)
