@@ -129,10 +129,10 @@ def test_expanded_tensors_count_as_what_would_travel():
 
 
 def test_a_wrong_ledger_is_found(monkeypatch):
-    from shoal.core.round import Loop
+    from shoal.core import round
     from shoal.testing import bytes_are_what_travels
 
-    honest = Loop.cost
-    monkeypatch.setattr(Loop, "cost", lambda *a: honest(*a) | {"bytes_down": honest(*a)["bytes_down"] + 1})
+    honest = round.cost
+    monkeypatch.setattr(round, "cost", lambda *a: honest(*a) | {"bytes_down": honest(*a)["bytes_down"] + 1})
     with pytest.raises(AssertionError, match="ledger"):
         bytes_are_what_travels(replace(NotNeutral()))

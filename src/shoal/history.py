@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.core.round import Row
+from shoal.core.ledger import Row
 from shoal.files import damaged, disk_errors, write_bytes
 
 WALL = ("wall_seconds",)

@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from shoal.core.errors import unknown
-from shoal.core.round import Row
+from shoal.core.ledger import Row
 from shoal.history import History
 from shoal.recipe import Recipe
 

@@ -13,8 +13,9 @@ from shoal.core.compose import Method, compose
 from shoal.core.device import Visit, link_of
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
+from shoal.core.ledger import Row
 from shoal.core.part import Part
-from shoal.core.round import Loop, Row, Standing
+from shoal.core.round import Loop, Standing
 from shoal.core.train import Course, advance, autograd, gated
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Job, Outcome

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from shoal.core import tree, wire
 from shoal.core.compose import Method
-from shoal.core.net import Net, counted
+from shoal.core.counting import Tally, kept
+from shoal.core.net import Net
 from shoal.core.plan import Plan
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene
@@ -32,8 +33,7 @@ class Site:
     samples: Callable[[int], Samples]
     """A device's own samples; the server's for the pseudo-device."""
     augment: Callable[[Batch, torch.Generator], Batch] | None = None
-    counts: dict = field(default_factory=dict)
-    """Multiply-accumulates that were counted before, by what they depend on."""
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def rule(self) -> Rule:
@@ -96,8 +96,8 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
     macs = 0
     for part in method.at("data"):
         own = replace(device, part=part.name(), got=got.get(part.name(), {}))
-        remembered_by_part = memory.get(part.name()) or part.init_device(anchor)
-        device = replace(device, samples=part.data(device.samples, remembered_by_part, own))
+        known = memory.get(part.name()) or part.init_device(anchor)
+        device = replace(device, samples=part.data(device.samples, known, own))
     rows, per_epoch = schedule(device, job.work, net.mixes_batch)
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):
         numbers[key] = torch.tensor(value, dtype=net.dtype, device=net.place)
@@ -110,7 +110,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
         if part.acts_at("begin"):
             own = replace(device, part=name, got=got.get(name, {}))
             key = (name, "begin", first, len(device.samples), len(rows), kept(job.plan), frozenset(own.got))
-            macs += remembered(site, key, lambda: made.append(part.begin(params, memory[name], own)))
+            macs += site.tally.of(key, lambda: made.append(part.begin(params, memory[name], own)))
         params, states[name] = made[-1]
     mask = trained_mask(net, job.plan, anchor)
     scene = Scene(anchor, got, numbers, {}, mask)
@@ -118,7 +118,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
     return Visit(job, device, memory, site.rule.start(params, states), scene, rows, per_epoch, macs, steps)
 
 
-def finish(site: Site, visit: Visit, course: Course, loss: float, macs_step: int) -> tuple[Outcome, dict[str, Tree]]:
+def finish(site: Site, visit: Visit, course: Course, loss: float, macs_train: int) -> tuple[Outcome, dict[str, Tree]]:
     """end -> measure -> encode; the outcome, and the device's memory after it (the old one if all was in vain)."""
     net, method, job = site.net, site.method, visit.job
     trained = course.params | course.buffers
@@ -129,10 +129,10 @@ def finish(site: Site, visit: Visit, course: Course, loss: float, macs_step: int
         state, made = course.states.get(name, {}), []
         key = (name, "end", len(own.samples), len(visit.rows), kept(job.plan), frozenset(own.got))
         if part.acts_at("end"):
-            macs += remembered(site, key, lambda: made.append(part.end(params, state, memory[name], own)))
+            macs += site.tally.of(key, lambda: made.append(part.end(params, state, memory[name], own)))
             params, memory[name] = made[-1]
         if part.acts_at("measure"):
-            macs += remembered(site, (*key, "measure"), lambda: made.append(part.measure(params, state, own)))
+            macs += site.tally.of((*key, "measure"), lambda: made.append(part.measure(params, state, own)))
             if made[-1]:
                 beside[name] = made[-1]
     personal = net.named("personal")
@@ -141,15 +141,14 @@ def finish(site: Site, visit: Visit, course: Course, loss: float, macs_step: int
 
     shared = net.named("shared")
     body = params if method.carries == "values" else tree.minus({k: params[k] for k in shared}, visit.scene.anchor)
-    samples = sum(len(r) for r in visit.rows)
-    share = macs_of(site, job.plan) / max(net.macs_forward, 1)
+    forward = site.tally.forward(net, job.plan)
     outcome = Outcome(
         job.device,
         steps=len(visit.rows),
-        samples=samples,
+        samples=sum(len(r) for r in visit.rows),
         loss=loss,
-        macs_forward=macs_of(site, job.plan),
-        macs_work=round(share * (macs + macs_step * samples)),
+        macs_forward=forward,
+        macs_work=round((macs + macs_train) * forward / max(net.macs_forward, 1)),
     )
     if not (tree.finite(body) and tree.finite(beside)):
         return replace(outcome, problem="its update is not finite"), visit.memory
@@ -201,27 +200,3 @@ def trained_mask(net: Net, plan: Plan, like: Params) -> Params:
 
 def link_of(site: Site, job: Job, direction: str) -> Link:
     return Link(direction, job.device, job.round, job.plan, site.net.slicer, site.streams, site.net.initial)
-
-
-def kept(plan: Plan) -> tuple:
-    """What the cost of a plan depends on: how many units of each axis it keeps."""
-    return tuple(sorted((axis, len(units)) for axis, units in plan.kept.items()))
-
-
-def macs_of(site: Site, plan: Plan) -> int:
-    """Multiply-accumulates of one sample through the slice that a plan trains."""
-    if not plan.kept:
-        return site.net.macs_forward
-    key = ("forward", kept(plan))
-    if key not in site.counts:
-        site.counts[key] = site.net.cut(replace(plan, masks={})).macs_forward
-    return site.counts[key]
-
-
-def remembered(site: Site, key: tuple, work: Callable[[], object]) -> int:
-    """Do the work; its multiply-accumulates are counted once for each key, since they follow from the shapes."""
-    if key in site.counts:
-        work()
-    else:
-        site.counts[key] = counted(work)
-    return site.counts[key]

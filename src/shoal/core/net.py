@@ -1,6 +1,6 @@
 """A model as a function of its tensors: run it with any parameters, look at any layer, count what a pass costs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.flop_counter import FlopCounterMode
 
+from shoal.core.counting import counted
 from shoal.core.plan import Axis, Block, Plan, Slicer
 from shoal.core.tree import Params
 
@@ -182,10 +182,3 @@ def tell_widths(layer: nn.Module) -> None:
             layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
         case _BatchNorm() if layer.weight is not None:
             layer.num_features = len(layer.weight)
-
-
-def counted(work: Callable[[], object]) -> int:
-    """The multiply-accumulates that a piece of torch code really does, as torch's own counter sees them."""
-    with FlopCounterMode(display=False) as counter:
-        work()
-    return counter.get_total_flops() // 2

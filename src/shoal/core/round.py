@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,13 +13,12 @@ from shoal.core import tree, wire
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
+from shoal.core.ledger import Row, cost
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Clock, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
-
-Row = dict[str, Any]
 
 
 class Engine(Protocol):
@@ -108,7 +107,7 @@ class Loop:
         if not void:
             standing = self.prune(standing, round)
 
-        row = self.cost(jobs, outcomes, register.nbytes, number)
+        row = cost(jobs, outcomes, register.nbytes, number, self.clock)
         row |= self.judged(standing, replace(round, net=standing.net)) if self.evaluates(number) else {}
         if dropped:
             row["dropped"] = dropped
@@ -228,31 +227,6 @@ class Loop:
             suffix = f"_{name}" if name else ""
             found |= {f"{k}{suffix}": v for k, v in self.judge(standing.net, params).items()}
         return found
-
-    def cost(self, jobs: Sequence[Job], outcomes: Sequence[Outcome], enrolment: int, number: int) -> Row:
-        """What the round cost: the bytes of what was encoded, the computation done, the slowest device's time."""
-        down = up = work = forward = 0
-        slowest = loss = samples = 0.0
-        remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device != SERVER]
-        for job, outcome in remote:
-            sent, back = job.message.nbytes, outcome.message.nbytes if outcome.message else 0
-            seconds = self.clock.seconds(job.device, number, sent, outcome.macs_work, back)
-            down, up, work = down + sent, up + back, work + outcome.macs_work
-            forward, slowest = forward + outcome.macs_forward, max(slowest, seconds)
-            if np.isfinite(outcome.loss):
-                loss, samples = loss + outcome.loss * outcome.samples, samples + outcome.samples
-        return {
-            "round": number,
-            "devices": [j.device for j in jobs],
-            "accuracy": None,
-            "loss": None,
-            "train_loss": loss / samples if samples else None,
-            "bytes_down": down,
-            "bytes_up": up + enrolment,
-            "macs_forward": round(forward / max(len(remote), 1)),
-            "macs_work": work,
-            "sim_seconds": slowest,
-        }
 
     def link(self, round: Round, direction: str, device: int) -> wire.Link:
         net, plan = round.net, round.plans[device]

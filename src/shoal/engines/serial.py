@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.device import Site, Visit, finish, kept, prepare
-from shoal.core.net import Net, counted
+from shoal.core.counting import Tally, kept
+from shoal.core.device import Site, Visit, finish, prepare
+from shoal.core.net import Net
 from shoal.core.plan import Plan
 from shoal.core.train import Course, advance, autograd
 from shoal.core.types import Job, Outcome
@@ -38,18 +39,17 @@ class Serial:
 
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)
-        self.site = replace(self.site, net=net, counts={})
+        self.site = replace(self.site, net=net, tally=Tally())
 
 
 def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
-    """The whole local run: where it ends, its mean loss, and the multiply-accumulates of one sample in a step."""
+    """The whole local run: where it ends, its mean loss, and its multiply-accumulates."""
     rule, course, device = site.rule, visit.course, visit.device
     own, job = site.streams, visit.job
     drawing = [(part, visit.at(part.name())) for part in site.method.at("draw")]
     generators = {part.name(): local.generator() for part, local in drawing}
     augmenting = own.torch("augment", job.round, job.device) if site.augment else None
-    key = ("step", kept(job.plan))
-    losses = []
+    losses, macs = [], 0
     with seeded(own.number("dropout", job.round, job.device), rule.net.place):
         for step, rows in enumerate(visit.rows):
             batch = device.samples.batch(rows)
@@ -57,15 +57,12 @@ def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
                 batch = site.augment(batch, augmenting)
             draws = {part.name(): part.draw(generators[part.name()], local, step) for part, local in drawing}
             scene = visit.scene_at(step, draws)
-            if key in site.counts:
-                course, scored = advance(rule, course, batch, scene, autograd)
-            else:
-                done: list = []
-                macs = counted(lambda: done.append(advance(rule, course, batch, scene, autograd)))
-                site.counts[key] = macs // len(rows)
-                course, scored = done[0]
+            done: list = []
+            key = ("step", len(rows), kept(job.plan))
+            macs += site.tally.of(key, lambda: done.append(advance(rule, course, batch, scene, autograd)))
+            course, scored = done[0]
             losses.append(scored.loss)
-    return course, float(torch.stack(losses).mean()), site.counts[key]
+    return course, float(torch.stack(losses).mean()), macs
 
 
 @contextmanager
