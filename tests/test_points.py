@@ -344,3 +344,33 @@ def test_taps_show_what_was_asked_for():
     taps, features = seen[0]
     assert set(taps) == {"a", "relu"} and taps["a"].shape == (2, 3)
     assert torch.equal(taps["a"].clamp(min=0), taps["relu"]) and torch.equal(taps["relu"], features)
+
+
+def test_a_model_that_is_not_finite_is_never_taken():
+    @dataclass(frozen=True)
+    class Explodes(Part):
+        def init_server(self, round):
+            return {"rounds": 0}
+
+        def serve(self, params, state, round):
+            return {k: v / 0 for k, v in params.items()}, {"rounds": state["rounds"] + 1}
+
+    _, _, standing, rows = played(Explodes())
+    assert tree.same(standing.params, standing.net.initial) and all(row["void"] for row in rows)
+    assert standing.states["explodes"] == {"rounds": 0}
+
+
+def test_cards_are_asked_for_in_one_go():
+    asked = []
+
+    @dataclass(frozen=True)
+    class Asks(Part):
+        def select(self, devices, state, round):
+            assert round.roster.ask([0, 1]) == round.roster.ask([0, 1])
+            return devices, state
+
+    loop, net = tiny_run(compose([Asks()]))
+    spy = Spy(loop.engine)
+    spy.enrol = lambda devices, inner=spy.inner: (asked.append(list(devices)), inner.enrol(devices))[1]
+    play(replace(loop, engine=spy), loop.start(net), 0, 2)
+    assert asked == [[0, 1]]

@@ -1,7 +1,7 @@
-"""A look at a part before it is trusted: it is played on a tiny run, and what it breaks is told in one sentence."""
+"""A look at a part before it is trusted: a tiny run of two rounds, and its steps in one vectorised call."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.core import tree
 from shoal.core.compose import Method
 from shoal.core.device import Site, Visit, prepare
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
 from shoal.core.net import Net
-from shoal.core.part import POINTS, Part
+from shoal.core.part import Part
 from shoal.core.plan import WHOLE, Axis, Block, Cut
 from shoal.core.round import Loop, Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene, advance, gated
 from shoal.core.tree import Params
 from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
-from shoal.core.wire import Message
 from shoal.engines.serial import Serial
 from shoal.fleet.profile import Uniform
 from shoal.memory import Memory
+from shoal.watch import refused, watched
 
 
 def probe(part: Part) -> None:
@@ -84,7 +83,7 @@ def visits_of(loop: Loop, standing: Standing) -> list[Visit]:
     """Every device of a loop as it stands before its first step."""
     assert isinstance(loop.engine, Serial)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
-    round = replace(loop.opening(standing, 0, Register({}, site.enrol)), devices=devices)
+    round = replace(loop.opening(standing, 0, Register({}, loop.engine.enrol)), devices=devices)
     plans, states = method.plan({d: WHOLE for d in devices}, standing.states, round)
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)
@@ -142,102 +141,3 @@ def stacked(trees: list) -> Any:
         made = [stacked([t[i] for t in trees]) for i in range(len(first))]
         return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
     return first
-
-
-def watched(part: Part) -> Part:
-    """A copy of a part that is checked at every point: it must not raise, change what it is given, or bend shapes."""
-    cls = type(part)
-
-    def guard(point: str) -> Callable:
-        def call(self, *args):
-            before = [tree.map(Tensor.clone, contents(a)) for a in args]
-            try:
-                result = getattr(cls, point)(part, *args)
-            except ShoalError:
-                raise
-            except Exception as error:
-                why = f"raises {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-                raise refused(part, point, why, "Correct it there.") from error
-            for old, new in zip(before, args):
-                if not tree.same(old, contents(new)):
-                    raise refused(
-                        part, point, "changes what it is given", "Return new values and leave the old ones alone."
-                    )
-            check_shape(part, point, args, result)
-            return result
-
-        return call
-
-    watched_points = [p for p in POINTS if part.acts_at(p) and p not in ("objective", "decode")]
-    body: dict[str, Any] = {point: guard(point) for point in watched_points}
-    if part.acts_at("objective"):
-        body["objective"] = lambda self, inner, local: scoring(part, part.objective(inner, local))
-    body["name"] = classmethod(lambda _: cls.name())
-    kind = type(cls.__name__, (cls,), body)
-    return kind(**{f.name: getattr(part, f.name) for f in fields(part)})
-
-
-def scoring(part: Part, scorer: Scorer) -> Scorer:
-    def call(params: Params, batch: Batch) -> Scored:
-        try:
-            scored = scorer(params, batch)
-        except Exception as error:
-            why = f"raises {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-            raise refused(part, "objective", why, "Correct it there.") from error
-        if not isinstance(scored, Scored) or scored.loss.shape != ():
-            found = (
-                f"a loss of shape {tuple(scored.loss.shape)}" if isinstance(scored, Scored) else type(scored).__name__
-            )
-            raise refused(part, "objective", f"returns {found}", "Return a Scored whose loss is one number.")
-        return scored
-
-    return call
-
-
-def check_shape(part: Part, point: str, args: tuple, result: Any) -> None:
-    """What a point returns must have the form of what it was given."""
-    if point in ("select", "plan", "weigh", "serve", "prune", "begin", "end", "step", "encode", "combine", "send"):
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise refused(part, point, "does not return two values", "Return the value and the state.")
-    like: Any = {"step": 0, "begin": 0, "end": 0, "serve": 0}.get(point)
-    if like is not None:
-        given, made = args[like], result[0]
-        for name, value in given.items():
-            if name not in made or made[name].shape != value.shape:
-                found = tuple(made[name].shape) if name in made else "nothing"
-                raise refused(
-                    part,
-                    point,
-                    f"returns {found} for {name}, which has shape {tuple(value.shape)}",
-                    "Keep every name and shape.",
-                )
-    if point == "step" and structure(args[1]) != structure(result[1]):
-        raise refused(
-            part, point, "returns a state of another form than it was given", "Make the whole state in `begin`."
-        )
-
-
-def structure(node: Any) -> Any:
-    if isinstance(node, Tensor):
-        return tuple(node.shape), node.dtype
-    if isinstance(node, Mapping):
-        return {k: structure(v) for k, v in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [structure(v) for v in node]
-    return type(node)
-
-
-def contents(value: Any) -> Any:
-    """The trees inside an argument of a point, for comparison."""
-    if isinstance(value, (Tensor, Mapping, list, tuple)):
-        return list(value) if hasattr(value, "_fields") else value
-    if isinstance(value, Message):
-        return {"body": value.body, "beside": value.beside}
-    if is_dataclass(value):
-        names = ("anchor", "got", "numbers", "covered", "plans", "devices", "weights")
-        return {k: contents(getattr(value, k)) for k in names if hasattr(value, k)}
-    return None
-
-
-def refused(part: Part, point: str, why: str, advice: str) -> ShoalError:
-    return ShoalError("bad-part", f"The part {part.name()} breaks a rule at {point}: it {why}.", advice)

@@ -44,11 +44,8 @@ def is_a_value(part: Part) -> None:
     cls = type(part)
     assert parse(str(part), {cls.name(): cls}, {}).parts == (part,), f"{part} is not what its expression makes"
     assert cls.__qualname__ in vars(sys.modules[cls.__module__]), f"{cls.__name__} cannot be found by its name"
-    rebuild, arguments, *state = part.__reduce_ex__(4)[:3]
-    assert isinstance(rebuild, type(part.__reduce_ex__)) or callable(rebuild)
     again = cls(**{f.name: getattr(part, f.name) for f in fields(part)})
     assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
-    assert arguments and len(state) <= 1
 
 
 def steps_alike_when_vectorised(part: Part) -> None:
@@ -258,10 +255,10 @@ class Spy:
         self.outcomes.append(self.inner.fit(jobs))
         return self.outcomes[-1]
 
-    def enrol(self, device: int) -> Params:
-        card = self.inner.enrol(device)
-        self.enrolled += tree.nbytes(card)
-        return card
+    def enrol(self, devices) -> dict[int, Params]:
+        cards = self.inner.enrol(devices)
+        self.enrolled += tree.nbytes(cards)
+        return cards
 
     def resize(self, net, plan) -> None:
         self.inner.resize(net, plan)

@@ -20,13 +20,15 @@ from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Clock, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
 
+Card = dict[str, Tensor]
+
 
 class Engine(Protocol):
     """Where devices train; the only thing that differs between a laptop, a cluster and real devices."""
 
     def fit(self, jobs: Sequence[Job]) -> list[Outcome]: ...
 
-    def enrol(self, device: int) -> dict[str, Tensor]: ...
+    def enrol(self, devices: Sequence[int]) -> dict[int, Card]: ...
 
     def resize(self, net: Net, plan: Plan) -> None: ...
 
@@ -38,7 +40,7 @@ class Standing:
     net: Net
     params: Params
     states: dict[str, Tree]
-    cards: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    cards: dict[int, Card] = field(default_factory=dict)
     cuts: tuple[Plan, ...] = ()
     """What each pruning left of the model before it."""
 
@@ -46,14 +48,20 @@ class Standing:
 class Register:
     """The roster of one round: cards known before, and those asked for now, whose bytes are counted."""
 
-    def __init__(self, cards: dict[int, dict[str, Tensor]], ask: Callable[[int], dict[str, Tensor]]):
-        self.cards, self.ask, self.nbytes = dict(cards), ask, 0
+    def __init__(self, cards: dict[int, Card], enrol: Callable[[Sequence[int]], dict[int, Card]]):
+        self.cards, self.enrol, self.nbytes = dict(cards), enrol, 0
 
-    def __getitem__(self, device: int) -> dict[str, Tensor]:
-        if device not in self.cards:
-            self.cards[device] = self.ask(device)
-            self.nbytes += tree.nbytes(self.cards[device])
-        return self.cards[device]
+    def __getitem__(self, device: int) -> Card:
+        return self.ask([device])[device]
+
+    def ask(self, devices: Sequence[int]) -> dict[int, Card]:
+        """The cards of these devices; those not known yet are asked for in one go."""
+        strangers = [d for d in devices if d not in self.cards]
+        if strangers:
+            told = self.enrol(strangers)
+            self.cards |= told
+            self.nbytes += tree.nbytes(told)
+        return {d: self.cards[d] for d in devices}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +105,14 @@ class Loop:
 
         replies, dropped = self.decode(jobs, outcomes, round)
         round, params = replace(round, replies=replies), standing.params
-        weights, states = self.weighed(round, states)
+        weights, new_states = self.weighed(round, states)
         void = weights is None
         if weights is not None:
             round = replace(round, weights=weights)
-            params, states = method.combine(lambda: holders_mean(round), states, round)
-            params, states = method.serve(params, states, round)
+            new_params, new_states = method.combine(lambda: holders_mean(round), new_states, round)
+            new_params, new_states = method.serve(new_params, new_states, round)
+            void = not tree.finite(new_params)
+            params, states = (params, states) if void else (new_params, new_states)
         standing = replace(standing, params=params, states=states, cards=register.cards)
         if not void:
             standing = self.prune(standing, round)
@@ -128,17 +138,17 @@ class Loop:
     # the steps of a round, in their order -------------------------------------------------------------------------
     def opening(self, standing: Standing, number: int, roster: Roster) -> Round:
         return Round(
-            number,
-            standing.net,
-            standing.params,
-            self.sizes,
-            self.sample,
-            self.streams,
-            roster,
-            self.work(number, SERVER),
-            self.optimiser,
-            self.clock,
-            self.server,
+            number=number,
+            net=standing.net,
+            anchor=standing.params,
+            sizes=self.sizes,
+            sample=self.sample,
+            streams=self.streams,
+            roster=roster,
+            work=self.work(number, SERVER),
+            optimiser=self.optimiser,
+            clock=self.clock,
+            server=self.server,
         )
 
     def drawn(self, round: Round) -> list[int]:
@@ -191,7 +201,7 @@ class Loop:
                     delta = tree.minus(delta, round.anchor)
                     delta |= {k: delta[k] * mask for k, mask in covered.items()}
                 size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
-                if tree.finite(delta):
+                if tree.finite([delta, report]):
                     replies.append(Reply(job.device, size, delta, covered, report, outcome))
                     continue
             dropped.append({"device": job.device, "why": outcome.problem or "its update is not finite"})

@@ -182,6 +182,8 @@ class Roster(Protocol):
 
     def __getitem__(self, device: int) -> dict[str, Tensor]: ...
 
+    def ask(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]: ...
+
 
 @dataclass(frozen=True, eq=False)
 class Round:

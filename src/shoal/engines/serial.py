@@ -34,8 +34,8 @@ class Serial:
             outcomes.append(outcome)
         return outcomes
 
-    def enrol(self, device: int) -> dict[str, Tensor]:
-        return self.site.enrol(device)
+    def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        return {d: self.site.enrol(d) for d in devices}
 
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)
