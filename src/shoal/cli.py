@@ -24,6 +24,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Federated learning when neither data nor devices are alike.",
 )
+PANELS = {
+    "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
+    "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
+    "When to look and when to stop": "eval_every target until_accuracy until_seconds until_bytes until_macs",
+    "Where it runs": "engine compute precision fleet",
+    "What is kept": "out checkpoint_every memory_mb",
+}
+METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
@@ -32,19 +40,21 @@ Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALU
 def takes_recipe(command: Callable) -> Callable:
     """Give a command a flag for every field of the recipe; what was given arrives as the keyword `given`."""
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
     flags = []
     for f in fields(Recipe):
         kind = list[str] if isinstance(f.default, tuple) else type(f.default)
         name = "--" + f.name.replace("_", "-")
-        names = (name, f"--no-{f.name}") if kind is bool else (name,)
-        names = (f"{name}/--no-{f.name}",) if kind is bool else names
         shown = "" if f.default in ("", ()) else f" [dim]\\[{f.default}][/dim]"
-        option = typer.Option(*names, help=f.metadata["help"] + shown, show_default=False)
-        flags.append(
-            inspect.Parameter(
-                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-            )
+        option = typer.Option(
+            f"{name}/--no-{f.name}" if kind is bool else name,
+            help=f.metadata["help"] + shown,
+            show_default=False,
+            metavar=METAVARS[type(f.default)],
+            rich_help_panel=panels[f.name],
         )
+        annotation = Annotated[kind | None, option]
+        flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
 
     def call(**values: Any) -> None:
         given = {f.name: values.pop(f.name) for f in fields(Recipe)}
@@ -58,7 +68,7 @@ def takes_recipe(command: Callable) -> Callable:
 def resolved(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
     """Defaults, then the file, then -s, then flags."""
     found = from_file(file) if file else {}
-    return Recipe().revised(**found, **{}).revised(**from_text(sets or [])).revised(**given)
+    return Recipe().revised(**found | from_text(sets or []) | dict(given))
 
 
 @app.command()

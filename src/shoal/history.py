@@ -1,6 +1,7 @@
 """The history of a run: one row per round, and what it cost to get anywhere."""
 
 import json
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.files import damaged, disk_errors, write_bytes
 
+SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
+"""What adds up over rounds."""
 WALL = ("wall_seconds",)
 """What differs between two runs of the same recipe."""
 
@@ -16,8 +19,16 @@ WALL = ("wall_seconds",)
 class History:
     """Rows in the order of rounds; a plain table for whoever wants one."""
 
-    def __init__(self, rows: list[Row] | None = None):
-        self.rows: list[Row] = rows or []
+    def __init__(self, rows: Sequence[Row] = ()):
+        self.rows: list[Row] = []
+        self._sums: dict[str, float] = dict.fromkeys(SUMMED, 0)
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: Row) -> None:
+        self.rows.append(row)
+        for column in SUMMED:
+            self._sums[column] += row.get(column) or 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,7 +54,8 @@ class History:
         return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
 
     def total(self, *columns: str) -> float:
-        return sum(row[c] for row in self.rows for c in columns)
+        """What these columns add up to over all rounds."""
+        return sum(self._sums[c] for c in columns)
 
     def to_target(self, accuracy: float) -> dict[str, float] | None:
         """What it cost until the accuracy was first reached; None if it never was."""

@@ -111,7 +111,7 @@ def drive(
                 memory.commit(number)
                 loop.settle(standing, after)
                 standing, row = after, plain(row)
-                history.rows.append(row)
+                history.append(row)
                 if folder:
                     folder.append(row)
                 saved.perhaps(standing, len(history))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import fields
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -33,7 +34,6 @@ class Progress:
         self.tasks: dict[tuple[str, int], Any] = {}
 
     def __enter__(self) -> "Progress":
-        self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -47,6 +47,7 @@ class Progress:
             return
         key = (recipe.method, recipe.seed)
         if key not in self.tasks:
+            self.bar.start()
             name = recipe.method + (f" seed {recipe.seed}" if self.runs > 1 else "")
             self.tasks[key] = self.bar.add_task(name, total=recipe.rounds, told="")
         accuracy = history.last("accuracy")
@@ -132,8 +133,8 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
         raise unknown("list", what, known)
     table = Table(show_header=False, box=None)
     for name, thing in known[what].items():
-        values = ", ".join(f"{k}={v.default}" for k, v in getattr(thing, "__dataclass_fields__", {}).items())
-        told = f"{name}({values})" if values and what == "methods" else name
+        values = ", ".join(f"{f.name}={f.default}" for f in fields(thing)) if what == "methods" else ""
+        told = f"{name}({values})" if values else name
         table.add_row(f"[bold]{told}[/bold]", (thing.__doc__ or "").strip().splitlines()[0])
     if what == "methods":
         for name, expression in PRESETS.items():
