@@ -45,15 +45,14 @@ class Method:
     def carries(self) -> str:
         return "values" if any(p.carries == "values" for p in self.parts) else "delta"
 
-    @cached_property
-    def taps(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(tap for p in self.parts for tap in p.taps))
-
     # the points ---------------------------------------------------------------------------------------------------
     def model(self, net: Net) -> Net:
         for part in self.at("model"):
             net = part.model(net)
         return net
+
+    def taps(self, net: Net) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(tap for p in self.parts for tap in p.taps(net)))
 
     def init_server(self, round: Round) -> dict[str, Tree]:
         return {p.name(): p.init_server(replace(round, part=p.name())) for p in self.parts}

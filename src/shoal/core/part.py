@@ -47,8 +47,6 @@ class Part:
     """For codecs: whether what they code must be a difference (they may leave out what is near 0)."""
     carries: ClassVar[str] = "delta"
     """Whether replies must carry a delta to what was received or plain values."""
-    taps: ClassVar[tuple[str, ...]] = ()
-    """Names of modules whose outputs `objective` and `step` want to see."""
     neutral: ClassVar[Neutral | None] = None
     """The setting at which a run equals FedAvg; None when there is none."""
 
@@ -67,6 +65,10 @@ class Part:
 
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         return card
+
+    def taps(self, net: Net) -> tuple[str, ...]:
+        """The modules whose outputs `objective` and `step` want to see in `Scored.taps`."""
+        return ()
 
     # server, before training --------------------------------------------------------------------------------------
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:

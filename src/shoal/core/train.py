@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,10 @@ class Rule:
     method: Method
     optimiser: Optimiser
 
+    @cached_property
+    def taps(self) -> tuple[str, ...]:
+        return self.method.taps(self.net)
+
     def start(self, params: Params, states: dict[str, Tree]) -> Course:
         own = {k: params[k] for k in self.net.trainable}
         velocity = tree.zeros(own) if self.optimiser.momentum else {}
@@ -51,7 +56,7 @@ class Rule:
         """The plain score of a batch, which the parts' objectives wrap."""
 
         def score(params: Params, batch: Batch) -> Scored:
-            made = self.net.apply(params | buffers, batch.inputs, self.method.taps, training=True)
+            made = self.net.apply(params | buffers, batch.inputs, self.taps, training=True)
             logits, features, taps, new_buffers = made
             loss = mean_loss(logits, batch)
             return Scored(loss, logits, features, taps, buffers | new_buffers, {})
