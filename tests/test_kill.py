@@ -19,7 +19,7 @@ import shoal
 from shoal import Result
 
 METHODS = ("fedavg", "scaffold", "feddyn", "fedprox+scaffold+fedavgm")
-TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 40, "steps": "2", "batch": 8, "lr": 0.05}
+TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 24, "steps": "2", "batch": 8, "lr": 0.05}
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pytest", "shoal.cli", "torch._dynamo"])

@@ -1,6 +1,7 @@
 """shoal: federated learning when neither data nor devices are alike."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shoal.compare import Comparison
@@ -10,7 +11,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
 from shoal.history import History
 from shoal.recipe import Recipe
-from shoal.runner import Result, Watcher, resume
+from shoal.runner import Result, Watcher
+from shoal.runner import resume as _resume
 from shoal.runner import run as _run
 
 __version__ = "0.1.0"
@@ -19,6 +21,11 @@ __version__ = "0.1.0"
 def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) -> Result:
     """Run one method; every flag of the command line is a keyword here, for example `run("fedprox", rounds=10)`."""
     return _run(Recipe().revised(method=method, **recipe), watch)
+
+
+def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: Any) -> Result:
+    """Go on with a run from its last checkpoint, for longer if asked: `resume("runs/x", rounds=100)`."""
+    return _resume(Path(folder), watch, budgets)
 
 
 def compare(methods: Sequence[str], *, seeds: int = 1, watch: Watcher | None = None, **recipe: Any) -> Comparison:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         recipe.sample,
         workload(recipe, streams),
         Judge(Samples(dataset.test_inputs, dataset.test_targets, tests)),
-        lambda number: (number + 1) % recipe.eval_every == 0 or number + 1 == recipe.rounds,
+        lambda row: True,
         optimiser,
         shared,
     )
@@ -130,7 +131,10 @@ def workload(recipe: Recipe, streams: Streams) -> Callable[[int, int], Work]:
         return float(generator.integers(int(low), int(high) + 1) if whole else generator.uniform(low, high))
 
     def work(round: int, device: int) -> Work:
-        lr = recipe.lr * recipe.lr_decay**round
+        try:
+            lr = recipe.lr * recipe.lr_decay**round
+        except OverflowError:
+            lr = inf
         if steps:
             return Work(0.0, max(1, int(drawn(steps, round, device))), recipe.batch, lr)
         return Work(drawn(epochs or (1.0, 1.0), round, device), 0, recipe.batch, lr)

@@ -129,10 +129,10 @@ def resume(
 
     with Progress(quiet or as_json, as_json) as progress:
         if (folder / LIST).is_file():
-            comparison = go_on(folder, progress.row)
+            comparison = go_on(folder, progress.row, from_text(sets or []))
             result = None
         else:
-            comparison, result = None, again(folder, progress.row, **from_text(sets or []))
+            comparison, result = None, again(folder, progress.row, from_text(sets or []))
     if comparison:
         tell(comparison, str(folder), quiet, as_json)
     elif result and not (quiet or as_json):

@@ -1,7 +1,7 @@
 """Comparisons: several methods on the same data, devices and seeds, side by side."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -10,7 +10,8 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.files import write_bytes
 from shoal.recipe import Recipe, from_file, toml
-from shoal.runner import Result, Watcher, opened, resume, run, spent
+from shoal.runner import BUDGETS, Result, Watcher, opened, rebudgeted, resume, run, spent
+from shoal.store import refuse_taken
 from shoal.strangers import method_of
 
 LIST = "compare.toml"
@@ -35,7 +36,7 @@ class Comparison:
             "seeds": len(results),
             "accuracy": mean(ends) if ends else None,
             "spread": stdev(ends) if len(ends) > 1 else None,
-            "best": mean(max(a for a in h["accuracy"] if a is not None) for h in histories) if ends else None,
+            "best": mean(h.best for h in histories if h.best is not None) if ends else None,
             "bytes": mean(h.total("bytes_down", "bytes_up") for h in histories),
             "macs": mean(h.total("macs_work") for h in histories),
             "sim_seconds": mean(h.total("sim_seconds") for h in histories),
@@ -52,23 +53,29 @@ class Comparison:
 
 def compare(methods: Sequence[str], recipe: Recipe, seeds: int = 1, watch: Watcher | None = None) -> Comparison:
     """Run every method with every seed; with `out`, each in a folder of its own, so that a broken one goes on later."""
+    methods = list(methods)
     recipes = planned(methods, recipe, seeds)
     for each in recipes:
         method_of(each)
     if recipe.out:
-        path = Path(recipe.out)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            advice = f"Go on with it by `shoal resume {path}`, or give another --out."
-            raise ShoalError("folder-exists", f"{path} is already there and not empty.", advice)
-        listed = f"methods = {toml(tuple(methods))}\nseeds = {seeds}\n" + replace(recipe, method=methods[0]).to_toml()
-        write_bytes(path / LIST, listed.encode())
+        refuse_taken(Path(recipe.out))
+        write_list(Path(recipe.out), methods, seeds, recipe)
     return played(recipes, recipe.target, watch)
 
 
-def go_on(path: Path, watch: Watcher | None = None) -> Comparison:
-    """Finish a comparison that was broken off; runs that are complete are only read."""
+def go_on(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
+    """Finish a comparison that was broken off, or let all of it run longer; runs that are complete are only read."""
     methods, seeds, recipe = listed_in(path)
+    if changes:
+        recipe = rebudgeted(recipe, changes)
+        write_list(path, methods, seeds, recipe)
     return played(planned(methods, replace(recipe, out=str(path)), seeds), recipe.target, watch)
+
+
+def write_list(path: Path, methods: Sequence[str], seeds: int, recipe: Recipe) -> None:
+    """What a comparison consists of, as a file."""
+    listed = f"methods = {toml(tuple(methods))}\nseeds = {seeds}\n" + replace(recipe, method=methods[0]).to_toml()
+    write_bytes(path / LIST, listed.encode())
 
 
 def listed_in(path: Path) -> tuple[list[str], int, Recipe]:
@@ -83,7 +90,7 @@ def listed_in(path: Path) -> tuple[list[str], int, Recipe]:
 
 def planned(methods: Sequence[str], recipe: Recipe, seeds: int) -> list[Recipe]:
     """One recipe per method and seed."""
-    twice = [m for m in methods if methods.count(m) > 1] if isinstance(methods, list) else []
+    twice = [m for m in methods if methods.count(m) > 1]
     if not methods or twice or not 1 <= seeds <= 1000:
         found = f"{twice[0]} is listed twice" if twice else f"{len(methods)} methods and {seeds} seeds"
         raise ShoalError(
@@ -111,6 +118,8 @@ def brought_to_end(recipe: Recipe, watch: Watcher | None) -> Result:
         return run(recipe, watch)
     if (folder / "checkpoint.safetensors").is_file():
         result = opened(folder)
-        if spent(result.recipe, result.history):
+        changes = {key: getattr(recipe, key) for key in BUDGETS if getattr(recipe, key) != getattr(result.recipe, key)}
+        if spent(recipe, result.history):
             return result
-    return resume(folder, watch)
+        return resume(folder, watch, changes)
+    return resume(folder, watch, {key: getattr(recipe, key) for key in BUDGETS})

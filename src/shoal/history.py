@@ -53,6 +53,11 @@ class History:
         """The newest value of a column that is there."""
         return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
 
+    @property
+    def best(self) -> float | None:
+        """The highest accuracy of any round."""
+        return max((a for a in self["accuracy"] if a is not None), default=None)
+
     def total(self, *columns: str) -> float:
         """What these columns add up to over all rounds."""
         return sum(self._sums[c] for c in columns)
@@ -103,6 +108,8 @@ def read_history(path: Path, rounds: int | None = None) -> History:
             row = json.loads(text)
             if not isinstance(row, dict) or row["round"] != number:
                 raise ValueError("it is not the row of its round")
+            if not all(isinstance(row[column], (int, float)) for column in SUMMED):
+                raise ValueError("a cost is not a number")
         except (ValueError, KeyError, RecursionError) as error:
             raise damaged(path, f"line {number + 1}: {error}") from error
         rows.append(row)

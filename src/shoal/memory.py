@@ -8,13 +8,22 @@ Older ones are deleted only after the next checkpoint is safe.
 from collections import OrderedDict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 
 from shoal.core import tree
 from shoal.core.plan import Plan, Slicer
 from shoal.core.tree import Tree
-from shoal.files import read_tree, write_tree
+from shoal.files import damaged, read_tree, write_tree
+
+
+class Version(NamedTuple):
+    """What a device remembered after a round, and how often the model had been pruned by then."""
+
+    device: int
+    round: int
+    cuts: int
 
 
 class Memory:
@@ -29,8 +38,8 @@ class Memory:
         self.held: OrderedDict[int, Tree] = OrderedDict()
         self.dirty: dict[int, int] = {}
         """Devices whose held memory is not on disk, and the round it is of."""
-        self.versions: dict[int, list[tuple[int, int]]] = {}
-        """What is on disk: (round, cuts made before) of each version."""
+        self.versions: dict[int, list[Version]] = {}
+        """What is on disk, oldest first."""
         self.cuts: list[tuple[Slicer, Plan]] = []
         self.used = 0
 
@@ -47,16 +56,17 @@ class Memory:
             return self.held[device]
         if device not in self.versions:
             return {}
-        round, cuts = self.versions[device][-1]
-        memory = tree.map(lambda t: t.to(self.place), read_tree(self._path(device, round, cuts)))
-        for slicer, plan in self.cuts[cuts:]:
+        version = self.versions[device][-1]
+        memory = tree.map(lambda t: t.to(self.place), read_tree(self._path(version)))
+        for slicer, plan in self.cuts[version.cuts :]:
             memory = slicer.cut_tree(memory, plan)
         self._hold(device, memory)
         return memory
 
     def put(self, device: int, memory: Tree) -> None:
         """Remember from the end of this round on."""
-        if any(memory.values()):
+        nothing = all(isinstance(v, dict) and not v for v in memory.values())
+        if not nothing or device in self.held or device in self.versions:
             self.staged[device] = memory
 
     def commit(self, round: int) -> None:
@@ -79,24 +89,27 @@ class Memory:
             self.held[device] = slicer.cut_tree(self.held[device], plan)
         self.used = sum(tree.nbytes(m) for m in self.held.values())
 
-    def flush(self) -> dict[str, list[list[int]]]:
+    def flush(self) -> list["Version"]:
         """Bring everything to disk; the index that a checkpoint stores to find it again."""
         for device in list(self.dirty):
             self._write(device)
-        return {"versions": [[device, *versions[-1]] for device, versions in self.versions.items()]}
+        return [versions[-1] for versions in self.versions.values()]
 
     def forget_old(self) -> None:
         """A checkpoint is safe: versions before the newest are needed no more."""
-        for device, versions in self.versions.items():
+        for versions in self.versions.values():
             for old in versions[:-1]:
-                self._path(device, *old).unlink(missing_ok=True)
+                self._path(old).unlink(missing_ok=True)
             del versions[:-1]
 
-    def restore(self, index: dict[str, list[list[int]]], cuts: list[tuple[Slicer, Plan]]) -> None:
+    def restore(self, index: list["Version"], cuts: list[tuple[Slicer, Plan]]) -> None:
         """Take up what a checkpoint knew; later versions are leftovers of a run that was killed."""
+        wanted = {self._path(version) for version in index}
+        for path in wanted:
+            if not path.is_file():
+                raise damaged(path, "it is missing")
         self.cuts = cuts
-        self.versions = {device: [(round, made)] for device, round, made in index["versions"]}
-        wanted = {self._path(d, *v[0]) for d, v in self.versions.items()}
+        self.versions = {version.device: [version] for version in index}
         for path in (*self.folder.glob("*/*.safetensors"), *self.folder.glob("*/.*.tmp")):
             if path not in wanted:
                 path.unlink()
@@ -119,9 +132,10 @@ class Memory:
     def _write(self, device: int) -> None:
         round = self.dirty.pop(device, None)
         if round is not None:
-            version = (round, len(self.cuts))
-            write_tree(self._path(device, *version), self.held[device])
+            version = Version(device, round, len(self.cuts))
+            write_tree(self._path(version), self.held[device])
             self.versions.setdefault(device, []).append(version)
 
-    def _path(self, device: int, round: int, cuts: int) -> Path:
+    def _path(self, version: "Version") -> Path:
+        device, round, cuts = version
         return self.folder / f"{device % 256:02x}" / f"{device}-{round}-{cuts}.safetensors"

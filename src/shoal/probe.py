@@ -61,7 +61,7 @@ def tiny_run(
         len(sizes),
         lambda round, device: Work(1.0, 0, 2, 0.1),
         Judge(samples(SERVER)),
-        lambda number: True,
+        lambda row: True,
         Optimiser(momentum),
         samples(SERVER),
     )

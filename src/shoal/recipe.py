@@ -1,15 +1,21 @@
 """A recipe: everything that decides how a run goes, resolved from Python, a TOML file or the command line."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from math import isfinite
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown
+
+NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+LARGEST = 1 << 16
+"""Bytes of a recipe file; to read a hostile one of a megabyte could take minutes."""
 
 
 def known(
@@ -64,6 +70,8 @@ class Recipe:
     def __post_init__(self):
         for f in fields(self):
             check(f.name, getattr(self, f.name), f.metadata)
+            if isinstance(getattr(self, f.name), str) and not writable(getattr(self, f.name)):
+                raise bad(f.name, getattr(self, f.name), "text that can be written to a file")
         for name in ("epochs", "steps"):
             amount(name, getattr(self, name))
         if self.sample > self.devices:
@@ -77,7 +85,7 @@ class Recipe:
     def to_toml(self) -> str:
         return "".join(f"{key} = {toml(value)}\n" for key, value in asdict(self).items())
 
-    def revised(self, **given: Any) -> "Recipe":
+    def revised(self, /, **given: Any) -> "Recipe":
         """The same recipe with other values, each brought to its field's type."""
         known_fields = {f.name: f for f in fields(self)}
         for key in given:
@@ -89,6 +97,8 @@ class Recipe:
 def from_file(path: Path) -> dict[str, Any]:
     """The keys of a TOML recipe."""
     try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST} bytes")
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ShoalError("bad-recipe", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
@@ -130,9 +140,9 @@ def fitted(name: str, value: Any, like: Any) -> Any:
         if isinstance(like, tuple):
             return tuple(strict(v, str) for v in (value.split(",") if isinstance(value, str) else value) if v)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name in ("epochs", "steps"):
-            return f"{value:g}"
-        return strict(value, str)
-    except (ValueError, KeyError, TypeError):
+            return repr(value)
+        return strict(fspath(value) if isinstance(value, PathLike) else value, str)
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise bad(name, value, f"a value like {like!r}") from None
 
 
@@ -156,14 +166,19 @@ def amount(name: str, text: str) -> tuple[float, float] | None:
     """`3` or `1-5` as the lowest and the highest amount; None when nothing is said."""
     if not text:
         return None
-    low, dash, high = text.partition("-")
-    try:
-        ends = float(low), float(high if dash else low)
-    except ValueError:
-        ends = (0.0, 0.0)
+    found = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
+    ends = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
     if not (0 < ends[0] <= ends[1] < 1e6):
         raise bad(name, text, "a number above 0 or two with a dash between, like 1-5")
     return ends
+
+
+def writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def bad(name: str, value: Any, wanted: str) -> ShoalError:

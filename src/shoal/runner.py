@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from shoal.core.tree import Params
 from shoal.history import History, plain, read_history
 from shoal.recipe import Recipe
 from shoal.store import Folder
+from shoal.strangers import blamed
 
 Watcher = Callable[[Recipe, Row, History], None]
 BUDGETS = (
@@ -58,39 +59,40 @@ def run(recipe: Recipe, watch: Watcher | None = None) -> Result:
     """A new run, in memory or, where the recipe says `out`, in a folder."""
     if not recipe.out:
         assembly = assemble(recipe)
-        return drive(assembly, None, assembly.loop.start(assembly.net), History(), watch)
+        return drive(assembly, None, None, History(), watch)
     assembly = assemble(recipe, Path(recipe.out) / "memory")
-    folder = Folder.create(recipe)
-    return drive(assembly, folder, assembly.loop.start(assembly.net), History(), watch)
+    with Folder.create(recipe) as folder:
+        return drive(assembly, folder, None, History(), watch)
 
 
-def resume(path: str | Path, watch: Watcher | None = None, **changes: Any) -> Result:
+def resume(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
     """Go on with a run from its last checkpoint; how long it runs may be changed, nothing else."""
-    folder = Folder.open(Path(path))
-    recipe = folder.recipe()
-    if changes:
-        fixed = sorted(changes.keys() - set(BUDGETS))
-        if fixed:
-            raise ShoalError("bad-value", f"{fixed[0]} of a run cannot be changed.", f"Only {', '.join(BUDGETS)} can.")
-        recipe = recipe.revised(**changes)
-    assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder)
-    found = folder.checkpoint(recipe, assembly.net)
-    history = folder.tidy(found, assembly.memory)
-    if changes:
-        folder.revise(recipe)
-    if found is None:
-        return drive(assembly, folder, assembly.loop.start(assembly.net), history, watch)
-    if found.standing.cuts:
-        assembly.loop.settle(Standing(assembly.net, {}, {}), found.standing)
-    return drive(assembly, folder, found.standing, history, watch)
+    with Folder.open(path) as folder:
+        recipe = rebudgeted(folder.recipe(), changes or {})
+        assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder)
+        found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+        history = folder.tidy(found, assembly.memory)
+        if changes:
+            folder.revise(recipe)
+        if found and found.standing.cuts:
+            assembly.loop.settle(Standing(assembly.net, {}, {}), found.standing)
+        return drive(assembly, folder, found.standing if found else None, history, watch)
 
 
-def opened(path: str | Path) -> Result:
+def rebudgeted(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with other budgets."""
+    fixed = sorted(changes.keys() - set(BUDGETS))
+    if fixed:
+        raise ShoalError("bad-value", f"{fixed[0]} of a run cannot be changed.", f"Only {', '.join(BUDGETS)} can.")
+    return recipe.revised(**changes)
+
+
+def opened(path: Path) -> Result:
     """A run as its last checkpoint left it; nothing is trained and nothing is changed."""
-    folder = Folder.open(Path(path))
+    folder = Folder.open(path, to_write=False)
     recipe = folder.recipe()
     assembly = assemble(recipe)
-    found = folder.checkpoint(recipe, assembly.net)
+    found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
     if found is None:
         raise ShoalError("no-run", f"{path} has no checkpoint yet.", f"Run `shoal resume {path}` first.")
     history = read_history(folder.history_file, found.rounds)
@@ -98,12 +100,14 @@ def opened(path: str | Path) -> Result:
 
 
 def drive(
-    assembly: Assembly, folder: Folder | None, standing: Standing, history: History, watch: Watcher | None
+    assembly: Assembly, folder: Folder | None, standing: Standing | None, history: History, watch: Watcher | None
 ) -> Result:
     """Play rounds until the recipe says stop. Only whole rounds count."""
-    recipe, loop, memory = assembly.recipe, assembly.loop, assembly.memory
+    recipe, memory = assembly.recipe, assembly.memory
+    loop = replace(assembly.loop, evaluates=lambda row: due(recipe, history, row))
     saved = Saver(assembly, folder, len(history))
     try:
+        standing = standing or loop.start(assembly.net)
         while not spent(recipe, history):
             number = len(history)
             after, row = loop.play(standing, number)
@@ -117,14 +121,25 @@ def drive(
                 saved.perhaps(standing, len(history))
             if watch:
                 watch(recipe, row, history)
+        saved.now(standing, len(history))
+        return Result(recipe, history, standing.net, loop.final(standing, len(history)))
     except KeyboardInterrupt:
         memory.discard()
         with undisturbed():
-            saved.now(standing, len(history))
+            if standing:
+                saved.now(standing, len(history))
         where = f"`shoal resume {folder.path}` goes on from there." if folder else "Give `out` to be able to resume."
         raise ShoalError("interrupted", f"Stopped after {len(history)} rounds.", where) from None
-    saved.now(standing, len(history))
-    return Result(recipe, history, standing.net, loop.final(standing, len(history)))
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise blamed(error, assembly.method) or error from error
+
+
+def due(recipe: Recipe, history: History, row: Row) -> bool:
+    """Whether a round is evaluated: at the interval, and when it is the last one by number or by budget."""
+    rounds = row["round"] + 1
+    return rounds % recipe.eval_every == 0 or spent(recipe, history, row)
 
 
 class Saver:
@@ -148,17 +163,19 @@ class Saver:
             self.cost = self.last - began
 
 
-def spent(recipe: Recipe, history: History) -> bool:
-    """Whether a run has reached its rounds or one of its budgets."""
-    if len(history) >= recipe.rounds:
-        return True
+def spent(recipe: Recipe, history: History, row: Row | None = None) -> bool:
+    """Whether a run has reached its rounds or one of its budgets, with a row that is not in the history yet."""
+
+    def total(*columns: str) -> float:
+        return history.total(*columns) + sum(row[c] for c in columns if row)
+
     accuracy = history.rows[-1].get("accuracy") if history.rows else None
-    reached = recipe.until_accuracy and accuracy is not None and accuracy >= recipe.until_accuracy
     return bool(
-        reached
-        or (recipe.until_seconds and history.total("sim_seconds") >= recipe.until_seconds)
-        or (recipe.until_bytes and history.total("bytes_down", "bytes_up") >= recipe.until_bytes)
-        or (recipe.until_macs and history.total("macs_work") >= recipe.until_macs)
+        len(history) + (1 if row else 0) >= recipe.rounds
+        or (recipe.until_accuracy and accuracy is not None and accuracy >= recipe.until_accuracy)
+        or (recipe.until_seconds and total("sim_seconds") >= recipe.until_seconds)
+        or (recipe.until_bytes and total("bytes_down", "bytes_up") >= recipe.until_bytes)
+        or (recipe.until_macs and total("macs_work") >= recipe.until_macs)
     )
 
 

@@ -120,10 +120,10 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     from shoal.fleet.profile import FLEETS
     from shoal.models import MODELS
     from shoal.parts import PRESETS, shipped
-    from shoal.strangers import strangers
+    from shoal.strangers import in_files, in_packages
 
     known: dict[str, dict[str, Any]] = {
-        "methods": shipped() | strangers(files) if what == "methods" else {},
+        "methods": shipped() | in_files(files) | in_packages() if what == "methods" else {},
         "data": DATASETS,
         "models": MODELS,
         "splits": {name: function for name, (function, _, _) in SPLITS.items()},

@@ -1,13 +1,17 @@
 """Parts from outside the package: a user's own file, or an installed package that offers them."""
 
 import importlib.util
+import inspect
 import sys
+from collections.abc import Iterable
 from hashlib import blake2b
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from traceback import extract_tb
+from typing import Any
 
 from shoal.core.compose import Method
-from shoal.core.errors import ShoalError
+from shoal.core.errors import ShoalError, told
 from shoal.core.expression import parse
 from shoal.core.part import Part
 from shoal.parts import PRESETS, parts_in, shipped
@@ -16,38 +20,61 @@ from shoal.recipe import Recipe
 
 
 def method_of(recipe: Recipe) -> Method:
-    """The recipe's method; parts that are not of this package are looked at before they are used."""
+    """The recipe's method; parts that are not of this package are looked at before they are used.
+
+    Installed packages are asked only for names that nobody else knows, so a broken one harms nobody else.
+    """
     own = shipped()
-    method = parse(recipe.method, own | strangers(recipe.parts), PRESETS)
+    known = own | in_files(recipe.parts)
+    try:
+        method = parse(recipe.method, known, PRESETS)
+    except ShoalError as error:
+        installed = in_packages() if error.kind.name == "unknown-name" else {}
+        if not installed:
+            raise
+        method = parse(recipe.method, installed | known, PRESETS)
     for part in method.parts:
         if own.get(part.name()) is not type(part):
             probe(part)
     return method
 
 
-def strangers(files: tuple[str, ...]) -> dict[str, type[Part]]:
-    """Parts of installed packages (entry points of the group `shoal.parts`) and of the user's files."""
+def in_packages() -> dict[str, type[Part]]:
+    """Parts of installed packages: entry points of the group `shoal.parts`."""
+    return joined((point.name, [loaded(point)]) for point in entry_points(group="shoal.parts"))
+
+
+def in_files(files: Iterable[str]) -> dict[str, type[Part]]:
+    """Parts of the user's own files."""
+    return joined((file, parts_of(Path(file))) for file in files)
+
+
+def joined(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]]:
+    """Parts by name; a name that is taken and a thing that is no part are refused."""
     found: dict[str, type[Part]] = {}
-    for point in entry_points(group="shoal.parts"):
-        try:
-            part = point.load()
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"[:160]
-            raise ShoalError(
-                "bad-part", f"The installed part {point.name} cannot be loaded ({why}).", "Repair or remove it."
-            ) from error
-        found[part.name()] = part
-    for file in files:
-        found |= in_file(Path(file))
-    clash = sorted(found.keys() & (shipped().keys() | PRESETS.keys()))
-    if clash:
-        raise ShoalError(
-            "clash", f"{clash[0]} is already the name of a part of shoal.", "Give your class another name."
-        )
+    for source, things in sources:
+        for thing in things:
+            if not (isinstance(thing, type) and issubclass(thing, Part)):
+                raise broken(source, "what it offers is no part", "Offer a class that inherits from shoal.Part.")
+            frozen = vars(thing).get("__dataclass_params__")
+            if frozen is None or not frozen.frozen:
+                why = f"{thing.__name__} is not a frozen dataclass"
+                raise broken(source, why, "Put @dataclass(frozen=True) above it.")
+            name = thing.name()
+            if name in found or name in shipped() or name in PRESETS:
+                raise ShoalError("clash", f"{name} of {source} is already the name of a part.", "Give it another name.")
+            found[name] = thing
     return found
 
 
-def in_file(path: Path) -> dict[str, type[Part]]:
+def loaded(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise broken(point.name, f"it cannot be loaded ({told(error)})", "Repair or remove the package.") from error
+
+
+def parts_of(path: Path) -> list[type[Part]]:
     """The parts that a Python file defines. The file is run: it is the user's own."""
     if not path.is_file():
         raise ShoalError("bad-part", f"There is no file {path}.", "Give the path of a Python file with parts.")
@@ -55,26 +82,32 @@ def in_file(path: Path) -> dict[str, type[Part]]:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ShoalError("bad-part", f"{path} is not a Python file.", "Its name must end in .py.")
+            raise broken(path, "it is not a Python file", "Its name must end in .py.")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            why = f"{type(error).__name__}: {error}"[:160]
-            raise ShoalError("bad-part", f"{path}{where} cannot be loaded ({why}).", "Correct the file.") from error
+            where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            raise broken(path, f"it cannot be loaded{where} ({told(error)})", "Correct the file.") from error
     found = parts_in(sys.modules[name])
     if not found:
-        raise ShoalError(
-            "bad-part", f"{path} defines no part.", "Define a frozen dataclass that inherits from shoal.Part."
-        )
-    for cls in found.values():
-        if "__dataclass_fields__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
-            raise ShoalError(
-                "bad-part",
-                f"{cls.__name__} in {path} is not a frozen dataclass.",
-                "Put @dataclass(frozen=True) above it.",
+        raise broken(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
+    return list(found.values())
+
+
+def blamed(error: Exception, method: Method) -> ShoalError | None:
+    """The part of a stranger that an exception came through, if any: it is no bug of ours."""
+    files = {inspect.getfile(type(p)): p for p in method.parts if shipped().get(p.name()) is not type(p)}
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            why = f"raises {told(error)} in `{frame.name}`, line {frame.lineno}"
+            return broken(
+                files[frame.filename].name(), f"it {why}", "Correct it there; a run with --out can be resumed."
             )
-    return found
+    return None
+
+
+def broken(source: object, why: str, advice: str) -> ShoalError:
+    return ShoalError("bad-part", f"{source} cannot be used: {why}.", advice)

@@ -167,7 +167,7 @@ def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[
     if stop_at:
         disk.save(recipe, standing, stop_at, memory_of(loop))
         loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
-        found = disk.checkpoint(recipe, net)
+        found = disk.checkpoint(recipe, net, [part.name()])
         assert found is not None
         memory_of(loop).restore(found.memory, found.cuts)
         if found.standing.cuts:

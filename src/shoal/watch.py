@@ -1,13 +1,14 @@
 """A part under watch: a copy that is checked at every point, so that a fault is told where it happens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
 from shoal.core import tree
-from shoal.core.errors import ShoalError
+from shoal.core.errors import ShoalError, told
 from shoal.core.part import POINTS, Part
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Scored, Scorer
@@ -24,70 +25,74 @@ def watched(part: Part) -> Part:
     def guard(point: str) -> Callable:
         def call(self, *args):
             before = [tree.map(Tensor.clone, contents(a)) for a in args]
-            try:
+            with blame(part, point):
                 result = getattr(cls, point)(part, *args)
-            except ShoalError:
-                raise
-            except Exception as error:
-                why = f"raises {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-                raise refused(part, point, why, "Correct it there.") from error
-            for old, new in zip(before, args):
-                if not tree.same(old, contents(new)):
-                    raise refused(
-                        part, point, "changes what it is given", "Return new values and leave the old ones alone."
-                    )
-            check_shape(part, point, args, result)
-            return result
+            if not tree.same(before, [contents(a) for a in args]):
+                advice = "Return new values and leave the old ones alone."
+                raise refused(part, point, "changes what it is given", advice)
+            check_form(part, point, args, result)
+            return scoring(part, result) if point == "objective" else result
 
         return call
 
-    watched_points = [p for p in POINTS if part.acts_at(p) and p not in ("objective", "decode")]
-    body: dict[str, Any] = {point: guard(point) for point in watched_points}
-    if part.acts_at("objective"):
-        body["objective"] = lambda self, inner, local: scoring(part, part.objective(inner, local))
+    points = [p for p in (*POINTS, "init_server", "init_device", "outline", "taps") if part.acts_at(p)]
+    body: dict[str, Any] = {point: guard(point) for point in points}
     body["name"] = classmethod(lambda _: cls.name())
     kind = type(cls.__name__, (cls,), body)
     return kind(**{f.name: getattr(part, f.name) for f in fields(part)})
 
 
 def scoring(part: Part, scorer: Scorer) -> Scorer:
+    """The scorer that `objective` returned, under watch too."""
+
     def call(params: Params, batch: Batch) -> Scored:
-        try:
+        with blame(part, "objective"):
             scored = scorer(params, batch)
-        except Exception as error:
-            why = f"raises {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-            raise refused(part, "objective", why, "Correct it there.") from error
         if not isinstance(scored, Scored) or scored.loss.shape != ():
-            found = (
+            shape = (
                 f"a loss of shape {tuple(scored.loss.shape)}" if isinstance(scored, Scored) else type(scored).__name__
             )
-            raise refused(part, "objective", f"returns {found}", "Return a Scored whose loss is one number.")
+            raise refused(part, "objective", f"returns {shape}", "Return a Scored whose loss is one number.")
         return scored
 
     return call
 
 
-def check_shape(part: Part, point: str, args: tuple, result: Any) -> None:
+def check_form(part: Part, point: str, args: tuple, result: Any) -> None:
     """What a point returns must have the form of what it was given."""
-    if point in WITH_STATE:
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise refused(part, point, "does not return two values", "Return the value and the state.")
-    like: Any = {"step": 0, "begin": 0, "end": 0, "serve": 0}.get(point)
-    if like is not None:
-        given, made = args[like], result[0]
-        for name, value in given.items():
-            if name not in made or made[name].shape != value.shape:
-                found = tuple(made[name].shape) if name in made else "nothing"
-                raise refused(
-                    part,
-                    point,
-                    f"returns {found} for {name}, which has shape {tuple(value.shape)}",
-                    "Keep every name and shape.",
-                )
+    if point in WITH_STATE and not (isinstance(result, tuple) and len(result) == 2):
+        raise refused(part, point, "does not return two values", "Return the value and the state.")
+    if point in ("step", "begin", "end", "serve"):
+        same_shapes(part, point, args[0], result[0])
+    elif point == "combine":
+        same_shapes(part, point, args[2].anchor, result[0])
+    elif point == "evaluate":
+        same_shapes(part, point, args[0][""], result.get("") if isinstance(result, Mapping) else None)
     if point == "step" and structure(args[1]) != structure(result[1]):
-        raise refused(
-            part, point, "returns a state of another form than it was given", "Make the whole state in `begin`."
-        )
+        why = "returns a state of another form than it was given"
+        raise refused(part, point, why, "Make the whole state in `begin`.")
+
+
+def same_shapes(part: Part, point: str, given: Params, made: Any) -> None:
+    for name, value in given.items():
+        found = made.get(name) if isinstance(made, Mapping) else None
+        if not isinstance(found, Tensor) or found.shape != value.shape:
+            shape = (
+                tuple(found.shape) if isinstance(found, Tensor) else "nothing" if found is None else repr(found)[:40]
+            )
+            why = f"returns {shape} for {name}, which has shape {tuple(value.shape)}"
+            raise refused(part, point, why, "Return a tensor of the same shape for every name.")
+
+
+@contextmanager
+def blame(part: Part, point: str) -> Iterator[None]:
+    """Whatever is raised inside is the part's fault."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise refused(part, point, f"raises {told(error)}", "Correct it there.") from error
 
 
 def structure(node: Any) -> Any:

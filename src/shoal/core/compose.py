@@ -41,6 +41,10 @@ class Method:
         own = [p for p in self.parts if p.stage and direction in p.directions]
         return tuple(sorted(own, key=lambda p: STAGES.index(p.stage)))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(p.name() for p in self.parts)
+
     @cached_property
     def carries(self) -> str:
         return "values" if any(p.carries == "values" for p in self.parts) else "delta"

@@ -96,7 +96,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
     macs = 0
     for part in method.at("data"):
         own = replace(device, part=part.name(), got=got.get(part.name(), {}))
-        known = memory.get(part.name()) or part.init_device(anchor)
+        known = memory[part.name()] if part.name() in memory else part.init_device(anchor)
         device = replace(device, samples=part.data(device.samples, known, own))
     rows, per_epoch = schedule(device, job.work, net.mixes_batch)
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):

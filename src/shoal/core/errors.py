@@ -23,7 +23,7 @@ REGISTRY = {
         Kind(12, "bad-expression", "a method expression could not be read"),
         Kind(13, "clash", "two parts of a method cannot be used together"),
         Kind(14, "bad-part", "a part from a user's file breaks a rule that parts must keep"),
-        Kind(15, "bad-recipe", "a recipe file could not be read or holds unknown keys"),
+        Kind(15, "bad-recipe", "a recipe file could not be read"),
         Kind(16, "no-data", "there is no data to train on, or it does not fit the split or the model"),
         Kind(20, "folder-exists", "the run folder is already in use"),
         Kind(21, "no-run", "the folder holds no run"),
@@ -52,6 +52,12 @@ class ShoalError(Exception):
 
     def __reduce__(self):
         return ShoalError, (self.kind.name, self.problem, self.advice)
+
+
+def told(error: BaseException) -> str:
+    """Somebody else's exception in one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:160]}" if text else type(error).__name__
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ShoalError:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError, unknown
@@ -55,6 +55,9 @@ def call(node: ast.expr, text: str) -> tuple[str, dict[str, Any]]:
         case ast.Name(id=name):
             return name.lower(), {}
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
+            names = [str(k.arg) for k in keywords]
+            if len(set(names)) < len(names):
+                raise unreadable(text, f"{name} is given the same value twice")
             return name.lower(), {str(k.arg): literal(k.value, text) for k in keywords}
         case ast.Call(func=ast.Name(id=name)):
             raise unreadable(text, f"values of {name} need their names, as in {name.lower()}(name=0.1)")
@@ -73,7 +76,11 @@ def literal(node: ast.expr, text: str) -> Any:
 def make(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -> Part:
     """A part from its name and values, each checked for its type and range."""
     cls = known[name]
-    hints = get_type_hints(cls)
+    try:
+        hints = get_type_hints(cls)
+    except NameError as error:
+        advice = "Give its fields types that Python can find."
+        raise ShoalError("bad-part", f"The part {name} has a field of an unknown type ({error}).", advice) from error
     own = {f.name: hints[f.name] for f in fields(cls)}
     for key in given:
         if key not in own:
@@ -89,13 +96,14 @@ def make(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -
         raise ShoalError("bad-value", f"{error}.", "Give a value in that range.") from error
 
 
-def fitted(what: str, value: Any, kind: type) -> Any:
-    """A value as the type a field asks for; whole numbers are fine where any number is."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+def fitted(what: str, value: Any, kind: Any) -> Any:
+    """A value as the type a field asks for, or one of several; whole numbers are fine where any number is."""
+    kinds = get_args(kind) or (kind,)
+    if type(value) in kinds:
+        return value
+    if float in kinds and type(value) is int:
         return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{what} must be of type {kind.__name__}, got {value!r}")
-    return value
+    raise ValueError(f"{what} must be of type {getattr(kind, '__name__', kind)}, got {value!r}")
 
 
 def unreadable(text: str, why: str) -> ShoalError:

@@ -77,7 +77,8 @@ class Loop:
     work: Callable[[int, int], Work]
     """(round, device) -> how much it trains."""
     judge: Callable[[Net, Params], dict[str, float]]
-    evaluates: Callable[[int], bool]
+    evaluates: Callable[[Row], bool]
+    """Whether the round of this row is one to evaluate."""
     optimiser: Optimiser = Optimiser()
     server: Samples | None = None
 
@@ -118,7 +119,7 @@ class Loop:
             standing = self.prune(standing, round)
 
         row = cost(jobs, outcomes, register.nbytes, number, self.clock)
-        row |= self.judged(standing, replace(round, net=standing.net)) if self.evaluates(number) else {}
+        row |= self.judged(standing, replace(round, net=standing.net)) if self.evaluates(row) else {}
         if dropped:
             row["dropped"] = dropped
         if void:

@@ -1,0 +1,135 @@
+"""The history of a run as a table, and as lines on disk."""
+
+import json
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal import History, ShoalError
+from shoal.history import SUMMED, line, plain, read_history, rewrite
+
+
+def row(number: int, accuracy: float | None, **more) -> dict:
+    costs = {"bytes_down": 100, "bytes_up": 10, "macs_work": 7, "sim_seconds": 0.5, "wall_seconds": 1.0}
+    return {"round": number, "accuracy": accuracy, **costs, **more}
+
+
+ROWS = [row(0, 0.1), row(1, None, bytes_up=20), row(2, 0.6, dropped=[3]), row(3, 0.5), row(4, 0.9, sim_seconds=2.0)]
+
+
+def test_to_dict_has_columns_in_the_order_they_came_up():
+    columns = History(ROWS).to_dict()
+    assert columns["round"] == [0, 1, 2, 3, 4]
+    assert columns["accuracy"] == [0.1, None, 0.6, 0.5, 0.9]
+    assert columns["dropped"] == [None, None, [3], None, None]
+    assert list(columns)[-1] == "dropped"
+
+
+def test_to_pandas_is_the_same_table():
+    table = History(ROWS).to_pandas()
+    assert list(table.columns) == list(History(ROWS).to_dict())
+    assert table["bytes_up"].tolist() == [10, 20, 10, 10, 10]
+    assert table["accuracy"].isna().tolist() == [False, True, False, False, False]
+
+
+def test_an_empty_history():
+    empty = History()
+    assert (len(empty), empty.to_dict(), empty.last("accuracy"), empty.total("bytes_up")) == (0, {}, None, 0)
+    assert empty.to_target(0.5) is None and len(empty.to_pandas()) == 0
+
+
+def test_last_is_the_newest_value_that_is_there():
+    assert History(ROWS[:2]).last("accuracy") == 0.1
+    assert History(ROWS).last("accuracy") == 0.9
+    assert History(ROWS).last("elephants") is None
+
+
+def test_total_adds_columns():
+    assert History(ROWS).total("bytes_down", "bytes_up") == 5 * 100 + 4 * 10 + 20
+
+
+def test_to_target_is_the_cost_until_the_first_round_that_reached_it():
+    assert History(ROWS).to_target(0.6) == {"rounds": 3, "sim_seconds": 1.5, "bytes": 340, "macs": 21}
+    assert History(ROWS).to_target(0.1) == {"rounds": 1, "sim_seconds": 0.5, "bytes": 110, "macs": 7}
+    assert History(ROWS).to_target(0.61) == {"rounds": 5, "sim_seconds": 4.0, "bytes": 560, "macs": 35}
+    assert History(ROWS).to_target(0.95) is None
+
+
+def test_two_runs_are_the_same_course_whatever_the_clock_said():
+    assert History([row(0, 0.1)]).same_course(History([row(0, 0.1, wall_seconds=9.0)]))
+    assert not History([row(0, 0.1)]).same_course(History([row(0, 0.2)]))
+    assert not History(ROWS[:1]).same_course(History(ROWS[:2]))
+
+
+def test_what_is_no_number_is_nothing():
+    assert plain({"round": 0, "loss": nan, "train_loss": -inf, "accuracy": 0.5}) == {
+        "round": 0,
+        "loss": None,
+        "train_loss": None,
+        "accuracy": 0.5,
+    }
+
+
+def test_rewrite_and_read(tmp_path):
+    rewrite(tmp_path / "h.jsonl", History(ROWS))
+    assert read_history(tmp_path / "h.jsonl").rows == ROWS
+    assert read_history(tmp_path / "h.jsonl", 2).rows == ROWS[:2]
+    assert read_history(tmp_path / "h.jsonl", 0).rows == []
+
+
+def test_no_file_is_no_history(tmp_path):
+    assert read_history(tmp_path / "h.jsonl").rows == []
+
+
+def test_a_row_is_one_line_of_json():
+    assert line({"round": 0, "text": "ü\n\u2028"}) == b'{"round":0,"text":"\\u00fc\\n\\u2028"}\n'
+
+
+COSTS = dict.fromkeys(SUMMED, 1)
+cells = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+tables = st.lists(st.dictionaries(st.text(), cells | st.lists(cells), max_size=4), max_size=5)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("history") / "h.jsonl"
+
+
+@settings(deadline=None)
+@given(tables)
+def test_any_table_comes_back(file, table):
+    rows = [{**cells, **COSTS, "round": number} for number, cells in enumerate(table)]
+    rewrite(file, History(rows))
+    assert read_history(file).rows == rows
+
+
+@settings(deadline=None)
+@given(tables, st.data())
+def test_a_file_that_ends_anywhere_keeps_its_whole_lines(file, table, data):
+    """What a kill leaves: the first so many bytes."""
+    rows = [{**cells, **COSTS, "round": number} for number, cells in enumerate(table)]
+    content = b"".join(map(line, rows))
+    cut = data.draw(st.integers(0, len(content)))
+    file.write_bytes(content[:cut])
+    assert read_history(file).rows == rows[: content[:cut].count(b"\n")]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=60) | st.lists(st.sampled_from([b'{"round":0}', b"\n", b"[", b"\xff", b"0"])).map(b"".join))
+def test_any_bytes_are_a_history_or_damaged(file, content):
+    file.write_bytes(content)
+    try:
+        found = read_history(file)
+    except ShoalError as error:
+        assert error.kind.name == "damaged"
+    else:
+        assert [r["round"] for r in found.rows] == list(range(len(found)))
+
+
+def test_a_history_is_written_without_what_json_does_not_know():
+    with pytest.raises(ValueError):
+        line({"round": 0, "loss": nan})
+    assert json.loads(line(plain({"round": 0, "loss": nan})))["loss"] is None

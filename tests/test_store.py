@@ -1,0 +1,400 @@
+"""What lies on disk: damage is told in one sentence, and nothing that was there is lost."""
+
+import ast
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+import shoal
+from shoal.core.errors import REGISTRY
+from shoal.files import read_tree, write_tree
+from shoal.runner import opened
+from shoal.store import Folder
+
+TINY: dict[str, Any] = {"method": "scaffold", "devices": 4, "sample": 2, "steps": "2", "batch": 8}
+PACKAGE = Path(shoal.__file__).parent
+
+
+@cache
+def whole(rounds: int) -> shoal.Result:
+    return shoal.run(rounds=rounds, **TINY)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of four rounds."""
+    folder = tmp_path_factory.mktemp("store") / "x"
+    shoal.run(rounds=4, checkpoint_every=1, out=str(folder), **TINY)
+    return folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(finished, tmp_path / "x"))
+
+
+def kind(call: Callable, *args: Any, **more: Any) -> str:
+    """The kind of the error that a call ends with, or nothing."""
+    try:
+        call(*args, **more)
+    except shoal.ShoalError as error:
+        assert error.problem and error.advice and "\n" not in f"{error}"
+        return error.kind.name
+    return ""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def refusal(folder: Path) -> str:
+    """The kind of the error that both resume and export end with; neither may touch the folder."""
+    before = contents(folder)
+    kinds = {kind(shoal.resume, folder, rounds=6), kind(opened, folder)}
+    assert contents(folder) == before and len(kinds) == 1
+    return kinds.pop()
+
+
+def assert_same(result: shoal.Result, wanted: shoal.Result) -> None:
+    assert result.history.same_course(wanted.history)
+    assert all(torch.equal(result.params[k], wanted.params[k]) for k in wanted.params)
+
+
+# checkpoints ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [0, 1, 8, 9, 300, 50_000, -1])
+def test_a_truncated_checkpoint_is_refused(folder, size):
+    file = folder / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    assert refusal(folder) == "damaged"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"not a checkpoint", bytes(1000), b"\xff" * 1000, b"\x02" + bytes(7) + b"{}", b"\x80\x04\x95 a pickle", b"PK"],
+)
+def test_garbage_is_no_checkpoint(folder, garbage):
+    (folder / "checkpoint.safetensors").write_bytes(garbage)
+    assert refusal(folder) == "damaged"
+
+
+def test_a_checkpoint_that_is_a_folder_is_refused(folder):
+    (folder / "checkpoint.safetensors").unlink()
+    (folder / "checkpoint.safetensors").mkdir()
+    assert refusal(folder) in ("damaged", "disk")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "{",
+        "5",
+        "null",
+        "[]",
+        "{}",
+        '"text"',
+        '{"dict": []}',
+        '{"dict": 5}',
+        '{"dict": "ab"}',
+        '{"dict": [[["a"], 1]]}',
+        '{"dict": [["a", {}]]}',
+        '{"tensor": "0"}',
+        '{"tensor": []}',
+        '{"list": null}',
+        '{"object": ["os.system", "true"]}',
+        '{"dict": [], "list": []}',
+        "[" * 100_000,
+        '{"list": [' * 300 + "]}" * 300,
+        '{"list": [' * 2_000 + "]}" * 2_000,
+        '{"list": [' * 50_000 + "]}" * 50_000,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_hostile_header_is_refused(folder, header):
+    (folder / "checkpoint.safetensors").write_bytes(save({}, {"shoal": header}))
+    assert refusal(folder) == "damaged"
+
+
+KEYS = ("format", "recipe", "rounds", "params", "states", "cards", "cuts", "memory")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_checkpoint_without_a_key_is_refused(folder, key):
+    file = folder / "checkpoint.safetensors"
+    state = read_tree(file)
+    del state[key]
+    write_tree(file, state)
+    assert refusal(folder) == "damaged"
+
+
+WRONG = [(key, value) for key in KEYS if key != "recipe" for value in (5, -1, "x", None, inf, [[1]])]
+WRONG += [(key, value) for key in ("format", "rounds", "params", "states", "memory") for value in ([], {})]
+
+
+@pytest.mark.parametrize("key, value", WRONG, ids=repr)
+def test_a_value_of_the_wrong_kind_in_a_checkpoint_is_refused(folder, key, value):
+    file = folder / "checkpoint.safetensors"
+    write_tree(file, read_tree(file) | {key: value})
+    assert refusal(folder) == "damaged"
+
+
+@pytest.mark.parametrize(
+    "index", [5, [5], [[0]], [["0", 3, 0]], [[0, "../../x", 0]], [[0, 3, "0"]], [[0, 3, 99]], [[0, 99, 0]]], ids=repr
+)
+def test_a_hostile_index_of_memories_is_refused_and_costs_no_memory(folder, index):
+    file = folder / "checkpoint.safetensors"
+    write_tree(file, read_tree(file) | {"memory": {"versions": index}})
+    before = contents(folder / "memory")
+    assert kind(shoal.resume, folder, rounds=12) in ("damaged", "disk")
+    assert contents(folder / "memory").items() >= before.items()
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder):
+    file = folder / "checkpoint.safetensors"
+    state = read_tree(file)
+    state["params"]["fc1.bias"] = torch.zeros(5)
+    write_tree(file, state)
+    assert refusal(folder) == "damaged"
+
+
+def test_a_checkpoint_of_other_numbers_is_refused(folder):
+    file = folder / "checkpoint.safetensors"
+    state = read_tree(file)
+    state["params"]["fc1.bias"] = state["params"]["fc1.bias"].long()
+    write_tree(file, state)
+    assert refusal(folder) == "damaged"
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(folder):
+    file = folder / "recipe.toml"
+    file.write_text(file.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))
+    assert refusal(folder) == "other-recipe"
+
+
+def test_a_damaged_memory_is_refused(folder):
+    for file in (folder / "memory").rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert kind(shoal.resume, folder, rounds=6) == "damaged"
+
+
+def test_a_missing_memory_is_refused(folder):
+    shutil.rmtree(folder / "memory")
+    assert kind(shoal.resume, folder, rounds=6) in ("damaged", "disk")
+
+
+# history --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("torn", [b"{", b'{"round":4,"accu', b'{"round":4}', b"\xff\xfe"])
+def test_a_torn_last_line_is_dropped(folder, torn):
+    with open(folder / "history.jsonl", "ab") as file:
+        file.write(torn)
+    assert_same(shoal.resume(folder, rounds=6), whole(6))
+
+
+def test_rows_after_the_checkpoint_are_played_again(folder):
+    """A kill between the row of a round and its checkpoint leaves a row too many, whatever it says."""
+    with open(folder / "history.jsonl", "ab") as file:
+        file.write(b'{"round":4,"accuracy":1.0}\nrubbish\n')
+    assert_same(shoal.resume(folder, rounds=6), whole(6))
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b"5", b"\xff", b"{}", b'{"round":7}', b"[" * 100_000, b"null"], ids=lambda b: str(b[:9])
+)
+def test_a_damaged_line_in_the_middle_is_refused(folder, line):
+    lines = (folder / "history.jsonl").read_bytes().splitlines()
+    (folder / "history.jsonl").write_bytes(b"\n".join([lines[0], line, *lines[2:], b""]))
+    assert refusal(folder) == "damaged"
+
+
+def test_a_row_without_its_columns_is_refused(folder):
+    lines = (folder / "history.jsonl").read_bytes().splitlines()
+    (folder / "history.jsonl").write_bytes(b"\n".join([lines[0], b'{"round":1}', *lines[2:], b""]))
+    assert refusal(folder) == "damaged"
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_history_shorter_than_its_checkpoint_is_refused(folder, rows):
+    lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "history.jsonl").write_bytes(b"".join(lines[:rows]))
+    assert refusal(folder) == "damaged"
+
+
+def test_a_history_that_is_gone_is_refused(folder):
+    (folder / "history.jsonl").unlink()
+    assert refusal(folder) == "damaged"
+
+
+# folders --------------------------------------------------------------------------------------------------------------
+def test_a_folder_with_a_run_is_not_written_over(folder):
+    before = contents(folder)
+    assert kind(shoal.run, rounds=2, out=str(folder), **TINY) == "folder-exists"
+    assert contents(folder) == before
+
+
+def test_a_folder_with_anything_in_it_is_not_written_into(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years")
+    assert kind(shoal.run, rounds=2, out=str(tmp_path), **TINY) == "folder-exists"
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_is_no_run_folder(tmp_path):
+    (tmp_path / "x").write_text("a file")
+    assert kind(shoal.run, rounds=2, out=str(tmp_path / "x"), **TINY) == "folder-exists"
+
+
+def test_an_empty_folder_will_do(tmp_path):
+    assert_same(shoal.run(rounds=4, out=str(tmp_path), **TINY), whole(4))
+
+
+@pytest.mark.parametrize("call", [shoal.resume, opened])
+@pytest.mark.parametrize("where", ["empty", "missing", "file"])
+def test_a_folder_without_a_run(tmp_path, where, call):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("a file")
+    assert kind(call, tmp_path / where) == "no-run"
+
+
+def test_a_run_that_has_no_checkpoint_yet_has_no_model(folder):
+    (folder / "checkpoint.safetensors").unlink()
+    assert kind(opened, folder) == "no-run"
+
+
+def test_a_bad_recipe_leaves_no_folder(tmp_path):
+    assert kind(shoal.run, data="nothing", out=str(tmp_path / "x")) == "unknown-name"
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("a file")
+    assert kind(shoal.run, rounds=2, out=str(tmp_path / "file" / "x"), **TINY) == "disk"
+
+
+def test_a_second_process_is_kept_out(folder):
+    held, before = Folder.open(folder), contents(folder)
+    command = [sys.executable, "-m", "shoal.cli", "resume", str(folder), "-s", "rounds=9"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == REGISTRY["folder-exists"].code
+    assert "another process" in done.stderr and contents(folder) == before
+    held.close()
+
+
+def test_a_finished_run_lets_go_of_its_folder(folder):
+    result = shoal.resume(folder, rounds=5)
+    assert_same(shoal.resume(folder, rounds=6), whole(6))
+    assert len(result.history) == 5
+
+
+def test_a_finished_run_leaves_nothing_unneeded(folder):
+    """One memory for each device that took part, and no temporary file."""
+    took_part = {d for row in whole(4).history.rows for d in row["devices"]}
+    names = sorted(contents(folder))
+    memories = [n for n in names if n.startswith("memory/")]
+    assert names == sorted(["checkpoint.safetensors", "history.jsonl", "recipe.toml", *memories])
+    assert sorted(int(Path(n).name.split("-")[0]) for n in memories) == sorted(took_part)
+
+
+# a full disk ----------------------------------------------------------------------------------------------------------
+class Disk:
+    """A small disk that can be filled up and emptied; where none can be mounted, files are kept from growing."""
+
+    def __init__(self, path: Path):
+        self.path, self.filler = path, path / "filler"
+        path.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+        self.mounted = not subprocess.run(mount, capture_output=True).returncode
+        self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(self, but: int) -> None:
+        """Leave so many bytes free."""
+        if self.mounted:
+            free = os.statvfs(self.path)
+            self.filler.write_bytes(bytes(free.f_bavail * free.f_frsize - but))
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (but // 8, self.limits[1]))
+
+    def empty(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+        self.filler.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        self.empty()
+        if self.mounted:
+            subprocess.run(["umount", "--lazy", str(self.path)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Disk]:
+    small = Disk(tmp_path / "disk")
+    yield small
+    small.remove()
+
+
+def test_a_run_on_a_full_disk_can_be_resumed_when_there_is_room(disk):
+    disk.fill(but=300_000)
+    assert kind(shoal.run, rounds=6, checkpoint_every=1, out=str(disk.path / "x"), **TINY) == "disk"
+    assert not list(disk.path.rglob("*.tmp"))
+    disk.empty()
+    assert_same(shoal.resume(disk.path / "x"), whole(6))
+
+
+def test_a_disk_that_fills_up_later_keeps_what_was_saved(disk):
+    folder = disk.path / "x"
+    shoal.run(rounds=3, checkpoint_every=1, out=str(folder), **TINY)
+    disk.fill(but=8_192)
+    assert kind(shoal.resume, folder, rounds=6) == "disk"
+    disk.empty()
+    assert opened(folder).history.same_course(whole(3).history)
+    assert_same(shoal.resume(folder, rounds=6), whole(6))
+
+
+def test_a_disk_that_is_full_from_the_start(disk):
+    """The folder of a run that could not even begin is free for the next one."""
+    disk.fill(but=0)
+    assert kind(shoal.run, rounds=4, out=str(disk.path / "x"), **TINY) == "disk"
+    disk.empty()
+    assert_same(shoal.run(rounds=4, out=str(disk.path / "x"), **TINY), whole(4))
+
+
+# what is never used ---------------------------------------------------------------------------------------------------
+def imported(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [n.name for n in names]
+        case ast.ImportFrom(module=module, names=names):
+            return [module or "", *(f"{module}.{n.name}" for n in names)]
+    return []
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_is_pickled_or_evaluated(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        roots = {name.split(".")[0] for name in imported(node)}
+        assert not roots & {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+        assert not {"torch.load", "torch.save"} & set(imported(node))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert f"{node.value.id}.{node.attr}" not in ("torch.load", "torch.save")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("eval", "exec", "compile", "__import__")
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant) and node.value.value is False
+
+
+def test_a_checkpoint_is_plain_safetensors(folder):
+    """Anybody can read it: the header is JSON, the rest are tensors."""
+    raw = (folder / "checkpoint.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert json.loads(header["__metadata__"]["shoal"])["dict"][0] == ["format", 1]
