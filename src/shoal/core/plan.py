@@ -75,7 +75,7 @@ class Slicer:
 
     def take(self, params: Mapping[str, Tensor], plan: Plan) -> Params:
         """The smaller tensors that a plan keeps; a tensor with an element mask becomes the list of its kept values."""
-        return {name: self._take(name, value, plan) for name, value in params.items()}
+        return {name: self._take(name, value, plan) if plan else value for name, value in params.items()}
 
     def place(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor], plan: Plan) -> Params:
         """Tensors of full shape that hold `small` where the plan keeps and 0 elsewhere."""
@@ -83,6 +83,8 @@ class Slicer:
 
     def covered(self, name: str, like: Tensor, plan: Plan) -> Tensor | None:
         """Which elements of a tensor a plan keeps; None when all of them."""
+        if not plan:
+            return None
         mask = plan.masks.get(name)
         for index, dim in self._indices(name, plan, like.device):
             line = torch.zeros(like.shape[dim], dtype=torch.bool, device=like.device)

@@ -114,7 +114,8 @@ def autograd(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, Scor
 
 def plain(scored: Scored) -> Scored:
     """The score without its graph."""
-    return Scored(*(tree.map(Tensor.detach, field) for field in scored))
+    loss, logits, features, *dicts = scored
+    return Scored(loss.detach(), logits.detach(), features.detach(), *(tree.detach(d) for d in dicts))
 
 
 def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
