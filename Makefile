@@ -22,7 +22,7 @@ check: $(VENV)/dev  ## format, lint, types, docs
 	$(VENV)/bin/ruff format --check src tests benchmarks
 	$(VENV)/bin/ruff check src tests benchmarks
 	$(VENV)/bin/pyright
-	$(VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 docs: $(VENV)/dev  ## serve the documentation
 	$(VENV)/bin/mkdocs serve

@@ -75,7 +75,8 @@ def test_enrolment_is_asked_once_and_counted_then():
 
 def test_a_plan_sends_and_trains_less_and_the_rest_keeps_its_value():
     loop, spy, standing, rows = played(HalfWidth(), rounds=1)
-    assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * 8 * (4 * 2 + 2 + 2 * 2 + 2)
+    # the plan itself travels down as one bit per unit
+    assert rows[0]["bytes_down"] - 2 * 1 == rows[0]["bytes_up"] == 2 * 8 * (4 * 2 + 2 + 2 * 2 + 2)
     assert rows[0]["macs_forward"] == 4 * 2 + 2 * 2
     # device 0 drops unit 0, device 1 drops unit 1: unit 0 moves by device 1 alone, unit 2 by both
     replies = [o.message.body["a.bias"]["value"] for o in spy.outcomes[0] if o.message]
@@ -375,3 +376,64 @@ def test_cards_are_asked_for_in_one_go():
     spy.enrol = lambda devices, inner=spy.inner: (asked.append(list(devices)), inner.enrol(devices))[1]
     play(replace(loop, engine=spy), loop.start(net), 0, 2)
     assert asked == [[0, 1]]
+
+
+def test_enrolment_before_the_first_round_is_counted_in_it():
+    @dataclass(frozen=True)
+    class AsksEarly(Part):
+        def enrol(self, card, samples, net):
+            return card | {"size": torch.tensor(len(samples))}
+
+        def init_server(self, round):
+            return {"sizes": [int(round.roster[d]["size"]) for d in (0, 1)]}
+
+    _, _, standing, rows = played(AsksEarly())
+    assert [row["bytes_up"] - 2 * 8 * WEIGHTS for row in rows] == [2 * 8, 0]
+    assert standing.states["asksearly"] == {"sizes": [5, 3]}
+
+
+def test_a_void_round_leaves_no_memory():
+    @dataclass(frozen=True)
+    class ExplodesAt(Part):
+        at: int = 1
+
+        def serve(self, params, state, round):
+            return {k: v / 0 if round.number == self.at else v for k, v in params.items()}, state
+
+    loop, _, _, rows = played(Remember(), ExplodesAt(), rounds=3)
+    assert [bool(row.get("void")) for row in rows] == [False, True, False]
+    assert memory_of(loop).get(0)["remember"]["visits"] == 2
+
+
+def test_what_lies_beside_may_be_nested():
+    @dataclass(frozen=True)
+    class Nested(Part):
+        def send(self, state, round):
+            return {d: {"deep": {"c": dict(round.anchor), "n": torch.ones(3)}} for d in round.devices}, state
+
+        def measure(self, params, state, device):
+            assert device.got["deep"]["c"]["a.weight"].shape == (3, 4)
+            return {"deep": {"n": device.got["deep"]["n"] * 2, "c": device.got["deep"]["c"]}}
+
+    _, _, _, rows = played(Nested(), HalfWidth())
+    assert rows[0]["bytes_up"] == 2 * (2 * 8 * 16 + 12)
+
+
+def test_claims_that_the_loop_does_not_know_are_refused():
+    @dataclass(frozen=True)
+    class NoStage(Part):
+        def encode(self, message, memory, link):
+            return message, memory
+
+    @dataclass(frozen=True)
+    class OddStage(Part):
+        stage: ClassVar = "squash"
+
+    @dataclass(frozen=True)
+    class OddSets(Part):
+        sets: ClassVar = frozenset({"wiegh"})
+
+    for part, word in ((NoStage(), "stage"), (OddStage(), "stage"), (OddSets(), "sets")):
+        with pytest.raises(ShoalError, match=word) as error:
+            compose([part])
+        assert error.value.kind.name == "bad-part"

@@ -36,7 +36,7 @@ def file(tmp_path_factory) -> Path:
 
 # TOML -----------------------------------------------------------------------------------------------------------------
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-amounts = st.integers(1, 999).map(str) | st.just("0.5") | st.just("1-5")
+amounts = st.integers(1, 999).map(str) | st.just("1-5")
 
 
 def values(field) -> st.SearchStrategy:
@@ -52,7 +52,9 @@ def values(field) -> st.SearchStrategy:
             return st.floats(low, high, allow_infinity=False, allow_nan=False)
         case tuple():
             return st.lists(texts.filter(bool), max_size=3).map(tuple)
-    return amounts if field.name in ("epochs", "steps") else texts
+    if field.name in ("epochs", "steps"):
+        return amounts | st.just("0.5") if field.name == "epochs" else amounts
+    return texts
 
 
 recipes = st.fixed_dictionaries({}, optional={f.name: values(f) for f in fields(Recipe) if f.name != "sample"}).map(
@@ -345,4 +347,4 @@ def test_first_weights_from_any_bytes(file, content):
 
 def test_first_weights_from_nowhere(tmp_path):
     assert kind(started, tmp_path / "w.safetensors") in ("disk", "no-data")
-    assert kind(started, tmp_path) in ("disk", "damaged")
+    assert kind(started, tmp_path) == "no-data"

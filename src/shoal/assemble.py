@@ -53,6 +53,11 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         index = server if device == SERVER else held[device]
         return Samples(dataset.inputs, dataset.targets, torch.from_numpy(np.asarray(index)).to(place))
 
+    sizes = np.array([len(h) for h in held])
+    if net.mixes_batch:
+        if recipe.batch < 2:
+            raise ShoalError("bad-value", "batch is 1, and batch norm needs several samples.", "Give 2 or more.")
+        sizes[sizes < 2] = 0
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
     site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment))
@@ -63,7 +68,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         Serial(site, memory),
         parse_fleet(recipe.fleet),
         streams,
-        np.array([len(h) for h in held]),
+        sizes,
         recipe.sample,
         workload(recipe, streams),
         Judge(Samples(dataset.test_inputs, dataset.test_targets, tests)),
@@ -105,6 +110,8 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
     """The model with its first weights: drawn from the stream `init`, or read from a file."""
     net = build(recipe.model, dataset.input_shape, dataset.classes, streams.number("init"))
     if recipe.init:
+        if not Path(recipe.init).is_file():
+            raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
         given = read_tensors(Path(recipe.init))
         for name, value in net.initial.items():
             if name not in given or given[name].shape != value.shape:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from shoal.core.errors import REGISTRY, ShoalError
 from shoal.recipe import Recipe, from_file, from_text
-from shoal.show import Progress, comparison_table, listing, summary
+from shoal.show import Progress, comparison_table, listing, number, summary
 
 app = typer.Typer(
     add_completion=False,
@@ -106,8 +106,13 @@ def compare(
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
     from shoal.compare import compare as start
+    from shoal.report import need_plotting
 
+    if "method" in given:
+        raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
     recipe = resolved(file, sets, given)
+    if recipe.out:
+        need_plotting()
     with Progress(quiet or as_json, False, runs=len(methods) * seeds) as progress:
         comparison = start(methods, recipe, seeds, progress.row)
     tell(comparison, recipe.out, quiet, as_json)
@@ -125,10 +130,13 @@ def resume(
 ) -> None:
     """Go on with a run or a comparison that was stopped."""
     from shoal.compare import LIST, go_on
+    from shoal.report import need_plotting
     from shoal.runner import resume as again
 
-    with Progress(quiet or as_json, as_json) as progress:
-        if (folder / LIST).is_file():
+    whole = (folder / LIST).is_file()
+    with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1) as progress:
+        if whole:
+            need_plotting()
             comparison = go_on(folder, progress.row, from_text(sets or []))
             result = None
         else:
@@ -168,7 +176,9 @@ def export(
         )
     }
     write_bytes(target, save({k: v.cpu().contiguous() for k, v in result.params.items()}, about))
-    typer.echo(f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {result.accuracy}")
+    typer.echo(
+        f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {number(result.accuracy, 4)}"
+    )
 
 
 def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:

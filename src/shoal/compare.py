@@ -108,7 +108,13 @@ def planned(methods: Sequence[str], recipe: Recipe, seeds: int) -> list[Recipe]:
 def played(recipes: Sequence[Recipe], target: float, watch: Watcher | None) -> Comparison:
     results: dict[str, list[Result]] = {}
     for recipe in recipes:
-        results.setdefault(recipe.method, []).append(brought_to_end(recipe, watch))
+        try:
+            results.setdefault(recipe.method, []).append(brought_to_end(recipe, watch))
+        except ShoalError as error:
+            if error.kind.name != "interrupted" or not recipe.out:
+                raise
+            whole = Path(recipe.out).parent.parent
+            raise ShoalError("interrupted", error.problem, f"`shoal resume {whole}` goes on from there.") from None
     return Comparison(results, target)
 
 

@@ -69,8 +69,10 @@ class Memory:
         if not nothing or device in self.held or device in self.versions:
             self.staged[device] = memory
 
-    def commit(self, round: int) -> None:
-        """The round is over: what was staged is now what devices remember."""
+    def commit(self, round: int, kept: bool = True) -> None:
+        """The round is over: what was staged is now what devices remember, unless the round was void."""
+        if not kept:
+            return self.discard()
         for device, memory in self.staged.items():
             self._hold(device, memory)
             self.dirty[device] = round

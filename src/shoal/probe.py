@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.core import tree
 from shoal.core.compose import Method
 from shoal.core.device import Site, Visit, prepare
 from shoal.core.errors import ShoalError
@@ -30,9 +31,14 @@ from shoal.watch import refused, watched
 def probe(part: Part) -> None:
     """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
     loop, net = tiny_run(Method((watched(part),)))
+    assert isinstance(loop.engine, Serial)
     standing = loop.start(net)
     for number in range(2):
         standing, _ = loop.play(standing, number)
+    try:
+        tree.pack([standing.states, loop.engine.memory.staged])
+    except TypeError as error:
+        raise refused(part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees.") from error
     together(part)
 
 
@@ -91,15 +97,23 @@ def visits_of(loop: Loop, standing: Standing) -> list[Visit]:
     return [prepare(site, job, {}) for job in jobs]
 
 
+def scenes_of(method: Method, visit: Visit) -> list[Scene]:
+    """What surrounds each step of a visit, with the draws that the engine `serial` would make."""
+    own = {part.name(): visit.at(part.name()) for part in method.at("draw")}
+    generators = {name: device.generator("draw") for name, device in own.items()}
+
+    def drawn(step: int) -> dict[str, dict[str, Tensor]]:
+        return {p.name(): p.draw(generators[p.name()], own[p.name()], step) for p in method.at("draw")}
+
+    return [visit.scene_at(step, drawn(step)) for step in range(len(visit.rows))]
+
+
 def together(part: Part) -> None:
     """One step of two devices in one vectorised call: what branches on data or numbers fails here."""
     loop, net = tiny_run(Method((part,)), sizes=(4, 4))
     visits = visits_of(loop, loop.start(net))
     method = loop.method
-    drawn = [
-        {p.name(): p.draw(v.at(p.name()).generator(), v.at(p.name()), 0) for p in method.at("draw")} for v in visits
-    ]
-    scenes = [v.scene_at(0, d) for v, d in zip(visits, drawn)]
+    scenes = [scenes_of(method, v)[0] for v in visits]
     batches = [v.device.samples.batch(v.rows[0]) for v in visits]
     inputs = torch.stack([b.inputs for b in batches])
     targets = torch.stack([b.targets[0][0] for b in batches])

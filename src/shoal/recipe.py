@@ -168,6 +168,8 @@ def amount(name: str, text: str) -> tuple[float, float] | None:
         return None
     found = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
     ends = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
+    if name == "steps" and any(end != int(end) for end in ends):
+        raise bad(name, text, "a whole number of steps")
     if not (0 < ends[0] <= ends[1] < 1e6):
         raise bad(name, text, "a number above 0 or two with a dash between, like 1-5")
     return ends

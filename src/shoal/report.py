@@ -1,5 +1,6 @@
 """Pictures of runs."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 """Distinguishable with any colour vision (after Okabe and Ito)."""
 
 
+def need_plotting() -> None:
+    """Say what is missing before anything is computed, not after."""
+    if find_spec("matplotlib") is None:
+        raise ShoalError("missing-extra", "matplotlib is not installed.", "Run: pip install 'shoal[plot]'.")
+
+
 def draw(comparison: Comparison, path: Path) -> None:
     """Accuracy against rounds and against what was sent: the mean over seeds, and the band they lie in."""
-    try:
-        import matplotlib
+    need_plotting()
+    import matplotlib
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise ShoalError("missing-extra", "matplotlib is not installed.", "Run: pip install 'shoal[plot]'.") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11}
     with pyplot.rc_context(style):
         figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")

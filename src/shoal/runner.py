@@ -112,7 +112,7 @@ def drive(
             number = len(history)
             after, row = loop.play(standing, number)
             with undisturbed():
-                memory.commit(number)
+                memory.commit(number, kept=not row.get("void"))
                 loop.settle(standing, after)
                 standing, row = after, plain(row)
                 history.append(row)

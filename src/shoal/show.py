@@ -88,7 +88,7 @@ def summary(result) -> Table:
 def comparison_table(comparison) -> Table:
     """Methods side by side; the best accuracy stands out."""
     rows = comparison.table()
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=12)
     for head in ("accuracy", "bytes", "simulated"):
         table.add_column(head, justify="right", no_wrap=True)

@@ -16,11 +16,11 @@ from shoal.core.expression import parse
 from shoal.core.ledger import Row
 from shoal.core.part import Part
 from shoal.core.round import Loop, Standing
-from shoal.core.train import Course, advance, autograd, gated
+from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Job, Outcome
 from shoal.engines.serial import Serial
-from shoal.probe import functional, probe, stacked, tiny_run, visits_of
+from shoal.probe import functional, probe, scenes_of, stacked, tiny_run, visits_of
 from shoal.recipe import Recipe
 from shoal.store import Folder, claimed
 
@@ -32,6 +32,7 @@ def check_part(part: Part) -> None:
     is_a_value(part)
     probe(part)
     steps_alike_when_vectorised(part)
+    masked_equals_sliced(part)
     padding_leaves_no_trace(part)
     bytes_are_what_travels(part)
     decodes_what_it_encodes(part)
@@ -52,7 +53,7 @@ def steps_alike_when_vectorised(part: Part) -> None:
     """Law 2, for one step: two devices in one `vmap` call give what they give one after the other."""
     loop, visits, batches = ready(part, (4, 4))
     rule = site_of(loop).rule
-    scenes = [scene_at(loop, v, 0) for v in visits]
+    scenes = [scenes_of(loop.method, v)[0] for v in visits]
     apart = [advance(rule, v.course, b, s, autograd)[0] for v, b, s in zip(visits, batches, scenes)]
     inputs, targets = (
         torch.stack([pick(b) for b in batches]) for pick in (lambda b: b.inputs, lambda b: b.targets[0][0])
@@ -65,14 +66,33 @@ def steps_alike_when_vectorised(part: Part) -> None:
     close(together._asdict(), stacked(apart)._asdict(), 1e-9, f"{part} steps differently when vectorised")
 
 
+def masked_equals_sliced(part: Part) -> None:
+    """Law 3: where a plan keeps units of axes, the masked model and the cut-out one train to the same numbers."""
+    loop, visits, _ = ready(part, (5, 3))
+    site = site_of(loop)
+    for visit in visits:
+        plan, slicer = visit.job.plan, site.net.slicer
+        if not plan.kept or plan.masks:
+            continue
+        small = Rule(site.net.cut(plan), loop.method, site.optimiser)
+        masked, sliced = visit.course, Course(*(slicer.cut_tree(field, plan) for field in visit.course))
+        for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+            batch = visit.device.samples.batch(rows)
+            masked, _ = advance(site.rule, masked, batch, scene, autograd)
+            cut = Scene(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
+            sliced, _ = advance(small, sliced, batch, cut, autograd)
+        ends = slicer.take(masked.params, plan)
+        close(ends, sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
+
+
 def padding_leaves_no_trace(part: Part) -> None:
     """Law 4: samples of weight 0 and steps that are gated off change neither parameters nor any state."""
     loop, visits, _ = ready(part, (5, 3))
     rule = site_of(loop).rule
     for visit in visits:
         plain = padded = visit.course
-        for step, rows in enumerate(visit.rows):
-            batch, scene = visit.device.samples.batch(rows), scene_at(loop, visit, step)
+        for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+            batch = visit.device.samples.batch(rows)
             plain, _ = advance(rule, plain, batch, scene, autograd)
             wide = with_padding(batch)
             idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), scene, autograd)
@@ -183,7 +203,7 @@ def play(loop: Loop, standing: Standing, first: int, rounds: int) -> tuple[Stand
     rows = []
     for number in range(first, rounds):
         after, row = loop.play(standing, number)
-        memory_of(loop).commit(number)
+        memory_of(loop).commit(number, kept=not row.get("void"))
         loop.settle(standing, after)
         standing = after
         rows.append(row)
@@ -195,14 +215,6 @@ def ready(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[Visit], list[B
     loop, net = tiny_run(Method((part,)), sizes)
     visits = visits_of(loop, loop.start(net))
     return loop, visits, [v.device.samples.batch(v.rows[0]) for v in visits]
-
-
-def scene_at(loop: Loop, visit: Visit, step: int):
-    drawn = {}
-    for part in loop.method.at("draw"):
-        own = visit.at(part.name())
-        drawn[part.name()] = part.draw(own.generator(), own, step)
-    return visit.scene_at(step, drawn)
 
 
 def with_padding(batch: Batch) -> Batch:

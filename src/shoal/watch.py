@@ -68,6 +68,9 @@ def check_form(part: Part, point: str, args: tuple, result: Any) -> None:
         same_shapes(part, point, args[2].anchor, result[0])
     elif point == "evaluate":
         same_shapes(part, point, args[0][""], result.get("") if isinstance(result, Mapping) else None)
+    elif point in ("measure", "send"):
+        if not all(isinstance(leaf, Tensor) for leaf in leaves(result if point == "measure" else result[0])):
+            raise refused(part, point, "sends what is not a tensor", "Only tensors travel, and dicts of them.")
     if point == "step" and structure(args[1]) != structure(result[1]):
         why = "returns a state of another form than it was given"
         raise refused(part, point, why, "Make the whole state in `begin`.")
@@ -93,6 +96,10 @@ def blame(part: Part, point: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise refused(part, point, f"raises {told(error)}", "Correct it there.") from error
+
+
+def leaves(node: Any) -> list:
+    return [leaf for v in node.values() for leaf in leaves(v)] if isinstance(node, Mapping) else [node]
 
 
 def structure(node: Any) -> Any:

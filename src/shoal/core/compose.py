@@ -111,6 +111,8 @@ class Method:
 
 def compose(parts: Sequence[Part]) -> Method:
     """The method of these parts, or one sentence about which two clash, why, and what to write instead."""
+    for part in parts:
+        _check_claims(part)
     _refuse_two(parts, lambda p: p.name(), "it is listed twice", "List it once.")
     _refuse_two(
         parts,
@@ -152,6 +154,21 @@ def compose(parts: Sequence[Part]) -> Method:
             f"Leave {delta.name()} out, or use a codec of plain values.",
         )
     return Method(tuple(parts))
+
+
+def _check_claims(part: Part) -> None:
+    """What a part says about itself must be something the loop knows."""
+    stages = STAGES if part.acts_at("encode") or part.acts_at("decode") else ("", *STAGES)
+    for claim, value, known in (
+        ("stage", {part.stage}, stages),
+        ("sets", part.sets, ("select", "plan", "weigh")),
+        ("directions", part.directions, ("up", "down")),
+        ("carries", {part.carries}, ("delta", "values")),
+    ):
+        for word in value:
+            if word not in known:
+                problem = f"The part {part.name()} has {claim} = {word!r}."
+                raise ShoalError("bad-part", problem, f"Known are {', '.join(map(repr, known))}.")
 
 
 def _refuse_two(parts: Sequence[Part], claim: Callable[[Part], str | None], why: str, advice: str) -> None:

@@ -18,7 +18,11 @@ REGISTRY = {
     kind.name: kind
     for kind in (
         Kind(2, "usage", "the command line itself could not be read"),
-        Kind(10, "unknown-name", "a method, data set, model, split, fleet or engine of that name does not exist"),
+        Kind(
+            10,
+            "unknown-name",
+            "there is no method, value, data set, model, split, fleet, engine or recipe key of that name",
+        ),
         Kind(11, "bad-value", "a value is of the wrong type or out of its range"),
         Kind(12, "bad-expression", "a method expression could not be read"),
         Kind(13, "clash", "two parts of a method cannot be used together"),

@@ -47,12 +47,14 @@ class Plan:
     """What one device is sent and trains; the whole model unless something is said.
 
     `kept` lists the units kept of an axis, in order; `masks` keeps single elements where no axis fits;
-    `sent` names the tensors that travel down when they are not all of them.
+    `sent` names the tensors that travel down when they are not all of them; `known` says that the device knows the
+    plan already, so that it need not travel.
     """
 
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     sent: frozenset[str] | None = None
+    known: bool = False
 
     def __bool__(self) -> bool:
         """Whether less than the whole model is trained."""

@@ -43,6 +43,8 @@ class Standing:
     cards: dict[int, Card] = field(default_factory=dict)
     cuts: tuple[Plan, ...] = ()
     """What each pruning left of the model before it."""
+    owed: int = 0
+    """Bytes of enrolment that no row has counted yet."""
 
 
 class Register:
@@ -87,7 +89,7 @@ class Loop:
         standing = Standing(net, net.initial, {})
         register = Register({}, self.engine.enrol)
         states = self.method.init_server(self.opening(standing, 0, register))
-        return replace(standing, states=states, cards=register.cards)
+        return replace(standing, states=states, cards=register.cards, owed=register.nbytes)
 
     def play(self, standing: Standing, number: int) -> tuple[Standing, Row]:
         """One round, from what the server knew before it to what it knows after it."""
@@ -114,12 +116,14 @@ class Loop:
             new_params, new_states = method.serve(new_params, new_states, round)
             void = not tree.finite(new_params)
             params, states = (params, states) if void else (new_params, new_states)
-        standing = replace(standing, params=params, states=states, cards=register.cards)
+        enrolment = standing.owed + register.nbytes
+        standing = replace(standing, params=params, states=states, cards=register.cards, owed=0)
         if not void:
             standing = self.prune(standing, round)
 
-        row = cost(jobs, outcomes, register.nbytes, number, self.clock)
-        row |= self.judged(standing, replace(round, net=standing.net)) if self.evaluates(row) else {}
+        row = cost(jobs, outcomes, enrolment, number, self.clock)
+        if self.evaluates(row):
+            row |= self.judged(standing, replace(round, net=standing.net, params=standing.params))
         if dropped:
             row["dropped"] = dropped
         if void:
@@ -183,7 +187,8 @@ class Loop:
         for device in round.devices:
             plan = round.plans[device]
             sent = names if plan.sent is None else [k for k in names if k in plan.sent]
-            message = wire.pack_message(round.anchor, beside[device], plan, net.slicer, sent)
+            told = {} if plan.known or not plan else {".plan": wire.described(plan, net.axes)}
+            message = wire.pack_message(round.anchor, told | beside[device], plan, net.slicer, sent)
             if codecs:
                 message, states = wire.encode(message, codecs, states, self.link(round, "down", device))
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
@@ -224,7 +229,7 @@ class Loop:
 
     def prune(self, standing: Standing, round: Round) -> Standing:
         """A smaller model where a part asks for one; every state shaped like it is cut along."""
-        plan, states = self.method.prune(WHOLE, standing.states, replace(round, anchor=standing.params))
+        plan, states = self.method.prune(WHOLE, standing.states, replace(round, params=standing.params))
         if not plan:
             return replace(standing, states=states)
         net, slicer = standing.net.cut(plan), standing.net.slicer

@@ -208,6 +208,8 @@ class Round:
     plans: Mapping[int, Plan] = field(default_factory=dict)
     replies: Sequence[Reply] = ()
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))
+    params: Params = field(default_factory=dict)
+    """The new parameters, once there are any: at `prune` and `evaluate`."""
     part: str = ""
     """The part that is looking, so that its draws come from its own stream."""
 

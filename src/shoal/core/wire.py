@@ -5,7 +5,7 @@ the `value` of each entry of the body, puts a smaller one in its place and keeps
 it under its own name, so any codec can read what another one wrote. `decode` runs the pipe backwards.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.core import tree
-from shoal.core.plan import Plan, Slicer
+from shoal.core.plan import Axis, Plan, Slicer
 from shoal.core.streams import Streams, part_stream
 from shoal.core.tree import Params, Tree
 
@@ -97,7 +97,7 @@ def pack_message(
     body = slicer.take({k: params[k] for k in names}, plan)
     return Message(
         {k: {"value": v} for k, v in body.items()},
-        {part: {k: _each(v, lambda t: slicer.take(t, plan)) for k, v in own.items()} for part, own in beside.items()},
+        {part: _trees(own, slicer, lambda t: slicer.take(t, plan)) for part, own in beside.items()},
     )
 
 
@@ -114,10 +114,7 @@ def open_message(
             mask = arrived if mask is None else mask & arrived
         if mask is not None:
             covered[name] = mask
-    placed = {
-        part: {k: _each(v, lambda t: slicer.place(t, like, plan)) for k, v in own.items()}
-        for part, own in message.beside.items()
-    }
+    placed = {part: _trees(own, slicer, lambda t: slicer.place(t, like, plan)) for part, own in message.beside.items()}
     return values, covered, placed
 
 
@@ -149,6 +146,17 @@ def shapes_of(message: Message, link: Link) -> dict[str, torch.Size]:
     return {k: v.shape for k, v in link.slicer.take({k: link.like[k] for k in message.body}, link.plan).items()}
 
 
+def described(plan: Plan, axes: Sequence[Axis]) -> dict[str, Tensor]:
+    """A plan as it travels: a bit per unit of the axes it cuts, a bit per element where it masks."""
+    units = [
+        torch.zeros(a.size, dtype=torch.bool).index_fill(0, plan.kept[a.name].cpu(), True)
+        for a in axes
+        if a.name in plan.kept
+    ]
+    masks = [mask.flatten().cpu() for mask in plan.masks.values()]
+    return {"bits": bits(torch.cat([*units, *masks]))}
+
+
 def bits(mask: Tensor) -> Tensor:
     """A boolean tensor as bytes of eight."""
     return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy())).to(mask.device)
@@ -164,5 +172,10 @@ def raw(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _each(value: Any, f):
-    return f(value) if isinstance(value, Mapping) else value
+def _trees(value: Any, slicer: Slicer, f: Callable[[Params], Params]) -> Any:
+    """Apply `f` to what is keyed by the names of tensors, however deep it lies, and leave the rest alone."""
+    if not isinstance(value, Mapping):
+        return value
+    if value and slicer.names.issuperset(value):
+        return f(dict(value))
+    return {k: _trees(v, slicer, f) for k, v in value.items()}

@@ -47,7 +47,7 @@ def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
     rule, course, device = site.rule, visit.course, visit.device
     own, job = site.streams, visit.job
     drawing = [(part, visit.at(part.name())) for part in site.method.at("draw")]
-    generators = {part.name(): local.generator() for part, local in drawing}
+    generators = {part.name(): local.generator("draw") for part, local in drawing}
     augmenting = own.torch("augment", job.round, job.device) if site.augment else None
     losses, macs = [], 0
     with seeded(own.number("dropout", job.round, job.device), rule.net.place):

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from shoal.core.part import Part
+from shoal.core.part import Neutral, Part
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Reply, Round
 from shoal.parts.checks import require
@@ -16,6 +17,8 @@ from shoal.parts.ranked import combine_ranked
 @dataclass(frozen=True)
 class TrimmedMean(Part):
     """Each coordinate leaves out the `trim` share of its smallest and of its largest values, then takes the mean."""
+
+    neutral: ClassVar = Neutral({"trim": 0.0}, equal_devices=True)
 
     trim: float = 0.1
 
