@@ -56,6 +56,10 @@ class Net:
         return tuple(name for name in self.initial if name not in set(self.trainable))
 
     @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.initial)
+
+    @cached_property
     def slicer(self) -> Slicer:
         return Slicer(self.axes, self.initial)
 
@@ -66,7 +70,9 @@ class Net:
 
     def named(self, *roles: str) -> tuple[str, ...]:
         """The tensors that have one of these roles."""
-        return tuple(k for k in self.initial if self.roles.get(k, "shared") in roles)
+        if not self.roles:
+            return self._names if "shared" in roles else ()
+        return tuple(k for k in self._names if self.roles.get(k, "shared") in roles)
 
     def apply(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
         """Run the model: logits, features, the outputs asked for, and the buffers as the pass left them.
