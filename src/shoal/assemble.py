@@ -45,7 +45,8 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
     streams = Streams(recipe.seed)
     place, dtype = compute_device(recipe.compute), getattr(torch, recipe.precision)
     dataset = load(recipe.data)
-    dataset = (dataset.normalised() if recipe.normalise else dataset).to(dtype, place)
+    dataset = dataset.to(dtype, place)
+    dataset = dataset.normalised() if recipe.normalise else dataset
     held, server = spread(recipe, dataset, streams)
     net = method.model(first_net(recipe, dataset, streams, dtype, place))
 

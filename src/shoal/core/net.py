@@ -30,6 +30,8 @@ class Net:
     axes: tuple[Axis, ...] = ()
     blocks: tuple[Block, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
+    token_inputs: bool = False
+    """Whether inputs are whole numbers (words) and not measurements."""
 
     def __post_init__(self):
         _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
@@ -113,7 +115,8 @@ class Net:
     @cached_property
     def macs_forward(self) -> int:
         """Multiply-accumulates of one sample through the model; see `counted`."""
-        one = torch.zeros(1, *self.input_shape, dtype=self.dtype, device=self.place)
+        dtype = torch.long if self.token_inputs else self.dtype
+        one = torch.zeros(1, *self.input_shape, dtype=dtype, device=self.place)
         return counted(lambda: self.apply(self.initial, one))
 
     @property

@@ -13,7 +13,10 @@ from shoal.core.errors import unknown
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Inputs (samples first) and integer targets."""
+    """Inputs (samples first: measurements, pixels as bytes, or word numbers) and integer targets.
+
+    For sequences a target has one number per position, and `classes` is the size of the vocabulary.
+    """
 
     name: str
     inputs: Tensor
@@ -21,6 +24,8 @@ class Dataset:
     test_inputs: Tensor
     test_targets: Tensor
     classes: int
+    owners: np.ndarray | None = None
+    """The device that each training sample belongs to, from 0 up, where the data itself says so."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -28,6 +33,8 @@ class Dataset:
 
     def normalised(self) -> "Dataset":
         """Each channel shifted and scaled to mean 0 and deviation 1 over the training half."""
+        if not self.inputs.is_floating_point():
+            return self
         dims = [0, *range(2, self.inputs.dim())]
         mean = self.inputs.mean(dims, keepdim=True)
         std = self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
@@ -35,6 +42,8 @@ class Dataset:
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
         def move(t: Tensor) -> Tensor:
+            if t.dtype == torch.uint8:
+                return t.to(device=device).to(dtype) / 255
             return t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
 
         return replace(
