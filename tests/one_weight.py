@@ -20,7 +20,7 @@ from shoal.core.streams import Streams
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work
 from shoal.engines.serial import Serial
-from shoal.fleet.profile import Uniform
+from shoal.fleet.fleets import Uniform
 from shoal.memory import Memory
 
 

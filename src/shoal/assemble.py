@@ -12,6 +12,7 @@ from shoal.core.compose import Method
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
+from shoal.core.ledger import Patience
 from shoal.core.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import Streams
@@ -21,7 +22,7 @@ from shoal.data.dataset import Dataset, load
 from shoal.data.splits import hold_back, parse_split
 from shoal.engines.serial import Serial
 from shoal.files import read_tensors
-from shoal.fleet.profile import parse_fleet
+from shoal.fleet.fleets import parse_fleet
 from shoal.memory import Memory
 from shoal.models import build
 from shoal.recipe import Recipe, amount
@@ -67,7 +68,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
     loop = Loop(
         method,
         Serial(site, memory),
-        parse_fleet(recipe.fleet),
+        parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
         streams,
         sizes,
         recipe.sample,
@@ -75,6 +76,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         Judge(Samples(dataset.test_inputs, dataset.test_targets, tests)),
         lambda row: True,
         optimiser,
+        Patience(recipe.failures, recipe.deadline, recipe.over_select),
         shared,
     )
     return Assembly(recipe, method, net, loop, memory)

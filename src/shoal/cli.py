@@ -28,7 +28,7 @@ PANELS = {
     "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
     "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
     "When to look and when to stop": "eval_every target until_accuracy until_seconds until_bytes until_macs",
-    "Where it runs": "engine compute precision fleet",
+    "Where it runs": "engine compute precision fleet failures deadline over_select",
     "What is kept": "out checkpoint_every memory_mb",
 }
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}

@@ -23,7 +23,7 @@ from shoal.core.train import Course, Rule, Scene, advance, gated
 from shoal.core.tree import Params
 from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
 from shoal.engines.serial import Serial
-from shoal.fleet.profile import Uniform
+from shoal.fleet.fleets import Uniform
 from shoal.memory import Memory
 from shoal.watch import refused, watched
 
@@ -69,7 +69,7 @@ def tiny_run(
         Judge(samples(SERVER)),
         lambda row: True,
         Optimiser(momentum),
-        samples(SERVER),
+        server=samples(SERVER),
     )
     return loop, net
 

@@ -60,7 +60,10 @@ class Recipe:
     engine: str = known("serial", "Where devices train.", among=("serial",))
     compute: str = known("cpu", "Compute device: cpu, cuda or cuda:N.")
     precision: str = known("float32", "Numbers to compute with.", among=("float32", "float64"))
-    fleet: str = known("uniform", "Speed and links of the devices.")
+    fleet: str = known("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
+    failures: float = known(0.0, "Chance that a device does not answer.", 0, 1)
+    deadline: float = known(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)
+    over_select: float = known(0.0, "Share of further devices to ask; the first to answer count.", 0, 100)
     checkpoint_every: int = known(
         0, "Rounds between checkpoints; 0: so often that they cost 5 % of the time.", 0, 10**9, steers=False
     )

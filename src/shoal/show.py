@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -117,29 +118,38 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     """One row per name with the first line of its description."""
     from shoal.data.dataset import DATASETS
     from shoal.data.splits import SPLITS
-    from shoal.fleet.profile import FLEETS
+    from shoal.fleet.fleets import FORMS
     from shoal.models import MODELS
-    from shoal.parts import PRESETS, shipped
-    from shoal.strangers import in_files, in_packages
 
-    known: dict[str, dict[str, Any]] = {
-        "methods": shipped() | in_files(files) | in_packages() if what == "methods" else {},
-        "data": DATASETS,
-        "models": MODELS,
-        "splits": {name: function for name, (function, _, _) in SPLITS.items()},
-        "fleets": FLEETS,
+    known: dict[str, Callable[[], dict[str, str]]] = {
+        "methods": lambda: methods(files),
+        "data": lambda: {name: described(thing) for name, thing in DATASETS.items()},
+        "models": lambda: {name: described(thing) for name, thing in MODELS.items()},
+        "splits": lambda: {name: described(function) for name, (function, _, _) in SPLITS.items()},
+        "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FORMS.values()},
     }
     if what not in known:
         raise unknown("list", what, known)
     table = Table(show_header=False, box=None)
-    for name, thing in known[what].items():
-        values = ", ".join(f"{f.name}={f.default}" for f in fields(thing)) if what == "methods" else ""
-        told = f"{name}({values})" if values else name
-        table.add_row(f"[bold]{told}[/bold]", (thing.__doc__ or "").strip().splitlines()[0])
-    if what == "methods":
-        for name, expression in PRESETS.items():
-            table.add_row(f"[bold]{name}[/bold]", f"= {expression or 'the empty list of parts'}")
+    for name, about in known[what]().items():
+        table.add_row(f"[bold]{name}[/bold]", about)
     return table
+
+
+def methods(files: tuple[str, ...]) -> dict[str, str]:
+    """Parts with their values, then presets."""
+    from shoal.parts import PRESETS, shipped
+    from shoal.strangers import in_files, in_packages
+
+    found = {}
+    for name, part in (shipped() | in_files(files) | in_packages()).items():
+        values = ", ".join(f"{f.name}={f.default}" for f in fields(part))
+        found[f"{name}({values})" if values else name] = described(part)
+    return found | {name: f"= {expression or 'the empty list of parts'}" for name, expression in PRESETS.items()}
+
+
+def described(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
 
 
 def number(value: float | None, digits: int) -> str:

@@ -1,36 +1,106 @@
 """The ledger: what a round cost, measured on what really travelled and ran."""
 
 from collections.abc import Sequence
-from math import isfinite
+from dataclasses import dataclass
+from math import ceil, isfinite
 from typing import Any, TypeAlias
 
-from shoal.core.types import SERVER, Clock, Job, Outcome
+from shoal.core import tree
+from shoal.core.streams import Streams
+from shoal.core.types import SERVER, Fleet, Job, Outcome, Times
+from shoal.core.wire import Message
 
 Row: TypeAlias = dict[str, Any]
 """One line of the history."""
 
 
-def cost(jobs: Sequence[Job], outcomes: Sequence[Outcome], enrolment: int, number: int, clock: Clock) -> Row:
-    """What the round cost: the bytes of what was encoded, the computation done, the slowest device's time."""
-    down = up = work = forward = 0
-    slowest = loss = samples = 0.0
+@dataclass(frozen=True)
+class Patience:
+    """What the server puts up with: devices that fail, and how long it waits for the others."""
+
+    failures: float = 0.0
+    """The chance that a device is sent its job and never answers."""
+    deadline: float = 0.0
+    """Simulated seconds after which a reply is late; 0 for none."""
+    over_select: float = 0.0
+    """The share of further devices that are asked; the round ends when as many as wanted have answered."""
+
+    def asked(self, wanted: int) -> int:
+        return ceil(wanted * (1 + self.over_select))
+
+    def fails(self, streams: Streams, round: int, device: int) -> bool:
+        return (
+            self.failures > 0 and device != SERVER and streams.numpy("failures", round, device).random() < self.failures
+        )
+
+    def late(self, times: dict[int, float], wanted: int, asked: int) -> tuple[set[int], float]:
+        """The devices whose replies come too late, and when the round ends: with the last reply that is waited for."""
+        ends = sorted(times.values())
+        if self.over_select and len(ends) >= wanted:
+            end = ends[wanted - 1]
+        elif self.deadline and len(ends) < asked:
+            end = self.deadline
+        else:
+            end = ends[-1] if ends else 0.0
+        end = min(end, self.deadline) if self.deadline else end
+        return {device for device, seconds in times.items() if seconds > end}, end
+
+
+def times_of(jobs: Sequence[Job], outcomes: Sequence[Outcome], fleet: Fleet) -> dict[int, Times]:
+    """The simulated seconds of every device that answered; the server itself takes none."""
+    return {
+        job.device: fleet.profile(job.device, job.round).times(
+            job.message.nbytes, outcome.macs_work, nbytes(outcome.message)
+        )
+        for job, outcome in zip(jobs, outcomes)
+        if job.device != SERVER and outcome.message is not None
+    }
+
+
+def cost(
+    jobs: Sequence[Job], outcomes: Sequence[Outcome], enrolment: int, number: int, fleet: Fleet, end: float
+) -> Row:
+    """What the round cost: the bytes of what was encoded, the computation done, the time until it ended, by cause."""
+    down: dict[str, int] = {}
+    up: dict[str, int] = {"enrol": enrolment} if enrolment else {}
+    work = forward = 0
+    loss = samples = joules = 0.0
     remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device != SERVER]
     for job, outcome in remote:
-        sent, back = job.message.nbytes, outcome.message.nbytes if outcome.message else 0
-        seconds = clock.seconds(job.device, number, sent, outcome.macs_work, back)
-        down, up, work = down + sent, up + back, work + outcome.macs_work
-        forward, slowest = forward + outcome.macs_forward, max(slowest, seconds)
+        add(down, job.message)
+        add(up, outcome.message)
+        work, forward = work + outcome.macs_work, forward + outcome.macs_forward
+        profile = fleet.profile(job.device, number)
+        joules += profile.joules(job.message.nbytes, outcome.macs_work, nbytes(outcome.message))
         if isfinite(outcome.loss):
             loss, samples = loss + outcome.loss * outcome.samples, samples + outcome.samples
+    times = times_of(jobs, outcomes, fleet).values()
+    slowest = max((t for t in times if t.total <= end), key=lambda t: t.total, default=Times(0.0, 0.0, 0.0))
+    trained = [o for _, o in remote if o.steps]
     return {
         "round": number,
         "devices": [j.device for j in jobs],
         "accuracy": None,
         "loss": None,
         "train_loss": loss / samples if samples else None,
-        "bytes_down": down,
-        "bytes_up": up + enrolment,
-        "macs_forward": round(forward / max(len(remote), 1)),
+        "bytes_down": sum(down.values()),
+        "bytes_up": sum(up.values()),
+        "macs_forward": round(forward / max(len(trained), 1)),
         "macs_work": work,
-        "sim_seconds": slowest,
-    }
+        "sim_seconds": end,
+        "bytes_by": {"down": down, "up": up},
+        "seconds_by": slowest._asdict(),
+    } | ({"joules": joules} if joules else {})
+
+
+def add(sums: dict[str, int], message: Message | None) -> None:
+    """The bytes of a message to those of its causes: the model, and each part that sends something beside it."""
+    if message is not None:
+        sums["model"] = sums.get("model", 0) + tree.nbytes(message.body)
+        for part, own in message.beside.items():
+            name = part.removeprefix(".")
+            sums[name] = sums.get(name, 0) + tree.nbytes(own)
+
+
+def nbytes(message: Message | None) -> int:
+    return message.nbytes if message is not None else 0

@@ -13,12 +13,12 @@ from shoal.core import tree, wire
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.ledger import Row, cost
+from shoal.core.ledger import Patience, Row, cost, times_of
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
-from shoal.core.types import SERVER, Clock, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
+from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
 
 Card = dict[str, Tensor]
 
@@ -72,7 +72,7 @@ class Loop:
 
     method: Method
     engine: Engine
-    clock: Clock
+    fleet: Fleet
     streams: Streams
     sizes: np.ndarray
     sample: int
@@ -82,6 +82,7 @@ class Loop:
     evaluates: Callable[[Row], bool]
     """Whether the round of this row is one to evaluate."""
     optimiser: Optimiser = Optimiser()
+    patience: Patience = Patience()
     server: Samples | None = None
 
     def start(self, net: Net) -> Standing:
@@ -104,9 +105,11 @@ class Loop:
         beside, states = method.send(states, round)
         jobs, states = self.encode(round, beside, states)
 
-        outcomes = self.engine.fit(jobs)
+        outcomes = self.fit(jobs)
+        times = {d: t.total for d, t in times_of(jobs, outcomes, self.fleet).items()}
+        late, end = self.patience.late(times, self.sample, sum(j.device != SERVER for j in jobs))
 
-        replies, dropped = self.decode(jobs, outcomes, round)
+        replies, dropped = self.decode(jobs, outcomes, round, late)
         round, params = replace(round, replies=replies), standing.params
         weights, new_states = self.weighed(round, states)
         void = weights is None
@@ -121,7 +124,7 @@ class Loop:
         if not void:
             standing = self.prune(standing, round)
 
-        row = cost(jobs, outcomes, enrolment, number, self.clock)
+        row = cost(jobs, outcomes, enrolment, number, self.fleet, end)
         if self.evaluates(row):
             row |= self.judged(standing, replace(round, net=standing.net, params=standing.params))
         if dropped:
@@ -152,17 +155,17 @@ class Loop:
             roster=roster,
             work=self.work(number, SERVER),
             optimiser=self.optimiser,
-            clock=self.clock,
+            fleet=self.fleet,
             server=self.server,
         )
 
     def drawn(self, round: Round) -> list[int]:
         """The devices that take part unless a part says otherwise: a uniform draw among those with data."""
-        eligible = round.eligible
-        if not len(eligible):
+        eligible, wanted = round.eligible, self.patience.asked(self.sample)
+        if not (self.sizes > 0).any():
             raise ShoalError("no-data", "No device holds any data.", "Use fewer devices or another split.")
         generator = self.streams.numpy("select", round.number)
-        chosen = generator.choice(len(eligible), min(self.sample, len(eligible)), replace=False, shuffle=False)
+        chosen = generator.choice(len(eligible), min(wanted, len(eligible)), replace=False, shuffle=False)
         return sorted(int(eligible[i]) for i in chosen)
 
     def checked(self, devices: Sequence[int]) -> list[int]:
@@ -194,12 +197,24 @@ class Loop:
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
         return jobs, states
 
-    def decode(self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round) -> tuple[list[Reply], list[Row]]:
+    def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Let devices train; those that fail in this round never answer."""
+        failed = {j.device for j in jobs if self.patience.fails(self.streams, j.round, j.device)}
+        trained = self.engine.fit([j for j in jobs if j.device not in failed])
+        found = {outcome.device: outcome for outcome in trained}
+        return [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
+
+    def decode(
+        self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late: set[int]
+    ) -> tuple[list[Reply], list[Row]]:
         """What came back, as full-size deltas with their coverage; what cannot be used is named, with the reason."""
         net, codecs, replies, dropped = round.net, self.method.codecs("up"), [], []
         like = {k: round.anchor[k] for k in net.named("shared")}
         for job, outcome in zip(jobs, outcomes, strict=True):
             message = outcome.message
+            if job.device in late:
+                dropped.append({"device": job.device, "why": "it was late"})
+                continue
             if message is not None:
                 message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
                 delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)

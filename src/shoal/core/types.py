@@ -171,10 +171,32 @@ class Optimiser:
     """The largest norm of a gradient; 0 for no bound."""
 
 
-class Clock(Protocol):
-    """How long a device takes in a round, in simulated seconds, from bytes and multiply-accumulates."""
+class Times(NamedTuple):
+    """Simulated seconds of a device in a round."""
 
-    def seconds(self, device: int, round: int, down: int, macs: int, up: int) -> float: ...
+    down: float
+    compute: float
+    up: float
+
+    @property
+    def total(self) -> float:
+        return self.down + self.compute + self.up
+
+
+class Powers(Protocol):
+    """What one device can do: how long, and how many joules, from bytes and multiply-accumulates."""
+
+    def times(self, down: int, macs: int, up: int) -> Times: ...
+
+    def joules(self, down: int, macs: int, up: int) -> float: ...
+
+
+class Fleet(Protocol):
+    """What all devices can do, round by round, and which of them are there (None: all)."""
+
+    def profile(self, device: int, round: int) -> Powers: ...
+
+    def available(self, round: int) -> np.ndarray | None: ...
 
 
 class Roster(Protocol):
@@ -201,7 +223,7 @@ class Round:
     roster: Roster
     work: Work
     optimiser: Optimiser
-    clock: Clock
+    fleet: Fleet
     server: Samples | None = None
     """The server's own samples, where the recipe gives it any."""
     devices: Sequence[int] = ()
@@ -219,5 +241,6 @@ class Round:
 
     @property
     def eligible(self) -> np.ndarray:
-        """The devices that hold data; nobody else is ever selected."""
-        return np.flatnonzero(self.sizes > 0)
+        """The devices that hold data and are there; nobody else is ever selected."""
+        there = self.fleet.available(self.number)
+        return np.flatnonzero(self.sizes > 0 if there is None else (self.sizes > 0) & there)

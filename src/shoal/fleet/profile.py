@@ -1,37 +1,29 @@
-"""Fleets: what devices can do, and so how long a round takes in simulated seconds."""
+"""What one device can do, and so how long its part of a round takes in simulated seconds."""
 
 from dataclasses import dataclass
 
-from shoal.core.errors import unknown
+from shoal.core.types import Times
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One device: multiply-accumulates a second, and the link's megabits a second each way."""
+    """Multiply-accumulates a second, and the link's megabits (10^6 bits) a second each way.
 
-    macs: float
-    down: float
-    up: float
+    Some papers give the seconds that a device computes in a round instead of its speed: `seconds` is then that number.
+    Energy is optional: joules per multiply-accumulate and per byte sent or received.
+    """
 
-    def seconds(self, down: int, macs: int, up: int) -> float:
+    macs: float = 1e9
+    down: float = 100.0
+    up: float = 20.0
+    seconds: float | None = None
+    joules_mac: float = 0.0
+    joules_byte: float = 0.0
+
+    def times(self, down: int, macs: int, up: int) -> Times:
         """Download, compute, upload, one after the other."""
-        return down * 8e-6 / self.down + macs / self.macs + up * 8e-6 / self.up
+        compute = macs / self.macs if self.seconds is None else self.seconds
+        return Times(down * 8e-6 / self.down, compute, up * 8e-6 / self.up)
 
-
-@dataclass(frozen=True)
-class Uniform:
-    """Every device alike: 1 G multiply-accumulates a second, 100 Mbit/s down, 20 Mbit/s up."""
-
-    profile: Profile = Profile(1e9, 100.0, 20.0)
-
-    def seconds(self, device: int, round: int, down: int, macs: int, up: int) -> float:
-        return self.profile.seconds(down, macs, up)
-
-
-FLEETS = {"uniform": Uniform}
-
-
-def parse_fleet(name: str) -> Uniform:
-    if name not in FLEETS:
-        raise unknown("fleet", name, FLEETS)
-    return FLEETS[name]()
+    def joules(self, down: int, macs: int, up: int) -> float:
+        return macs * self.joules_mac + (down + up) * self.joules_byte
