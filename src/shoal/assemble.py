@@ -1,6 +1,6 @@
 """From a recipe to a loop that can be played: data, split, model, method, engine, fleet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -10,8 +10,8 @@ import torch
 
 from shoal.core.compose import Method
 from shoal.core.device import Site
-from shoal.core.errors import ShoalError
-from shoal.core.evaluate import Judge
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.evaluate import METRICS, Judge
 from shoal.core.ledger import Patience
 from shoal.core.net import Net
 from shoal.core.round import Loop
@@ -25,6 +25,7 @@ from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
 from shoal.memory import Memory
 from shoal.models import build
+from shoal.pyfile import named_in
 from shoal.recipe import Recipe, amount
 from shoal.strangers import method_of
 
@@ -64,7 +65,6 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
     site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment))
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
-    tests = torch.arange(len(dataset.test_targets), device=place)
     loop = Loop(
         method,
         Serial(site, memory),
@@ -73,7 +73,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         sizes,
         recipe.sample,
         workload(recipe, streams),
-        Judge(Samples(dataset.test_inputs, dataset.test_targets, tests)),
+        judge(recipe, dataset, held, place),
         lambda row: True,
         optimiser,
         Patience(recipe.failures, recipe.deadline, recipe.over_select),
@@ -126,6 +126,23 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
                 )
         net.module.load_state_dict({k: given[k] for k in net.initial})
     return replace(net, module=net.module.to(device=place, dtype=dtype))
+
+
+def judge(recipe: Recipe, dataset: Dataset, held: Sequence[np.ndarray], place: torch.device) -> Judge:
+    """The test half and the metrics that the recipe asks for."""
+    own = {}
+    for metric in recipe.metrics:
+        if ".py:" in metric:
+            own[metric.rpartition(":")[2]] = named_in(metric)
+        elif metric not in METRICS:
+            raise unknown("metric", metric, METRICS)
+    labels = None
+    if "devices" in recipe.metrics:
+        targets = dataset.targets.cpu().numpy()
+        labels = np.array([np.bincount(targets[h].ravel(), minlength=dataset.classes) for h in held])
+    tests = torch.arange(len(dataset.test_targets), device=place)
+    samples = Samples(dataset.test_inputs, dataset.test_targets, tests)
+    return Judge(samples, dataset.classes, recipe.metrics, labels, own)
 
 
 def workload(recipe: Recipe, streams: Streams) -> Callable[[int, int], Work]:

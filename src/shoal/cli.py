@@ -1,4 +1,4 @@
-"""The command line: run, compare, resume, list, export."""
+"""The command line: run, compare and resume; what only looks is in `look.py`."""
 
 import inspect
 import json
@@ -14,9 +14,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
+from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
-from shoal.show import Progress, comparison_table, listing, number, summary
+from shoal.runner import Watcher
+from shoal.show import Progress, comparison_table, summary
 
 app = typer.Typer(
     add_completion=False,
@@ -27,13 +30,17 @@ app = typer.Typer(
 PANELS = {
     "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
     "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
-    "When to look and when to stop": "eval_every target until_accuracy until_seconds until_bytes until_macs",
+    "When to look": "eval_every metrics validation target",
+    "When to stop": "until_accuracy until_seconds until_bytes until_macs",
     "Where it runs": "engine compute precision fleet failures deadline over_select",
     "What is kept": "out checkpoint_every memory_mb",
 }
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
+Log = Annotated[
+    str | None, typer.Option(help="Also log to tensorboard:DIR, mlflow:URI or wandb:PROJECT.", metavar="KIND:WHERE")
+]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
 
 
@@ -78,6 +85,7 @@ def run(
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    log: Log = None,
     *,
     given: dict[str, Any],
 ) -> None:
@@ -85,7 +93,7 @@ def run(
     from shoal.runner import run as start
 
     with Progress(quiet or as_json, as_json) as progress:
-        result = start(resolved(file, sets, given), progress.row)
+        result = start(resolved(file, sets, given), watcher(progress, log))
     if not (quiet or as_json):
         Console().print(summary(result))
 
@@ -101,6 +109,7 @@ def compare(
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    log: Log = None,
     *,
     given: dict[str, Any],
 ) -> None:
@@ -114,7 +123,7 @@ def compare(
     if recipe.out:
         need_plotting()
     with Progress(quiet or as_json, False, runs=len(methods) * seeds) as progress:
-        comparison = start(methods, recipe, seeds, progress.row)
+        comparison = start(methods, recipe, seeds, watcher(progress, log))
     tell(comparison, recipe.out, quiet, as_json)
 
 
@@ -147,38 +156,19 @@ def resume(
         Console().print(summary(result))
 
 
-@app.command("list")
-def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|data|models|splits|fleets")],
-    parts: Annotated[list[str] | None, typer.Option(help="Python files with parts of your own.")] = None,
-) -> None:
-    """List what there is to choose from."""
-    Console().print(listing(what, tuple(parts or ())))
+def watcher(progress: Progress, log: str | None) -> Watcher:
+    """Who is told of every round: the bar, and a logger where one is asked for."""
+    if not log:
+        return progress.row
+    from shoal.loggers import logger
 
+    also = logger(log)
 
-@app.command()
-def export(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    target: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="The file to write.")],
-) -> None:
-    """Write the trained model to a file."""
-    from safetensors.torch import save
+    def both(recipe: Recipe, row: dict[str, Any], history: History) -> None:
+        progress.row(recipe, row, history)
+        also(recipe, row, history)
 
-    from shoal.files import write_bytes
-    from shoal.runner import opened
-
-    if target.suffix != ".safetensors":
-        raise ShoalError("bad-value", f"{target} has no ending that is known.", "Name it something.safetensors.")
-    result = opened(folder)
-    about = {
-        "shoal": json.dumps(
-            {"model": result.recipe.model, "method": result.recipe.method, "rounds": len(result.history)}
-        )
-    }
-    write_bytes(target, save({k: v.cpu().contiguous() for k, v in result.params.items()}, about))
-    typer.echo(
-        f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {number(result.accuracy, 4)}"
-    )
+    return both
 
 
 def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
@@ -194,6 +184,12 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
         draw(comparison, picture)
         if not (quiet or as_json):
             typer.echo(f"picture: {picture}")
+
+
+app.command("list")(look.list_)
+app.command()(look.export)
+app.command()(look.report)
+app.add_typer(look.data, name="data")
 
 
 def main() -> None:

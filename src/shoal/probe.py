@@ -66,7 +66,7 @@ def tiny_run(
         np.array(sizes),
         len(sizes),
         lambda round, device: Work(1.0, 0, 2, 0.1),
-        Judge(samples(SERVER)),
+        Judge(samples(SERVER), 2),
         lambda row: True,
         Optimiser(momentum),
         server=samples(SERVER),

@@ -1,10 +1,7 @@
 """Parts from outside the package: a user's own file, or an installed package that offers them."""
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Iterable
-from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from traceback import extract_tb
@@ -16,6 +13,7 @@ from shoal.core.expression import parse
 from shoal.core.part import Part
 from shoal.parts import PRESETS, parts_in, shipped
 from shoal.probe import probe
+from shoal.pyfile import module_of
 from shoal.recipe import Recipe
 
 
@@ -75,23 +73,8 @@ def loaded(point: EntryPoint) -> Any:
 
 
 def parts_of(path: Path) -> list[type[Part]]:
-    """The parts that a Python file defines. The file is run: it is the user's own."""
-    if not path.is_file():
-        raise ShoalError("bad-part", f"There is no file {path}.", "Give the path of a Python file with parts.")
-    name = "shoal_parts_" + blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise broken(path, "it is not a Python file", "Its name must end in .py.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            del sys.modules[name]
-            where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise broken(path, f"it cannot be loaded{where} ({told(error)})", "Correct the file.") from error
-    found = parts_in(sys.modules[name])
+    """The parts that a Python file defines."""
+    found = parts_in(module_of(path))
     if not found:
         raise broken(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
     return list(found.values())

@@ -1,30 +1,100 @@
 """How good a model is on a test set."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.core.net import Net
 from shoal.core.train import sample_losses
 from shoal.core.tree import Params
 from shoal.core.types import Samples
 
+METRICS = {
+    "top3": "the share of samples whose class is among the three likeliest",
+    "perplexity": "e to the mean loss",
+    "per_class": "the accuracy on each class",
+    "devices": "the accuracy on the test set re-weighted to each device's labels: mean, worst tenth, spread",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Accuracy and mean loss over all samples of a test set."""
+    """Accuracy and mean loss over all samples of a test set, and whatever else is asked for."""
 
     samples: Samples
+    classes: int
+    metrics: tuple[str, ...] = ()
+    labels: np.ndarray | None = None
+    """Devices x classes: how many samples of each class a device holds."""
+    own: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict)
+    """The user's functions of (logits, targets) by name."""
     chunk: int = 1024
 
+    def __call__(self, net: Net, params: Params) -> dict[str, Any]:
+        found = self.counted(net, params)
+        right, total = found.pop("right"), found.pop("total")
+        if "perplexity" in self.metrics:
+            found["perplexity"] = exp(min(found["loss"], 700.0))
+        if "per_class" in self.metrics:
+            found["per_class"] = [float(r / t) if t else None for r, t in zip(right, total)]
+        if "devices" in self.metrics and self.labels is not None:
+            found |= spread(by_device(self.labels, right, total))
+        return found
+
+    def per_device(self, net: Net, params: Params) -> list[float | None]:
+        """The accuracy for each device's mix of labels; None for a device that holds none of the tested classes."""
+        if self.labels is None:
+            return []
+        found = self.counted(net, params)
+        values = by_device(self.labels, found["right"], found["total"])
+        return [None if np.isnan(v) else float(v) for v in values]
+
     @torch.no_grad()
-    def __call__(self, net: Net, params: Params) -> dict[str, float]:
-        right, loss, positions = 0.0, 0.0, 0
+    def counted(self, net: Net, params: Params) -> dict[str, Any]:
+        """One pass over the test set."""
+        right, total = torch.zeros(2, self.classes, dtype=torch.float64)
+        loss = top3 = 0.0
+        own = dict.fromkeys(self.own, 0.0)
         for rows in self.samples.index.split(self.chunk):
             batch = self.samples.batch(rows)
-            logits = net.apply(params, batch.inputs)[0]
-            targets = batch.targets[0][0]
-            right += float((logits.argmax(-1) == targets).sum())
+            logits, targets = net.apply(params, batch.inputs)[0], batch.targets[0][0]
+            flat, hit = targets.flatten().cpu(), (logits.argmax(-1) == targets).flatten().cpu()
+            total += torch.bincount(flat, minlength=self.classes)
+            right += torch.bincount(flat[hit], minlength=self.classes)
             loss += float(sample_losses(logits, targets).double().sum())
-            positions += targets.numel()
-        return {"accuracy": right / max(positions, 1), "loss": loss / max(len(self.samples), 1)}
+            if "top3" in self.metrics:
+                best = logits.topk(min(3, logits.shape[-1]), -1).indices
+                top3 += float((best == targets.unsqueeze(-1)).any(-1).sum())
+            for name, function in self.own.items():
+                own[name] += float(function(logits, targets)) * len(rows)
+        positions, samples = max(float(total.sum()), 1.0), max(len(self.samples), 1)
+        found = {"accuracy": float(right.sum()) / positions, "loss": loss / samples, "right": right, "total": total}
+        found |= {"top3": top3 / positions} if "top3" in self.metrics else {}
+        return found | {name: value / samples for name, value in own.items()}
+
+
+def by_device(labels: np.ndarray, right: Tensor, total: Tensor) -> np.ndarray:
+    """The accuracy on each class, weighted as a device holds them; classes that are not tested are left out."""
+    tested = total.numpy() > 0
+    accuracy = np.where(tested, right.numpy() / np.maximum(total.numpy(), 1), 0)
+    held = labels * tested
+    size = held.sum(1)
+    return np.where(size > 0, (held @ accuracy) / np.maximum(size, 1), np.nan)
+
+
+def spread(values: np.ndarray) -> dict[str, float]:
+    """Mean, mean of the worst tenth, and standard deviation over devices."""
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return {}
+    worst = known[: max(1, len(known) // 10)]
+    return {
+        "device_mean": float(known.mean()),
+        "device_worst": float(worst.mean()),
+        "device_spread": float(known.std()),
+    }

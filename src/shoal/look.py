@@ -1,0 +1,77 @@
+"""Commands that look and change nothing: list, export, report, data show."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shoal.core.errors import ShoalError
+from shoal.recipe import Recipe, from_text
+from shoal.show import listing, number
+
+data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
+
+
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|data|models|splits|fleets")],
+    parts: Annotated[list[str] | None, typer.Option(help="Python files with parts of your own.")] = None,
+) -> None:
+    """List what there is to choose from."""
+    Console().print(listing(what, tuple(parts or ())))
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    target: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="The file to write.")],
+) -> None:
+    """Write the trained model to a file."""
+    from safetensors.torch import save
+
+    from shoal.files import write_bytes
+    from shoal.runner import opened
+
+    if target.suffix != ".safetensors":
+        raise ShoalError("bad-value", f"{target} has no ending that is known.", "Name it something.safetensors.")
+    result = opened(folder)
+    about = {
+        "shoal": json.dumps(
+            {"model": result.recipe.model, "method": result.recipe.method, "rounds": len(result.history)}
+        )
+    }
+    write_bytes(target, save({k: v.cpu().contiguous() for k, v in result.params.items()}, about))
+    typer.echo(
+        f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {number(result.accuracy, 4)}"
+    )
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or of comparisons.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about runs: curves, split, costs, recipes, papers to cite."""
+    from shoal.report import write_report
+
+    for path in write_report(folders, out):
+        typer.echo(path)
+
+
+@data.command()
+def show(
+    sets: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="data, split, devices, seed ...")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
+) -> None:
+    """Draw how a data set is spread over devices: shoal data show split=dirichlet:0.1 devices=20."""
+    from shoal.assemble import spread_of
+    from shoal.plots import draw_split
+
+    recipe = Recipe().revised(**from_text(sets or []))
+    found = spread_of(recipe)
+    draw_split(found, out)
+    sizes = found["sizes"]
+    typer.echo(f"{recipe.data}, {recipe.split}: {recipe.devices} devices, {min(sizes)} to {max(sizes)} samples each")
+    typer.echo(f"mean non-IID degree {found['degree']:.4f} (0: all alike, 1: nothing in common)")
+    typer.echo(f"picture: {out}")

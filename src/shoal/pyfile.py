@@ -1,0 +1,43 @@
+"""Python files of the user's own: parts, models, metrics. They are run, since it is the user who names them."""
+
+import importlib.util
+import sys
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shoal.core.errors import ShoalError, told
+
+
+def module_of(path: Path) -> ModuleType:
+    """The module that a file makes; the same file is run once."""
+    if not path.is_file():
+        raise ShoalError("bad-part", f"There is no file {path}.", "Give the path of a Python file.")
+    name = "shoal_file_" + blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ShoalError("bad-part", f"{path} is not a Python file.", "Its name must end in .py.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            problem = f"{path} cannot be loaded{where} ({told(error)})."
+            raise ShoalError("bad-part", problem, "Correct the file.") from error
+    return sys.modules[name]
+
+
+def named_in(text: str) -> Any:
+    """What `file.py:name` stands for."""
+    file, _, name = text.rpartition(":")
+    module = module_of(Path(file))
+    if not hasattr(module, name):
+        own = [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+        raise ShoalError(
+            "bad-part", f"{file} has nothing called {name!r}.", f"It has {', '.join(own) or 'nothing at all'}."
+        )
+    return getattr(module, name)
