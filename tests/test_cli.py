@@ -271,7 +271,7 @@ def test_an_unknown_key_gets_the_nearest_one(shoal_, words):
 
 
 def test_a_name_like_no_other_gets_the_whole_list(shoal_):
-    assert_refused(shoal_("run", "--data", "zzzz"), "unknown-name", "Known names: digits")
+    assert_refused(shoal_("run", "--data", "zzzz"), "unknown-name", "Known names: cifar10")
     assert_refused(shoal_("list", "unicorns"), "unknown-name")
 
 

@@ -20,7 +20,7 @@ from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Batch, Optimiser
 from shoal.core.wire import Message, bits, unbits
 from shoal.data.augment import parse_augment
-from shoal.data.dataset import load
+from shoal.data.dataset import digits as load_digits
 from shoal.models import build
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
@@ -298,7 +298,7 @@ def test_a_payload_is_as_long_as_its_tensors():
 
 
 def test_digits():
-    digits = load("digits")
+    digits = load_digits()
     assert digits.inputs.shape == (1437, 1, 8, 8) and digits.test_inputs.shape == (360, 1, 8, 8)
     assert digits.inputs.min() == 0 and digits.inputs.max() == 1
     counts = torch.bincount(torch.cat((digits.targets, digits.test_targets)))
@@ -387,7 +387,7 @@ def test_a_run_learns():
     result = shoal.run("fedavg", rounds=25, split="iid", epochs=2)
     assert result.accuracy is not None and result.accuracy > 0.85
     module = result.module()
-    digits = load("digits")
+    digits = load_digits()
     right = (module(digits.test_inputs).argmax(1) == digits.test_targets).float().mean()
     assert float(right) == pytest.approx(result.accuracy)
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 import shoal
 from shoal.assemble import assemble
 from shoal.data.dataset import digits
-from shoal.data.splits import hold_back, parse_split
+from shoal.data.server import hold_back
+from shoal.data.splits import parse_split
+from shoal.data.virtual import Population
 
 LABELS = digits().targets.numpy()
 
@@ -22,7 +24,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def spread(text: str, devices: int = 10, seed: int = 0) -> list[np.ndarray]:
+def spread(text: str, devices: int = 10, seed: int = 0) -> Population:
     return parse_split(text)(LABELS, devices, rng(seed))
 
 
@@ -73,7 +75,7 @@ def test_a_split_follows_from_its_seed(text):
 @pytest.mark.parametrize(
     "text",
     "dirichlet dirichlet: dirichlet:x dirichlet:0 dirichlet:-1 dirichlet:nan dirichlet:inf dirichlet:1e7 "
-    "dirichlet:1:2 iid: iid:1".split(),
+    "dirichlet:1: dirichlet:1:0 dirichlet:1:x dirichlet:1:2.5 dirichlet:1:2:3 iid: iid:1".split(),
 )
 def test_a_text_that_is_no_split(text):
     with pytest.raises(shoal.ShoalError, match="cannot be read") as error:

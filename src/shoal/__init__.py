@@ -1,15 +1,22 @@
 """shoal: federated learning when neither data nor devices are alike."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+from torch.nn import Module
 
 from shoal.compare import Comparison
 from shoal.compare import compare as _compare
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
+from shoal.data.dataset import DATASETS
+from shoal.data.own import dataset_of
 from shoal.history import History
+from shoal.models import MODELS
+from shoal.models.own import net_of
 from shoal.recipe import Recipe
 from shoal.runner import Result, Watcher
 from shoal.runner import resume as _resume
@@ -18,9 +25,26 @@ from shoal.runner import run as _run
 __version__ = "0.1.0"
 
 
+def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe in which data and models that are objects have got names; they live as long as the program."""
+    given = dict(recipe)
+    if not isinstance(given.get("data", ""), (str, Path)):
+        dataset = dataset_of(given["data"])
+        given["data"] = f"own-{len(DATASETS)}"
+        DATASETS[given["data"]] = lambda: dataset
+    if isinstance(given.get("model"), Module):
+        module = given["model"]
+        given["model"] = f"own-{len(MODELS)}"
+        MODELS[given["model"]] = lambda shape, classes: net_of(deepcopy(module), shape, classes)
+    return given
+
+
 def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) -> Result:
-    """Run one method; every flag of the command line is a keyword here, for example `run("fedprox", rounds=10)`."""
-    return _run(Recipe().revised(method=method, **recipe), watch)
+    """Run one method; every flag of the command line is a keyword here, for example `run("fedprox", rounds=10)`.
+
+    `data` may also be tensors, a torch data set, a list of (x, y) per device or a folder, `model` a module.
+    """
+    return _run(Recipe().revised(method=method, **handed_over(recipe)), watch)
 
 
 def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: Any) -> Result:
@@ -30,7 +54,7 @@ def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: An
 
 def compare(methods: Sequence[str], *, seeds: int = 1, watch: Watcher | None = None, **recipe: Any) -> Comparison:
     """Run several methods on the same data, devices and seeds: `compare(["fedavg", "scaffold"], seeds=3)`."""
-    return _compare(list(methods), Recipe().revised(**recipe), seeds, watch)
+    return _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch)
 
 
 __all__ = [

@@ -1,6 +1,6 @@
 """From a recipe to a loop that can be played: data, split, model, method, engine, fleet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -18,8 +18,14 @@ from shoal.core.round import Loop
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
-from shoal.data.dataset import Dataset, load
-from shoal.data.splits import hold_back, parse_split
+from shoal.data.dataset import DATASETS, Dataset
+from shoal.data.degree import histograms, summary
+from shoal.data.own import dataset_of as own_dataset
+from shoal.data.own import validation
+from shoal.data.server import hold_back
+from shoal.data.sources import SOURCES, load
+from shoal.data.splits import parse_split
+from shoal.data.virtual import Population
 from shoal.engines.serial import Serial
 from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
@@ -39,6 +45,9 @@ class Assembly:
     net: Net
     loop: Loop
     memory: Memory
+    judge: Judge
+    split: Callable[[], dict]
+    """What the split looks like, ready for JSON."""
 
 
 def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
@@ -46,40 +55,50 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
     method = method_of(recipe)
     streams = Streams(recipe.seed)
     place, dtype = compute_device(recipe.compute), getattr(torch, recipe.precision)
-    dataset = load(recipe.data)
+    dataset = dataset_of(recipe, streams)
+    labels = dataset.targets.numpy()
+    held, server = spread(recipe, dataset, streams)
     dataset = dataset.to(dtype, place)
     dataset = dataset.normalised() if recipe.normalise else dataset
-    held, server = spread(recipe, dataset, streams)
     net = method.model(first_net(recipe, dataset, streams, dtype, place))
 
     def samples(device: int) -> Samples:
         index = server if device == SERVER else held[device]
-        return Samples(dataset.inputs, dataset.targets, torch.from_numpy(np.asarray(index)).to(place))
+        return Samples(dataset.inputs, dataset.targets, torch.from_numpy(index).to(place))
 
-    sizes = np.array([len(h) for h in held])
+    sizes = held.sizes
     if net.mixes_batch:
         if recipe.batch < 2:
             raise ShoalError("bad-value", "batch is 1, and batch norm needs several samples.", "Give 2 or more.")
-        sizes[sizes < 2] = 0
+        sizes = np.where(sizes < 2, 0, sizes)
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
     site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment))
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
+    judge = judge_of(recipe, dataset, labels, held, place)
     loop = Loop(
-        method,
-        Serial(site, memory),
-        parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
-        streams,
-        sizes,
-        recipe.sample,
-        workload(recipe, streams),
-        judge(recipe, dataset, held, place),
-        lambda row: True,
-        optimiser,
-        Patience(recipe.failures, recipe.deadline, recipe.over_select),
-        shared,
+        method=method,
+        engine=Serial(site, memory),
+        fleet=parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
+        streams=streams,
+        sizes=sizes,
+        sample=recipe.sample,
+        work=workload(recipe, streams),
+        judge=judge,
+        evaluates=lambda row: True,
+        optimiser=optimiser,
+        patience=Patience(recipe.failures, recipe.deadline, recipe.over_select),
+        server=shared,
     )
-    return Assembly(recipe, method, net, loop, memory)
+    return Assembly(recipe, method, net, loop, memory, judge, lambda: summary(labels, held, server, dataset.classes))
+
+
+def spread_of(recipe: Recipe) -> dict:
+    """What the split of a recipe looks like; nothing else of the recipe is put together."""
+    streams = Streams(recipe.seed)
+    dataset = dataset_of(recipe, streams)
+    held, server = spread(recipe, dataset, streams)
+    return summary(dataset.targets.numpy(), held, server, dataset.classes)
 
 
 def compute_device(name: str) -> torch.device:
@@ -97,16 +116,31 @@ def compute_device(name: str) -> torch.device:
     return place
 
 
-def spread(recipe: Recipe, dataset: Dataset, streams: Streams) -> tuple[list[np.ndarray], np.ndarray]:
+def dataset_of(recipe: Recipe, streams: Streams) -> Dataset:
+    """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
+    own = Path(recipe.data).expanduser()
+    if recipe.data in DATASETS:
+        dataset = DATASETS[recipe.data]()
+    elif recipe.data not in SOURCES and (own.is_dir() or own.suffix == ".csv"):
+        dataset = own_dataset(own)
+    elif recipe.data.partition(":")[0] not in SOURCES:
+        raise unknown("data set", recipe.data, [*DATASETS, *SOURCES])
+    else:
+        dataset = load(recipe.data, recipe.data_dir)
+    return validation(dataset, recipe.validation, streams.number("validation")) if recipe.validation else dataset
+
+
+def spread(recipe: Recipe, dataset: Dataset, streams: Streams) -> tuple[Population, np.ndarray]:
     """The samples of each device and of the server."""
-    labels = dataset.targets.cpu().numpy()
+    labels = dataset.targets.numpy()
     left = np.arange(len(labels))
     server = np.zeros(0, dtype=np.int64)
     if recipe.server_data:
         server = hold_back(recipe.server_data, labels, streams.numpy("server-data"))
         left = np.setdiff1d(left, server)
-    split = parse_split(recipe.split)(labels[left], recipe.devices, streams.numpy("split"))
-    return [left[rows] for rows in split], server
+    owners = None if dataset.owners is None else dataset.owners[left]
+    split = parse_split(recipe.split)
+    return split(labels[left], recipe.devices, streams.numpy("split"), owners).among(left), server
 
 
 def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.dtype, place: torch.device) -> Net:
@@ -128,21 +162,20 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
     return replace(net, module=net.module.to(device=place, dtype=dtype))
 
 
-def judge(recipe: Recipe, dataset: Dataset, held: Sequence[np.ndarray], place: torch.device) -> Judge:
-    """The test half and the metrics that the recipe asks for."""
+def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, place: torch.device) -> Judge:
+    """The test half and the metrics that the recipe asks for; of a huge population the first devices are looked at."""
     own = {}
     for metric in recipe.metrics:
         if ".py:" in metric:
             own[metric.rpartition(":")[2]] = named_in(metric)
         elif metric not in METRICS:
             raise unknown("metric", metric, METRICS)
-    labels = None
+    by_device = None
     if "devices" in recipe.metrics:
-        targets = dataset.targets.cpu().numpy()
-        labels = np.array([np.bincount(targets[h].ravel(), minlength=dataset.classes) for h in held])
+        by_device = histograms(labels, held, dataset.classes, min(len(held), 1000))
     tests = torch.arange(len(dataset.test_targets), device=place)
     samples = Samples(dataset.test_inputs, dataset.test_targets, tests)
-    return Judge(samples, dataset.classes, recipe.metrics, labels, own)
+    return Judge(samples, dataset.classes, recipe.metrics, by_device, own)
 
 
 def workload(recipe: Recipe, streams: Streams) -> Callable[[int, int], Work]:

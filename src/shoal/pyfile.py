@@ -8,13 +8,16 @@ from types import ModuleType
 from typing import Any
 
 from shoal.core.errors import ShoalError, told
+from shoal.files import disk_errors
 
 
 def module_of(path: Path) -> ModuleType:
-    """The module that a file makes; the same file is run once."""
+    """The module that a file makes; the same content is run once."""
     if not path.is_file():
         raise ShoalError("bad-part", f"There is no file {path}.", "Give the path of a Python file.")
-    name = "shoal_file_" + blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()
+    with disk_errors(path):
+        content = str(path.resolve()).encode() + path.read_bytes()
+    name = "shoal_file_" + blake2b(content, digest_size=6).hexdigest()
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

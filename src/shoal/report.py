@@ -1,45 +1,74 @@
-"""Pictures of runs."""
+"""Reports of runs: one picture of a comparison, or a page with everything."""
 
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal.compare import Comparison
-from shoal.core.errors import ShoalError
-from shoal.files import disk_errors
+from shoal.files import write_bytes
 from shoal.history import History
+from shoal.page import facts, groups_in, render
+from shoal.plots import (
+    COLOURS,
+    canvas,
+    draw_classes,
+    draw_curves,
+    draw_devices,
+    draw_split,
+    draw_stacks,
+    line_of,
+    need_plotting,
+    shown,
+)
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D3A9B", "#222222")
-"""Distinguishable with any colour vision (after Okabe and Ito)."""
+__all__ = ["COLOURS", "draw", "need_plotting", "write_report"]
 
 
-def need_plotting() -> None:
-    """Say what is missing before anything is computed, not after."""
-    if find_spec("matplotlib") is None:
-        raise ShoalError("missing-extra", "matplotlib is not installed.", "Run: pip install 'shoal[plot]'.")
+def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
+    """One page about runs and comparisons, and its pictures as PNG files in a folder beside it; what was written."""
+    need_plotting()
+    page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
+    groups = groups_in(folders)
+    found = facts(groups)
+    pictures = page.with_name(f"{page.stem}-pictures")
+    written = draw_all(found, pictures)
+    write_bytes(page, render(groups, found, pictures.name).encode())
+    return [page, *written]
+
+
+def draw_all(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Every picture of a page; what the runs do not tell is left out."""
+    groups, written = found["groups"], []
+
+    def path(name: str) -> Path:
+        written.append(folder / f"{name}.png")
+        return written[-1]
+
+    for metric in found["metrics"]:
+        draw_curves(groups, metric, found["targets"], path(metric))
+    for number, split in enumerate(found["splits"]):
+        draw_split(split, path("split" if number == 0 else f"split-{number + 1}"))
+    for what in ("bytes", "seconds"):
+        draw_stacks(groups, what, path(what))
+    if any(group["devices"] for group in groups):
+        draw_devices(groups, path("devices"))
+    if any(group["classes"] for group in groups):
+        draw_classes(groups, path("classes"))
+    return written
 
 
 def draw(comparison: Comparison, path: Path) -> None:
     """Accuracy against rounds and against what was sent: the mean over seeds, and the band they lie in."""
-    need_plotting()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11}
-    with pyplot.rc_context(style):
-        figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    with canvas(path, 1, 2, (11, 4.2), sharey=True) as (_, panels):
         for number, (method, results) in enumerate(comparison.results.items()):
-            colour = COLOURS[number % len(COLOURS)]
-            line = ("-", "--", ":")[number // len(COLOURS) % 3]
+            look = line_of(number)
             for panel, column in zip(panels, ("rounds", "megabytes")):
                 x, low, middle, high = curve([r.history for r in results], column)
-                panel.plot(x, middle, line, color=colour, label=method, linewidth=1.8)
+                panel.plot(x, middle, label=shown(method), linewidth=1.8, **look)
                 if len(results) > 1:
-                    panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+                    panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
         for panel, title in zip(panels, ("rounds", "megabytes sent, both ways")):
             panel.set_xlabel(title)
             panel.set_xlim(left=0)
@@ -49,10 +78,6 @@ def draw(comparison: Comparison, path: Path) -> None:
         seeds = max(len(results) for results in comparison.results.values())
         panels[0].set_ylabel("test accuracy" + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
         panels[1].legend(loc="lower right", frameon=False)
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=140)
-        pyplot.close(figure)
 
 
 def curve(histories: list[History], column: str) -> tuple[Any, Any, Any, Any]:

@@ -62,6 +62,7 @@ def run(recipe: Recipe, watch: Watcher | None = None) -> Result:
         return drive(assembly, None, None, History(), watch)
     assembly = assemble(recipe, Path(recipe.out) / "memory")
     with Folder.create(recipe) as folder:
+        folder.note("split", assembly.split())
         return drive(assembly, folder, None, History(), watch)
 
 
@@ -122,7 +123,10 @@ def drive(
             if watch:
                 watch(recipe, row, history)
         saved.now(standing, len(history))
-        return Result(recipe, history, standing.net, loop.final(standing, len(history)))
+        final = loop.final(standing, len(history))
+        if folder and "devices" in recipe.metrics:
+            folder.note("devices", {"accuracy": assembly.judge.per_device(standing.net, final)})
+        return Result(recipe, history, standing.net, final)
     except KeyboardInterrupt:
         memory.discard()
         with undisturbed():

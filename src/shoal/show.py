@@ -117,14 +117,17 @@ def cost_to_target(row: dict[str, Any]) -> str:
 def listing(what: str, files: tuple[str, ...]) -> Table:
     """One row per name with the first line of its description."""
     from shoal.data.dataset import DATASETS
+    from shoal.data.sources import SOURCES
     from shoal.data.splits import SPLITS
     from shoal.fleet.fleets import FORMS
-    from shoal.models import MODELS
 
     known: dict[str, Callable[[], dict[str, str]]] = {
         "methods": lambda: methods(files),
-        "data": lambda: {name: described(thing) for name, thing in DATASETS.items()},
-        "models": lambda: {name: described(thing) for name, thing in MODELS.items()},
+        "data": lambda: (
+            {name: described(thing) for name, thing in DATASETS.items()}
+            | {name: source.doc for name, source in SOURCES.items()}
+        ),
+        "models": models,
         "splits": lambda: {name: described(function) for name, (function, _, _) in SPLITS.items()},
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FORMS.values()},
     }
@@ -134,6 +137,17 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     for name, about in known[what]().items():
         table.add_row(f"[bold]{name}[/bold]", about)
     return table
+
+
+def models() -> dict[str, str]:
+    """Models with their size and the cost of a pass, on 3x32x32 and 10 classes unless the model says otherwise."""
+    from shoal.models import MODELS, describe
+
+    found = {}
+    for name, make in MODELS.items():
+        parameters, macs = describe(name)
+        found[name] = f"{parameters:,} parameters, {macs:,} MACs. {described(make)}"
+    return found
 
 
 def methods(files: tuple[str, ...]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A run on disk: recipe, history, checkpoint, device memories. Killed at any moment, it can be taken up again."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,10 @@ class Folder:
     def revise(self, recipe: Recipe) -> None:
         """The recipe with other budgets, for whoever resumes next."""
         write_bytes(self.recipe_file, recipe.to_toml().encode())
+
+    def note(self, name: str, what: dict) -> None:
+        """A small file of facts beside the history, for the report."""
+        write_bytes(self.path / f"{name}.json", json.dumps(what).encode())
 
     def append(self, row: Row) -> None:
         with disk_errors(self.history_file), open(self.history_file, "ab") as file:

@@ -26,7 +26,7 @@ REGISTRY = {
         Kind(11, "bad-value", "a value is of the wrong type or out of its range"),
         Kind(12, "bad-expression", "a method expression could not be read"),
         Kind(13, "clash", "two parts of a method cannot be used together"),
-        Kind(14, "bad-part", "a part from a user's file breaks a rule that parts must keep"),
+        Kind(14, "bad-part", "a part, model or metric of the user's own cannot be used"),
         Kind(15, "bad-recipe", "a recipe file could not be read"),
         Kind(16, "no-data", "there is no data to train on, or it does not fit the split or the model"),
         Kind(20, "folder-exists", "the run folder is already in use"),

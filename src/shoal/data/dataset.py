@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import unknown
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -70,9 +68,4 @@ def digits() -> Dataset:
 
 
 DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
-
-
-def load(name: str) -> Dataset:
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    return DATASETS[name]()
+"""Data sets that need no files: the embedded one, and those that a program handed over."""

@@ -1,67 +1,78 @@
-"""Splits: which device holds which samples."""
+"""Splits: which device holds which samples, read from a text such as `dirichlet:0.5`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown
-
-Split = list[np.ndarray]
-"""The sample numbers of each device; a device may have none."""
-
-
-def iid(labels: np.ndarray, devices: int, generator: np.random.Generator) -> Split:
-    """Shuffled and dealt out evenly."""
-    return np.array_split(generator.permutation(len(labels)), devices)
+from shoal.data.kinds import degree, dirichlet, dominant, iid, missing, owner, quantity, shards, some
+from shoal.data.virtual import Population, virtual
 
 
-def dirichlet(labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float) -> Split:
-    """Each class is spread over the devices in proportions drawn from Dirichlet(beta); small beta, uneven devices."""
-    held: list[list[np.ndarray]] = [[] for _ in range(devices)]
-    for label in np.unique(labels):
-        rows = generator.permutation(np.flatnonzero(labels == label))
-        shares = generator.dirichlet(np.full(devices, beta))
-        ends = np.floor(np.cumsum(shares)[:-1] * len(rows) + 0.5).astype(int)
-        for device, part in enumerate(np.split(rows, ends)):
-            held[device].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in held]
+def between(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:
+    """A reader of numbers within these bounds."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
 
 
-def _beta(text: str) -> float:
-    value = float(text)
-    if not 1e-6 <= value <= 1e6:
-        raise ValueError
-    return value
+_beta, _level, _count = between(1e-6, 1e6), between(0, 10), between(1, 10**9, int)
 
-
-SPLITS: dict[str, tuple[Callable[..., Split], tuple[Callable[[str], float], ...], str]] = {
+SPLITS: dict[str, tuple[Callable[..., Population], tuple[Callable[[str], float], ...], str]] = {
     "iid": (iid, (), "iid"),
-    "dirichlet": (dirichlet, (_beta,), "dirichlet:BETA with BETA from 1e-6 to 1e6, for example dirichlet:0.5"),
+    "dirichlet": (
+        dirichlet,
+        (_beta, _count),
+        "dirichlet:BETA with BETA from 1e-6 to 1e6, for example dirichlet:0.5, "
+        "or dirichlet:BETA:MIN with at least MIN samples on each device",
+    ),
+    "shards": (shards, (_count,), "shards:K with K shards for each device, for example shards:2"),
+    "dominant": (dominant, (_level,), "dominant:E with E from 0 to 10, for example dominant:5"),
+    "missing": (missing, (between(0, 9),), "missing:E with E from 0 to 9, for example missing:5"),
+    "labels": (some, (_count,), "labels:K with K classes on each device, for example labels:5"),
+    "quantity": (quantity, (_beta,), "quantity:BETA with BETA from 1e-6 to 1e6, for example quantity:0.5"),
+    "owner": (owner, (), "owner"),
+    "virtual": (virtual, (_count,), "virtual:N with N samples on each device, for example virtual:60"),
+    "degree": (degree, (between(0, 1),), "degree:D with D from 0 to 1, for example degree:0.3"),
 }
+"""For each name its function, the readers of its values, and how it is written."""
 
 
-def parse_split(text: str) -> Callable[[np.ndarray, int, np.random.Generator], Split]:
+@dataclass(frozen=True)
+class Split:
+    """A way to spread samples over devices, as a text names it."""
+
+    text: str
+    function: Callable[..., Population]
+    values: tuple[float, ...]
+
+    def __call__(
+        self, labels: np.ndarray, devices: int, generator: np.random.Generator, owners: np.ndarray | None = None
+    ) -> Population:
+        """The population of so many devices; `owners` is needed by the split `owner` alone."""
+        if devices < 1 or len(labels) == 0:
+            raise ShoalError(
+                "bad-value", f"{len(labels)} samples cannot be split over {devices} devices.", "Give one or more."
+            )
+        return self.function(owners if self.function is owner else labels, devices, generator, *self.values)
+
+
+def parse_split(text: str) -> Split:
     """The split that a text like `dirichlet:0.5` names."""
     name, *given = text.split(":")
     if name not in SPLITS:
         raise unknown("split", name, SPLITS)
     function, readers, form = SPLITS[name]
     try:
-        values = [read(value) for read, value in zip(readers, given, strict=True)]
+        if not len(readers) - len(function.__defaults__ or ()) <= len(given) <= len(readers):
+            raise ValueError
+        values = tuple(read(value) for read, value in zip(readers, given))
     except ValueError:
         raise ShoalError("bad-value", f"The split {text[:80]!r} cannot be read.", f"Write {form}.") from None
-    return lambda labels, devices, generator: function(labels, devices, generator, *values)
-
-
-def hold_back(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The samples that the server keeps for itself: `share:0.05` takes that share of all, at random."""
-    name, _, given = text.partition(":")
-    try:
-        share = float(given)
-    except ValueError:
-        share = -1.0
-    if name != "share" or not 0 < share < 1:
-        raise ShoalError(
-            "bad-value", f"The server's data {text[:80]!r} cannot be read.", "Write share:P with 0 < P < 1."
-        )
-    return np.sort(generator.permutation(len(labels))[: max(1, round(share * len(labels)))])
+    return Split(text, function, values)

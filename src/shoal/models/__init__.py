@@ -6,16 +6,68 @@ import torch
 
 from shoal.core.errors import unknown
 from shoal.core.net import Net
+from shoal.models import own
+from shoal.models.cnn import cnn
+from shoal.models.conv2cifar import conv2cifar
 from shoal.models.lenet import lenet
-from shoal.models.mlp import mlp
+from shoal.models.lstm import lstm
+from shoal.models.mlp import mlp, mlp_256, mlp_1024, mlp_1024_256
+from shoal.models.resnet import (
+    resnet18,
+    resnet18_gn,
+    resnet18_imagenet,
+    resnet18_imagenet_gn,
+    resnet18_nobias,
+    resnet18_nobias_gn,
+)
+from shoal.models.vgg import vgg11
+from shoal.models.vit import vit
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], Net]] = {"mlp": mlp, "lenet": lenet}
+MODELS: dict[str, Callable[[tuple[int, ...], int], Net]] = {
+    "mlp": mlp,
+    "mlp-256": mlp_256,
+    "mlp-1024": mlp_1024,
+    "mlp-1024-256": mlp_1024_256,
+    "lenet": lenet,
+    "cnn": cnn,
+    "conv2cifar": conv2cifar,
+    "vgg11": vgg11,
+    "resnet18": resnet18,
+    "resnet18-gn": resnet18_gn,
+    "resnet18-nobias": resnet18_nobias,
+    "resnet18-nobias-gn": resnet18_nobias_gn,
+    "resnet18-imagenet": resnet18_imagenet,
+    "resnet18-imagenet-gn": resnet18_imagenet_gn,
+    "vit": vit,
+    "lstm": lstm,
+}
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "mlp-1024": ((1, 28, 28), 10),
+    "mlp-1024-256": ((1, 28, 28), 10),
+    "lstm": ((35,), 10_000),
+}
+"""What models are described on when it is not 3x32x32 and 10 classes."""
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Net:
-    """The model with first weights drawn from a seed of its own."""
+    """The model with first weights drawn from a seed of its own; `file.py:Name` is a model of the user's."""
+    with torch.random.fork_rng(devices=[]):
+        make = maker(name)
+        torch.manual_seed(seed)
+        return make(input_shape, classes)
+
+
+def maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
+    if ".py:" in name:
+        return own.maker(name)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return MODELS[name](input_shape, classes)
+    return MODELS[name]
+
+
+def describe(name: str) -> tuple[int, int]:
+    """How many parameters a model has, and the multiply-accumulates of one sample; nothing is drawn or computed."""
+    make = maker(name)
+    with torch.device("meta"):
+        net = make(*SHAPES.get(name, ((3, 32, 32), 10)))
+        return sum(net.initial[k].numel() for k in net.trainable), net.macs_forward

@@ -1,20 +1,36 @@
-"""A perceptron with one hidden layer."""
+"""Perceptrons with one hidden layer."""
 
 from math import prod
 
 from torch import nn
 
 from shoal.core.net import Net
-from shoal.core.plan import Axis, Block, Cut
+from shoal.models.chain import chained
+from shoal.models.images import bordered, image
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:
-    """inputs - hidden - classes with ReLU between."""
-    module = nn.Sequential()
-    module.add_module("flatten", nn.Flatten())
-    module.add_module("fc1", nn.Linear(prod(input_shape), hidden))
-    module.add_module("relu", nn.ReLU())
-    module.add_module("fc2", nn.Linear(hidden, classes))
-    axes = (Axis("fc1", hidden, (Cut("fc1.weight", 0), Cut("fc1.bias", 0), Cut("fc2.weight", 1))),)
-    blocks = (Block("hidden", ("flatten", "fc1", "relu")), Block("head", ("fc2",)))
-    return Net(module, input_shape, classes, axes, blocks)
+    """inputs - 128 hidden units - classes with ReLU between."""
+    return chained((("flatten", nn.Flatten()), *layers(prod(input_shape), hidden, classes)), input_shape, classes)
+
+
+def mlp_256(input_shape: tuple[int, ...], classes: int) -> Net:
+    """inputs - 256 hidden units - classes with ReLU between."""
+    return mlp(input_shape, classes, hidden=256)
+
+
+def mlp_1024(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:
+    """FedBIAD's 1024 - 128 - 10: images smaller than 32x32 get a border of zeros first."""
+    channels, height, width = image(input_shape, "This perceptron")
+    border, height, width = bordered(height, width)
+    before = ("border", border), ("flatten", nn.Flatten())
+    return chained((*before, *layers(channels * height * width, hidden, classes)), input_shape, classes)
+
+
+def mlp_1024_256(input_shape: tuple[int, ...], classes: int) -> Net:
+    """FedBIAD's 1024 - 256 - 10: images smaller than 32x32 get a border of zeros first."""
+    return mlp_1024(input_shape, classes, hidden=256)
+
+
+def layers(inputs: int, hidden: int, classes: int) -> tuple[tuple[str, nn.Module], ...]:
+    return ("fc1", nn.Linear(inputs, hidden)), ("relu", nn.ReLU()), ("fc2", nn.Linear(hidden, classes))

@@ -1,0 +1,125 @@
+"""The papers behind the shipped parts, as BibTeX."""
+
+import ast
+
+from shoal.core.errors import ShoalError
+from shoal.core.expression import LONGEST, call, terms
+from shoal.parts import PRESETS
+
+FEDAVG = """@inproceedings{mcmahan2017fedavg,
+  title     = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author    = {McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
+               Ag{\\"u}era y Arcas, Blaise},
+  booktitle = {Proceedings of the 20th International Conference on Artificial Intelligence and Statistics},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {54},
+  pages     = {1273--1282},
+  year      = {2017},
+  eprint    = {1602.05629},
+  archivePrefix = {arXiv}
+}"""
+
+FEDPROX = """@inproceedings{li2020fedprox,
+  title     = {Federated Optimization in Heterogeneous Networks},
+  author    = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
+               Smith, Virginia},
+  booktitle = {Proceedings of Machine Learning and Systems},
+  volume    = {2},
+  pages     = {429--450},
+  year      = {2020},
+  eprint    = {1812.06127},
+  archivePrefix = {arXiv}
+}"""
+
+FEDNOVA = """@inproceedings{wang2020fednova,
+  title     = {Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
+  author    = {Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  pages     = {7611--7623},
+  year      = {2020},
+  eprint    = {2007.07481},
+  archivePrefix = {arXiv}
+}"""
+
+SCAFFOLD = """@inproceedings{karimireddy2020scaffold,
+  title     = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+  author    = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and
+               Stich, Sebastian U. and Suresh, Ananda Theertha},
+  booktitle = {Proceedings of the 37th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {119},
+  pages     = {5132--5143},
+  year      = {2020},
+  eprint    = {1910.06378},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDYN = """@inproceedings{acar2021feddyn,
+  title     = {Federated Learning Based on Dynamic Regularization},
+  author    = {Acar, Durmus Alp Emre and Zhao, Yue and Matas Navarro, Ramon and Mattina, Matthew and
+               Whatmough, Paul N. and Saligrama, Venkatesh},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021},
+  eprint    = {2111.04263},
+  archivePrefix = {arXiv}
+}"""
+
+FEDAVGM = """@article{hsu2019fedavgm,
+  title     = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
+  author    = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
+  journal   = {arXiv preprint arXiv:1909.06335},
+  year      = {2019}
+}"""
+
+FEDOPT = """@inproceedings{reddi2021fedopt,
+  title     = {Adaptive Federated Optimization},
+  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
+               Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021},
+  eprint    = {2003.00295},
+  archivePrefix = {arXiv}
+}"""
+
+ROBUST = """@inproceedings{yin2018robust,
+  title     = {{Byzantine}-Robust Distributed Learning: Towards Optimal Statistical Rates},
+  author    = {Yin, Dong and Chen, Yudong and Ramchandran, Kannan and Bartlett, Peter},
+  booktitle = {Proceedings of the 35th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {80},
+  pages     = {5650--5659},
+  year      = {2018},
+  eprint    = {1803.01498},
+  archivePrefix = {arXiv}
+}"""
+
+CITATIONS = {
+    "fedavg": FEDAVG,
+    "fedprox": FEDPROX,
+    "fednova": FEDNOVA,
+    "scaffold": SCAFFOLD,
+    "feddyn": FEDDYN,
+    "fedavgm": FEDAVGM,
+    "fedadam": FEDOPT,
+    "fedyogi": FEDOPT,
+    "median": ROBUST,
+    "trimmedmean": ROBUST,
+}
+"""The entry of each part that comes from a paper."""
+
+
+def cited(method: str) -> list[str]:
+    """The entries for the parts of an expression, FedAvg first; parts without a paper here are skipped."""
+    entries = [CITATIONS["fedavg"], *(CITATIONS[name] for name in named(method) if name in CITATIONS)]
+    return list(dict.fromkeys(entries))
+
+
+def named(method: str) -> list[str]:
+    """The names in an expression, presets written out; none if it cannot be read."""
+    try:
+        tree = ast.parse(method[:LONGEST].strip(), mode="eval").body
+        names = [call(node, method)[0] for node in terms(tree, method)]
+    except (ShoalError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [part for name in names for part in (named(PRESETS[name]) if PRESETS.get(name) else [name])]

@@ -1,0 +1,112 @@
+"""Non-IID degree: how far the labels of a device are from the labels of all devices together.
+
+The Jensen-Shannon divergence with log2: 0 for the same mix of labels, 1 for nothing in common. Among ten classes that
+are equally frequent, a device with five of them has 0.3113 and a device with two of them 0.6100.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.data.virtual import Held, Population
+
+TOLERANCE = 0.01
+"""How near `degree:D` comes to D."""
+
+
+def histograms(labels: np.ndarray, population: Population, classes: int, devices: int | None = None) -> np.ndarray:
+    """How often each class occurs on each of the first `devices` devices (all when left out): devices x classes.
+
+    Where a sample has a label per position, every position counts; labels below 0 do not.
+    """
+    count = len(population) if devices is None else min(devices, len(population))
+    if isinstance(population, Held):
+        sizes = population.sizes[:count]
+        rows = population.order[: int(sizes.sum())]
+    else:
+        held = [population[device] for device in range(count)]
+        sizes = np.array([len(h) for h in held], dtype=np.int64)
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *held])
+    found = labels[rows].reshape(len(rows), -1).astype(np.int64)
+    cells = np.repeat(np.arange(count) * classes, sizes)[:, None] + found
+    return np.bincount(cells[found >= 0], minlength=count * classes).reshape(count, classes)
+
+
+def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Jensen-Shannon divergence with log2 of probabilities along the last axis: from 0 to 1, never NaN."""
+    p, q = np.broadcast_arrays(np.asarray(p, dtype=float), np.asarray(q, dtype=float))
+    both = p + q
+
+    def half(a: np.ndarray) -> np.ndarray:
+        ratio = np.divide(2 * a, both, out=np.ones(a.shape), where=a > 0)
+        return (a * np.log2(ratio)).sum(-1) / 2
+
+    return np.clip(half(p) + half(q), 0.0, 1.0)
+
+
+def degrees(histograms: np.ndarray) -> np.ndarray:
+    """The degree of each device against all devices pooled, which weighs them by size; 0 for a device without data."""
+    counts = np.asarray(histograms, dtype=float)
+    sizes = counts.sum(1)
+    pooled = counts.sum(0) / max(float(sizes.sum()), 1.0)
+    each = counts / np.maximum(sizes, 1.0)[:, None]
+    return np.where(sizes > 0, divergence(each, pooled), 0.0)
+
+
+def degree(histograms: np.ndarray) -> float:
+    """The plain mean over the devices that have data; 0 when none has."""
+    held = np.asarray(histograms).sum(1) > 0
+    return float(degrees(histograms)[held].mean()) if held.any() else 0.0
+
+
+def by_class(labels: np.ndarray) -> list[np.ndarray]:
+    """The sample numbers of each class that occurs, in the order of the labels."""
+    if labels.ndim != 1:
+        raise ShoalError(
+            "bad-value",
+            "Samples with several labels each, such as text, cannot be told apart by label.",
+            "Use the split iid, quantity:BETA, owner or virtual:N, and server data share:P.",
+        )
+    _, counts = np.unique(labels, return_counts=True)
+    return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def find(
+    target: float, draw: Callable[[float, np.random.Generator], np.ndarray], generator: np.random.Generator
+) -> np.ndarray:
+    """Histograms (devices x classes) of the target degree: `draw(beta, generator)` with a beta found by bisection."""
+    seen = []
+    for _ in range(10):
+        seed, low, high = int(generator.integers(2**63)), -6.0, 6.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            found = draw(10.0**middle, np.random.default_rng(seed))
+            seen.append(degree(found))
+            if abs(seen[-1] - target) <= TOLERANCE:
+                return found
+            low, high = (middle, high) if seen[-1] > target else (low, middle)
+    devices, classes = found.shape
+    raise ShoalError(
+        "bad-value",
+        f"No Dirichlet split of {int(found.sum())} samples of {classes} classes over {devices} devices was found with "
+        f"a mean degree of {target:g}; the nearest has {min(seen, key=lambda value: abs(value - target)):.3f}.",
+        "Give a degree within reach, or another number of devices.",
+    )
+
+
+def summary(labels: np.ndarray, population: Population, server: np.ndarray, classes: int, most: int = 200) -> dict:
+    """What a split looks like, ready for JSON: sizes, labels and degrees of the first `most` devices.
+
+    `degree` is that of the whole population where it is stored and not too large, else of these devices. `server`
+    are the labels of the server's samples. For text both lists of labels are empty: a vocabulary is too long.
+    """
+    stored = isinstance(population, Held) and len(population) * classes <= 2 * 10**6
+    counts = histograms(labels, population, classes, None if stored else most)
+    return {
+        "sizes": population.sizes[:most].tolist(),
+        "labels": counts[:most].tolist() if labels.ndim == 1 else [],
+        "degrees": degrees(counts)[:most].tolist(),
+        "degree": degree(counts),
+        "server": np.bincount(labels[server], minlength=classes).tolist() if labels.ndim == 1 else [],
+    }

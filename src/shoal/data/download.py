@@ -1,0 +1,130 @@
+"""Files of data sets: found in a folder, or fetched from their official address and checked."""
+
+import hashlib
+import os
+import urllib.request
+import zipfile
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from shoal.core.errors import ShoalError, told
+from shoal.files import damaged, disk_errors
+
+LIMIT = 2**31
+"""The most bytes that a reader takes in from one file, packed or unpacked."""
+
+TIMEOUT = 30
+"""Seconds without a single byte after which a download is given up."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as its authors publish it, its address and, where they tell it, its checksum."""
+
+    name: str
+    url: str = ""
+    md5: str = ""
+    also: tuple[str, ...] = ()
+    """Other names that serve as well: unpacked, or as other tools lay it out."""
+
+    def at(self, folder: Path) -> Path | None:
+        """Where it is, or a stand-in for it; an unpacked one is preferred."""
+        for path in (folder / name for name in (*self.also, self.name)):
+            if path.is_file() or (path.is_dir() and any(path.iterdir())):
+                return path
+        return None
+
+
+def pick(folder: Path, names: Iterable[str]) -> Path:
+    """The first of these files that is there."""
+    names = list(names)
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ShoalError("no-data", f"There is no {' or '.join(names)} in {folder}.", "Put the official files there.")
+
+
+def download(file: File, folder: Path) -> Path:
+    """Fetch a file; it takes its place only when it is complete and its checksum is right."""
+    place = folder / file.name
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
+    found = hashlib.md5(usedforsecurity=False)
+    size = 0
+    try:
+        if not file.url.startswith(("http://", "https://")):
+            raise ValueError("it has no address to fetch it from")
+        with closing(urllib.request.urlopen(file.url, timeout=TIMEOUT)) as answer:
+            with disk_errors(place):
+                folder.mkdir(parents=True, exist_ok=True)
+                target = open(temporary, "wb")
+            with target:
+                while block := answer.read(1 << 20):
+                    found.update(block)
+                    size += len(block)
+                    if size > LIMIT:
+                        raise ValueError("it is far larger than it should be")
+                    with disk_errors(place):
+                        target.write(block)
+            expected = answer.headers.get("Content-Length", "")
+        if expected.isdecimal() and int(expected) != size:
+            raise ValueError(f"it ended after {size} of {expected} bytes")
+        if file.md5 and found.hexdigest() != file.md5:
+            raise ValueError(f"its md5 is {found.hexdigest()}, the official one {file.md5}")
+        with disk_errors(place):
+            os.replace(temporary, place)
+    except (OSError, HTTPException, ValueError) as error:
+        raise absent(file, folder, str(error) if isinstance(error, ValueError) else told(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return place
+
+
+def absent(file: File, folder: Path, why: str) -> ShoalError:
+    return ShoalError(
+        "no-data",
+        f"{file.name} is not in {folder} and could not be fetched from {file.url or 'anywhere'} ({why}).",
+        f"Fetch it by hand, put it into {folder}, or name another folder with --data-dir or SHOAL_DATA.",
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole of a file of reasonable size."""
+    with disk_errors(path):
+        if not path.is_file():
+            raise ShoalError("no-data", f"{path} is missing or not a file.", "Put the official files there.")
+        if path.stat().st_size > LIMIT:
+            raise damaged(path, f"more than {LIMIT} bytes")
+        return path.read_bytes()
+
+
+class Zip:
+    """Reads single files of a zip archive into memory. Nothing is unpacked, so names cannot lead anywhere."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.left = LIMIT
+        try:
+            with disk_errors(path):
+                self.archive = zipfile.ZipFile(path)
+                self.names = [info.filename for info in self.archive.infolist() if not info.is_dir()]
+        except ShoalError:
+            raise
+        except Exception as error:
+            raise damaged(path, error) from error
+
+    def read(self, name: str) -> bytes:
+        try:
+            with self.archive.open(name) as file:
+                content = file.read(self.left + 1)
+        except Exception as error:
+            raise damaged(self.path, error) from error
+        self.left -= len(content)
+        if self.left < 0:
+            raise damaged(self.path, f"it unpacks to more than {LIMIT} bytes")
+        return content
+
+    def close(self) -> None:
+        self.archive.close()

@@ -1,0 +1,77 @@
+"""Server data: samples that the server keeps for itself and no device sees."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.data.degree import by_class
+
+
+def share(labels: np.ndarray, generator: np.random.Generator, part: float, classes: int = 0) -> np.ndarray:
+    """A share of all samples: at random, or in equal amounts from some classes, themselves drawn at random."""
+    count = max(1, round(part * len(labels)))
+    if not classes:
+        return generator.permutation(len(labels))[:count]
+    rows = by_class(labels)
+    amounts = count // classes + (np.arange(classes) < count % classes)
+    able = [r for r in rows if len(r) >= amounts[0]]
+    if len(able) < classes or amounts[-1] == 0:
+        raise ShoalError(
+            "bad-value",
+            f"{count} samples cannot be taken in equal amounts from {classes} of {len(rows)} classes; "
+            f"{len(able)} have {amounts[0]} samples.",
+            "Give another share or another number of classes.",
+        )
+    chosen = generator.permutation(len(able))[:classes]
+    return np.concatenate([generator.permutation(able[c])[:a] for c, a in zip(chosen, amounts)])
+
+
+def per_class(labels: np.ndarray, generator: np.random.Generator, count: int) -> np.ndarray:
+    """The same number of samples of each class."""
+    rows = by_class(labels)
+    fewest = min(map(len, rows), default=0)
+    if fewest < count:
+        raise ShoalError(
+            "bad-value",
+            f"per-class:{count} wants {count} samples of each class, and one class has {fewest}.",
+            "Give a smaller number.",
+        )
+    return np.concatenate([generator.permutation(r)[:count] for r in rows])
+
+
+def _part(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise ValueError
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 10**9:
+        raise ValueError
+    return value
+
+
+SERVER_DATA: dict[str, tuple[Callable[..., np.ndarray], tuple[Callable[[str], float], ...]]] = {
+    "share": (share, (_part, _whole)),
+    "per-class": (per_class, (_whole,)),
+}
+
+
+def hold_back(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """The samples that the server keeps for itself, for a text like `share:0.05`, `share:0.05:5` or `per-class:20`."""
+    name, *given = text.split(":")
+    try:
+        function, readers = SERVER_DATA[name]
+        if not 1 <= len(given) <= len(readers):
+            raise ValueError
+        values = [read(value) for read, value in zip(readers, given)]
+    except (KeyError, ValueError):
+        raise ShoalError(
+            "bad-value",
+            f"The server's data {text[:80]!r} cannot be read.",
+            "Write share:P with 0 < P < 1, share:P:C for C of the classes, or per-class:M with M samples of each.",
+        ) from None
+    return np.sort(function(labels, generator, *values))

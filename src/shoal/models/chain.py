@@ -1,0 +1,40 @@
+"""Models that are one chain of layers: their axes and blocks follow from the layers themselves."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import nn
+
+from shoal.core.net import Net
+from shoal.core.plan import Axis, Block, Cut
+
+
+def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...], classes: int) -> Net:
+    """A net of convolutions and linear layers; between them only what acts on each unit alone and keeps 0 at 0."""
+    module = nn.Sequential(OrderedDict(layers))
+    *blocks, head = blocks_of(module)
+    return Net(module, input_shape, classes, axes_of(module), (*blocks, replace(head, name="head")))
+
+
+def axes_of(module: nn.Sequential) -> tuple[Axis, ...]:
+    """The outputs of every layer but the last: its own rows, and the columns of the layer that reads them."""
+    weighty = [(name, layer) for name, layer in module.named_children() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    axes = []
+    for (name, layer), (reader, after) in zip(weighty, weighty[1:]):
+        size, span = len(layer.weight), after.weight.shape[1] // len(layer.weight)
+        own = (Cut(f"{name}.weight", 0), *([Cut(f"{name}.bias", 0)] if layer.bias is not None else []))
+        axes.append(Axis(name, size, (*own, Cut(f"{reader}.weight", 1, span=span))))
+    return tuple(axes)
+
+
+def blocks_of(module: nn.Sequential) -> tuple[Block, ...]:
+    """One block for each child with parameters, named after it; children without any belong to the one before."""
+    groups: dict[str, list[str]] = {}
+    first: list[str] = []
+    last = first
+    for name, child in module.named_children():
+        if any(True for _ in child.parameters()):
+            last = groups[name] = [] if groups else first
+        last.append(name)
+    return tuple(Block(name, tuple(children)) for name, children in groups.items())

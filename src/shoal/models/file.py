@@ -1,0 +1,34 @@
+"""What a user's file defines, called with as much as it takes."""
+
+import inspect
+from typing import Any
+
+from shoal.core.errors import ShoalError, told
+
+
+def called(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) -> Any:
+    """Call a class or function with as much as it takes."""
+    if not callable(thing):
+        raise broken(spec, "it is no class and no function", "Name what makes the model.")
+    try:
+        takes = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        takes = ()
+    offered = {"input_shape": input_shape, "classes": classes, "num_classes": classes}
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    given = {p.name: offered[p.name] for p in takes if p.name in offered and p.kind not in fixed}
+    needed = [p for p in takes if p.default is p.empty and p.kind not in fixed[:2]]
+    by_name = all(p.name in given for p in needed)
+    values = (input_shape, classes)[2 - min(len(needed), 2) :]
+    swapped = any(given.get(p.name, value) != value for p, value in zip(needed, values))
+    if len(needed) > 2 or (swapped and not by_name):
+        why = f"it wants {len(needed)} values ({', '.join(p.name for p in needed)})"
+        raise broken(spec, why, "Let it take (input_shape, classes), (classes) or nothing.")
+    try:
+        return thing(**given) if by_name else thing(*values)
+    except (Exception, SystemExit) as error:
+        raise broken(spec, f"it raises {told(error)} when it is made", "Correct it there.") from error
+
+
+def broken(source: object, why: str, advice: str) -> ShoalError:
+    return ShoalError("bad-part", f"{source} cannot be used: {why}.", advice)

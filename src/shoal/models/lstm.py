@@ -1,0 +1,76 @@
+"""The language model of FedBIAD: two LSTM layers of 300 units (7,454,800 parameters with 10,000 words)."""
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.plan import Axis, Block, Cut
+
+
+class LSTM(nn.Module):
+    """One layer with the numbers of `nn.LSTM`, in plain operations.
+
+    So it can be cut, since its sizes are those of its weights; be counted; and go through `vmap` and two derivatives,
+    which the fused kernels cannot.
+    """
+
+    def __init__(self, inputs: int, hidden: int):
+        super().__init__()
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden, hidden))
+        self.bias_ih = nn.Parameter(torch.empty(4 * hidden))
+        self.bias_hh = nn.Parameter(torch.empty(4 * hidden))
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -(hidden**-0.5), hidden**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, positions, inputs) to (batch, positions, hidden), from a state of zeros."""
+        recurrent = self.weight_hh.t()
+        outputs: list[Tensor] = []
+        h = c = x.new_zeros(x.shape[0], recurrent.shape[0])
+        for given in F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh).unbind(1):
+            i, f, g, o = torch.addmm(given, h, recurrent).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
+    """embedding(300) LSTM(300) LSTM(300) fc: the next word at every position; inputs are numbers of words."""
+    if len(input_shape) != 1:
+        problem = f"The language model needs sequences of words, got inputs of shape {tuple(input_shape)}."
+        raise ShoalError("no-data", problem, "Use --model lenet for images.")
+    module = nn.Sequential(
+        OrderedDict(
+            embed=nn.Embedding(classes, width),
+            lstm1=LSTM(width, width),
+            lstm2=LSTM(width, width),
+            fc=nn.Linear(width, classes),
+        )
+    )
+    axes = (
+        Axis("embed", width, (Cut("embed.weight", 1), Cut("lstm1.weight_ih", 1))),
+        Axis("lstm1", width, (*units("lstm1"), Cut("lstm2.weight_ih", 1))),
+        Axis("lstm2", width, (*units("lstm2"), Cut("fc.weight", 1))),
+    )
+    blocks = (
+        Block("embed", ("embed",)),
+        Block("lstm1", ("lstm1",)),
+        Block("lstm2", ("lstm2",)),
+        Block("head", ("fc",)),
+    )
+    return Net(module, input_shape, classes, axes, blocks, token_inputs=True)
+
+
+def units(layer: str) -> tuple[Cut, ...]:
+    """A hidden unit has a row in each of the four gates, and a column that the layer itself reads at the next position.
+
+    Without them its cell stays at 0, and so does what it tells.
+    """
+    rows = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    return (*(Cut(f"{layer}.{key}", 0, copies=4) for key in rows), Cut(f"{layer}.weight_hh", 1))

@@ -1,0 +1,93 @@
+"""A user's own model: a module, or a file and the name of what makes one in it."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import told
+from shoal.core.net import Net
+from shoal.models.chain import blocks_of
+from shoal.models.file import broken, called
+from shoal.pyfile import named_in
+
+
+def from_file(spec: str, input_shape: tuple[int, ...], classes: int) -> Net:
+    """The model that `path/to/file.py:Name` makes. The file is run: it is the user's own.
+
+    `Name` is a class or a function. It is called with the shape of one input and the number of classes, or with the
+    classes alone, or with nothing, whichever it takes; arguments called `input_shape`, `classes` or `num_classes` are
+    given by name.
+    """
+    return maker(spec)(input_shape, classes)
+
+
+def maker(spec: str) -> Callable[[tuple[int, ...], int], Net]:
+    """What makes the net of a file, with the file already loaded."""
+    thing = named_in(spec)
+
+    def make(input_shape: tuple[int, ...], classes: int) -> Net:
+        made = thing if isinstance(thing, nn.Module) else called(spec, thing, input_shape, classes)
+        return net_of(made, input_shape, classes, spec)
+
+    return make
+
+
+def net_of(module: Any, input_shape: tuple[int, ...], classes: int, name: str = "The model") -> Net:
+    """A copy of a user's module as a net, after one pass of two samples has shown that it is one.
+
+    Its inputs are taken for words where it has an embedding and a sample is a sequence, or where the module says
+    `token_inputs = True`. An `nn.Sequential` has one block for each child with parameters.
+    """
+    if isinstance(module, Net):
+        passed(name, module.module, input_shape, classes, module.token_inputs)
+        return module
+    if not isinstance(module, nn.Module):
+        raise broken(name, f"it is {a(module)} and no torch.nn.Module", "Give a module or what makes one.")
+    embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in module.modules())
+    tokens = bool(getattr(module, "token_inputs", embeds and len(input_shape) == 1))
+    try:
+        module = deepcopy(module)
+    except Exception as error:
+        raise broken(name, f"it cannot be copied ({told(error)})", "Keep locks and open files out of it.") from error
+    passed(name, module, input_shape, classes, tokens)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise broken(name, "it has no parameters to train", "Give it a layer with weights.")
+    seen: dict[int, str] = {}
+    for key, value in module.named_parameters(remove_duplicate=False):
+        first = seen.setdefault(id(value), key)
+        if first != key:
+            raise broken(name, f"{key} and {first} are one tensor", "Give each its own.")
+    return Net(
+        module,
+        input_shape,
+        classes,
+        blocks=blocks_of(module) if isinstance(module, nn.Sequential) else (),
+        token_inputs=tokens,
+    )
+
+
+def passed(name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
+    """Run two samples of zeros through a module and look at what comes out."""
+    first = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
+    kind = {"dtype": torch.long if tokens else first.dtype, "device": first.device}
+    try:
+        with torch.no_grad():
+            logits = module.eval()(torch.zeros(2, *input_shape, **kind))
+    except (Exception, SystemExit) as error:
+        why = f"it raises {told(error)} on inputs of shape {(2, *input_shape)}"
+        raise broken(name, why, "Correct its forward, or choose data of another shape.") from error
+    if not isinstance(logits, Tensor):
+        raise broken(name, f"it returns {a(logits)} and no tensor", "Return the logits alone.")
+    shape = tuple(logits.shape)
+    if not logits.is_floating_point():
+        raise broken(name, "it returns whole numbers", "Return a logit for each class, and not the class.")
+    if not (len(shape) in (2, 3) and shape[0] == 2 and shape[-1] == classes):
+        why = f"it returns {shape} for 2 samples and {classes} classes"
+        raise broken(name, why, f"Return logits of shape (batch, {classes}), or (batch, positions, {classes}).")
+
+
+def a(thing: object) -> str:
+    return "nothing" if thing is None else f"a {type(thing).__name__}"

@@ -1,0 +1,196 @@
+"""The numbers of a report: curves, costs by cause, splits and devices, as plain lists that JSON can hold."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from math import ceil
+from statistics import mean, pstdev
+from typing import Any, cast
+
+import numpy as np
+
+from shoal.compare import Comparison
+from shoal.page.runs import METRICS, PLACES, Group, Run
+from shoal.plots import cause_colours, cause_order
+from shoal.recipe import toml
+
+POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
+"""The most points of a curve, bars of a stack, devices and classes of a split that a page shows."""
+
+
+def facts(groups: Sequence[Group]) -> dict[str, Any]:
+    """Everything the page draws."""
+    made = [group_facts(group) for group in groups]
+    return {
+        "groups": made,
+        "metrics": [metric for metric in METRICS if any(metric in group["curves"] for group in made)],
+        "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
+        "colours": {what: cause_colours(made, what) for what in ("bytes", "seconds")},
+        "splits": splits(groups),
+    }
+
+
+def group_facts(group: Group) -> dict[str, Any]:
+    """One method, over its seeds."""
+    length = min(len(run.history) for run in group.runs)
+    curves = {metric: found for metric in METRICS if (found := curve(group.runs, length, metric))}
+    return {
+        "label": group.label,
+        "seeds": [run.recipe.seed for run in group.runs],
+        "rounds": length,
+        "curves": curves,
+        "bytes": stacked(group.runs, length, bytes_of),
+        "seconds": stacked(group.runs, length, seconds_of),
+        "devices": devices(group.runs),
+        "classes": classes(group.runs),
+        "table": table_row(group),
+    }
+
+
+def curve(runs: Sequence[Run], length: int, metric: str) -> dict[str, list[float]] | None:
+    """Lowest, mean and highest value over seeds, at the rounds all of them evaluated, against four kinds of cost."""
+    at = [r for r in range(length) if all(run.history.rows[r][metric] is not None for run in runs)]
+    if not at:
+        return None
+    at = [at[i] for i in evenly(len(at), POINTS)]
+    y = np.array([[run.history.rows[r][metric] for r in at] for run in runs], dtype=float)
+
+    def until(*columns: str) -> list[float]:
+        sums = [np.cumsum([sum(row[c] for c in columns) for row in run.history.rows], dtype=float) for run in runs]
+        return short(np.mean([s[at] for s in sums], axis=0))
+
+    return {
+        "rounds": [r + 1 for r in at],
+        "seconds": until("sim_seconds"),
+        "bytes": until("bytes_down", "bytes_up"),
+        "macs": until("macs_work"),
+        "low": short(y.min(0)),
+        "mean": short(y.mean(0)),
+        "high": short(y.max(0)),
+    }
+
+
+def stacked(runs: Sequence[Run], length: int, causes_of: Callable[[dict], dict[str, float]]) -> dict[str, Any]:
+    """What a round cost, by cause: the mean over seeds, and over neighbouring rounds where there are many."""
+    rows = [[causes_of(run.history.rows[r]) for run in runs] for r in range(length)]
+    causes = sorted({cause for row in rows for found in row for cause in found}, key=cause_order)
+    edges = np.linspace(0, length, min(length, BARS) + 1).astype(int).tolist()
+    values = {
+        cause: [
+            mean(found.get(cause, 0.0) for row in rows[low:high] for found in row)
+            for low, high in zip(edges, edges[1:])
+        ]
+        for cause in causes
+    }
+    return {"edges": edges, "causes": causes, "values": [short(values[cause]) for cause in causes]}
+
+
+def bytes_of(row: dict[str, Any]) -> dict[str, float]:
+    """The bytes of a round by direction and by what they carried."""
+    found: dict[str, float] = {}
+    for way in ("down", "up"):
+        by = (row.get("bytes_by") or {}).get(way) or {}
+        found |= {f"{way}: {cause}": value for cause, value in by.items()} if isinstance(by, dict) else {way: by}
+        rest = row[f"bytes_{way}"] - sum(v for k, v in found.items() if k.startswith(way))
+        if rest > 0:
+            found[f"{way}: other" if by else way] = rest
+    return found
+
+
+def seconds_of(row: dict[str, Any]) -> dict[str, float]:
+    """The simulated time of a round by what the slowest device did."""
+    found = {k: v for k, v in (row.get("seconds_by") or {}).items() if not isinstance(v, dict)}
+    rest = row["sim_seconds"] - sum(found.values())
+    return found | ({"other" if found else "all": rest} if rest > 1e-6 * row["sim_seconds"] else {})
+
+
+def devices(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The accuracy of all devices of all seeds in rising order; mean, worst tenth and spread as means over seeds."""
+    found = [sorted(run.devices) for run in runs if run.devices]
+    if not found:
+        return None
+    pooled = sorted(v for values in found for v in values)
+    return {
+        "sorted": short([pooled[i] for i in evenly(len(pooled), POINTS)]),
+        "count": len(found[0]),
+        "mean": mean(map(mean, found)),
+        "worst": mean(mean(values[: ceil(len(values) / 10)]) for values in found),
+        "spread": mean(map(pstdev, found)),
+    }
+
+
+def classes(runs: Sequence[Run]) -> list[float | None] | None:
+    """The accuracy of each class at the end, as the mean over seeds; too many classes for a picture have none."""
+    found = [last for run in runs if (last := run.history.last("per_class"))]
+    if not found or len({len(values) for values in found}) > 1 or len(found[0]) > DEVICES:
+        return None
+    columns = [[v for v in column if v is not None] for column in zip(*found)]
+    return [short([mean(column)])[0] if column else None for column in columns]
+
+
+def splits(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The split of the first seed of every group, each different one once."""
+    made: list[dict[str, Any]] = []
+    for group in groups:
+        run = next((r for r in group.runs if r.split), None)
+        if run is None or run.split is None:
+            continue
+        drawn = split_facts(run.split)
+        same = next((s for s in made if all(s[key] == drawn[key] for key in drawn if key != "all")), None)
+        if same:
+            same["labels"].append(group.label)
+        else:
+            made.append(drawn | {"labels": [group.label], "seed": run.recipe.seed, "split": run.recipe.split})
+            made[-1]["all"] = max(made[-1]["all"], run.recipe.devices)
+    return made
+
+
+def split_facts(split: dict[str, Any]) -> dict[str, Any]:
+    """A table of classes and devices; many classes are drawn together, of many devices the first are drawn."""
+    labels = np.array(split["labels"][:DEVICES], dtype=float)
+    edges = np.linspace(0, labels.shape[1], min(labels.shape[1], ROWS) + 1).astype(int)
+    counts = np.add.reduceat(labels, edges[:-1], axis=1)
+    return {
+        "counts": [[int(n) for n in row] for row in counts],
+        "rows": [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(edges.tolist(), edges[1:].tolist())],
+        "sizes": split["sizes"][:DEVICES],
+        "degrees": short(split["degrees"][:DEVICES]) if "degrees" in split else None,
+        "degree": split.get("degree"),
+        "all": len(split["sizes"]),
+        "server": split.get("server"),
+    }
+
+
+def table_row(group: Group) -> dict[str, Any]:
+    """End values and costs, as a comparison counts them."""
+    row = Comparison(cast(Any, {group.label: group.runs}), group.recipe.target).table()[0]
+    row["rounds"] = mean(len(run.history) for run in group.runs)
+    row["target"] = group.recipe.target
+    for way in ("bytes_down", "bytes_up"):
+        row[way] = mean(run.history.total(way) for run in group.runs)
+    for metric in METRICS[1:]:
+        ends = [run.history.last(metric) for run in group.runs]
+        ends = [end for end in ends if end is not None]
+        row[metric] = mean(ends) if ends else None
+    return row
+
+
+def recipe_lines(groups: Sequence[Group]) -> list[list[tuple[str, str, bool]]]:
+    """For each group the key, the value and whether it differs between groups."""
+    recipes = [asdict(group.recipe) for group in groups]
+    lines = []
+    for group, recipe in zip(groups, recipes):
+        shown = {key: toml(value) for key, value in recipe.items() if key not in PLACES}
+        shown["seed"] = ", ".join(str(run.recipe.seed) for run in group.runs)
+        differs = {key: key != "seed" and any(r[key] != recipe[key] for r in recipes) for key in shown}
+        lines.append([(key, value, differs[key]) for key, value in shown.items()])
+    return lines
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most so many places out of a count, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+def short(values: Any) -> list[float]:
+    """Seven digits are more than a picture shows."""
+    return [float(f"{float(v):.7g}") for v in values]

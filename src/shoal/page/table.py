@@ -1,0 +1,122 @@
+"""The words and tables of a report, which are there without any script."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from shoal.plots import COLOURS
+from shoal.show import count, number, seconds, size
+
+Cell = Callable[[dict[str, Any]], str]
+
+
+def summaries(groups: Sequence[dict[str, Any]]) -> str:
+    """One line per method: how far it came, at what cost."""
+    best = max((g["table"]["accuracy"] for g in groups if g["table"]["accuracy"] is not None), default=None)
+    made = []
+    for at, group in enumerate(groups):
+        row = group["table"]
+        told = f"{row['rounds']:.0f} rounds, {size(row['bytes'])}, {seconds(row['sim_seconds'])} simulated"
+        if row["target"]:
+            rounds = f"in {row['rounds_to_target']:.0f} rounds" if row["reached"] else "not reached"
+            told += f"; {row['target']:g} {rounds}{some(row)}"
+        top = ' class="best"' if len(groups) > 1 and best is not None and row["accuracy"] == best else ""
+        made.append(
+            f'<li{top}><span class="name"><i class="swatch c{at % len(COLOURS)}"></i>{name_of(group)}</span>'
+            f'<strong>{accuracy(row)}</strong><span class="told">{escape(told)}</span></li>'
+        )
+    return "\n".join(made)
+
+
+def results_table(found: dict[str, Any]) -> str:
+    """End values, total costs, and the cost to the target where there is one."""
+    groups = found["groups"]
+    columns: list[tuple[str, str, Cell]] = [
+        ("", "seeds", lambda r: str(r["seeds"])),
+        ("", "rounds", lambda r: f"{r['rounds']:.4g}"),
+        ("at the end", "accuracy", accuracy),
+        ("at the end", "best", lambda r: number(r["best"], 4)),
+    ]
+    for metric, name in (("loss", "loss"), ("top3", "top-3"), ("perplexity", "perplexity")):
+        if metric in found["metrics"]:
+            columns.append(("at the end", name, lambda r, metric=metric: number(r[metric], 4)))
+    columns += [
+        ("in all", "down", lambda r: size(r["bytes_down"])),
+        ("in all", "up", lambda r: size(r["bytes_up"])),
+        ("in all", "MACs", lambda r: count(r["macs"])),
+        ("in all", "simulated", lambda r: seconds(r["sim_seconds"])),
+        ("in all", "wall", lambda r: seconds(r["wall_seconds"])),
+    ]
+    return table(columns, groups, "Results of every method")
+
+
+def targets_table(found: dict[str, Any]) -> str:
+    """What each method paid until it first reached its target; nothing where no recipe has one."""
+    shown = [group for group in found["groups"] if group["table"]["target"]]
+    columns: list[tuple[str, str, Cell]] = [
+        ("", "target", lambda r: f"{r['target']:g}"),
+        ("", "seeds there", lambda r: f"{r['reached']} of {r['seeds']}"),
+    ]
+    for key, name, told in TO_TARGET:
+        columns.append(("", name, lambda r, key=key, told=told: told(r[key]) if r["reached"] else "-"))
+    return f"<h3>Cost to the target</h3>{table(columns, shown, 'Cost to the target accuracy')}" if shown else ""
+
+
+TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("rounds_to_target", "rounds", lambda v: f"{v:.4g}"),
+    ("sim_seconds_to_target", "simulated", seconds),
+    ("bytes_to_target", "bytes", size),
+    ("macs_to_target", "MACs", count),
+)
+
+
+def some(row: dict[str, Any]) -> str:
+    """How many seeds reached the target, where not all did."""
+    return f" ({row['reached']} of {row['seeds']} seeds)" if 0 < row["reached"] < row["seeds"] else ""
+
+
+def devices_table(groups: Sequence[dict[str, Any]]) -> str:
+    """Mean, worst tenth and spread over devices, of the file of devices or else of the last evaluation."""
+    shown = []
+    for group in groups:
+        own, row = group["devices"] or {}, group["table"]
+        values = [own.get(key, row[f"device_{key}"]) for key in ("mean", "worst", "spread")]
+        if any(v is not None for v in values):
+            shown.append({"label": group["label"], "table": dict(zip(("mean", "worst", "spread"), values))})
+    columns: list[tuple[str, str, Cell]] = [
+        ("", "mean", lambda r: number(r["mean"], 4)),
+        ("", "worst 10 %", lambda r: number(r["worst"], 4)),
+        ("", "spread", lambda r: number(r["spread"], 4)),
+    ]
+    return table(columns, shown, "Accuracy over devices") if shown else ""
+
+
+def table(columns: Sequence[tuple[str, str, Cell]], groups: Sequence[dict[str, Any]], caption: str) -> str:
+    heads: list[list[Any]] = []
+    for head, _, _ in columns:
+        if heads and heads[-1][0] == head:
+            heads[-1][1] += 1
+        else:
+            heads.append([head, 1])
+    over = "".join(f'<th colspan="{width}" scope="colgroup">{escape(head)}</th>' for head, width in heads)
+    over = f"<tr><td></td>{over}</tr>" if any(head for head, _ in heads) else ""
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for _, name, _ in columns)
+    rows = "".join(
+        f'<tr><th scope="row">{name_of(group)}</th>'
+        + "".join(f"<td>{escape(cell(group['table']))}</td>" for _, _, cell in columns)
+        + "</tr>\n"
+        for group in groups
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f'<thead>{over}<tr><th scope="col">method</th>{names}</tr></thead><tbody>\n{rows}</tbody></table></div>'
+    )
+
+
+def accuracy(row: dict[str, Any]) -> str:
+    return number(row["accuracy"], 4) + (f" ± {row['spread']:.4f}" if row["spread"] is not None else "")
+
+
+def name_of(group: dict[str, Any]) -> str:
+    """A long expression breaks at its plus signs."""
+    return escape(group["label"]).replace("+", "+<wbr>")
