@@ -9,11 +9,12 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint con
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-demo: $(VENV)/plot  ## compare four methods on 20 uneven devices, draw a picture
+demo: $(VENV)/plot  ## compare four methods on 20 uneven devices, write a report
 	@rm -rf runs/demo
 	$(SHOAL) compare fedavg "fedprox(mu=0.1)" scaffold fedavgm \
 	  --data digits --model mlp --split dirichlet:0.1 --devices 20 --sample 5 --rounds 60 --epochs 2 --batch 16 \
-	  --lr 0.05 --seeds 3 --target 0.85 --out runs/demo
+	  --lr 0.05 --seeds 3 --target 0.85 --fleet tiers --metrics devices --out runs/demo
+	$(SHOAL) report runs/demo --out runs/demo/report.html
 
 test: $(VENV)/test  ## run every test
 	$(PY) -m pytest

@@ -205,7 +205,7 @@ class Unpickler(_Slow):
 
     def find_class(self, module: Any, name: Any, /) -> Any:
         if (module, name) not in self.known:
-            raise pickle.UnpicklingError(f"it asks for {str(module)[:40]}.{str(name)[:40]}, which is refused")
+            raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'[:60]!r}, which is refused")
         return self.known[module, name]
 
     def refuse(self, *_: Any) -> None:

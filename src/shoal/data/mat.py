@@ -1,16 +1,26 @@
-"""SVHN: colour images of house numbers in MATLAB files (Y. Netzer and others, 2011)."""
+"""SVHN: colour images of house numbers in MATLAB files (Y. Netzer and others, 2011).
 
-import io
-import warnings
+The arrays of a MATLAB 5 file are read here rather than with scipy, whose reader can bring the process down on a damaged
+file. The format: MathWorks, MAT-File Format, chapter 1.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
 from shoal.files import damaged
+
+TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
+MATRIX, COMPRESSED = 14, 15
+NUMBERS = range(6, 16)
+"""Classes of arrays that are double, single or whole numbers."""
 
 
 def read(folder: Path) -> Dataset:
@@ -22,31 +32,72 @@ def read(folder: Path) -> Dataset:
 def decode(content: bytes, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Images `X` (32, 32, 3, N), turned to (N, 3, 32, 32), and labels `y`, where 10 means the digit 0."""
     try:
-        from scipy.io import loadmat, matlab, whosmat
-    except ImportError as error:
-        raise ShoalError(
-            "missing-extra", "SVHN is read with scipy, which is not installed.", "Run pip install 'shoal[data]'."
-        ) from error
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if matlab.matfile_version(io.BytesIO(content))[0] != 1:
-                raise ValueError("it is not a MATLAB 5 file")
-            # what was announced is looked at first, because room is made for it before it is read
-            for name, shape, kind in whosmat(io.BytesIO(content)):
-                if name not in ("X", "y"):
-                    continue
-                if kind not in ("uint8", "double") or not 0 < int(np.prod(shape, dtype=object)) < LIMIT // 8:
-                    raise ValueError(f"its {name!r} is not an array of numbers of a reasonable size")
-            found = loadmat(io.BytesIO(content), variable_names=("X", "y"))
-        x, y = found["X"], found["y"]
-    except Exception as error:
+        found = arrays(content)
+    except (ValueError, struct.error, zlib.error) as error:
         raise damaged(path, error) from error
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3):
+    x, y = found.get("X"), found.get("y")
+    if x is None or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
         raise damaged(path, "its 'X' are not colour images of 32 x 32 bytes")
-    if not isinstance(y, np.ndarray) or y.dtype.kind not in "uif" or y.size != y.shape[0] or len(y) != x.shape[3]:
+    if y is None or y.size != y.shape[0] or len(y) != x.shape[3]:
         raise damaged(path, "its 'y' is not one label per image")
     if not np.isin(y, np.arange(11)).all():
         raise damaged(path, "its labels are not all whole numbers from 1 to 10")
     labels = y.reshape(-1).astype(np.int64) % 10
-    return torch.from_numpy(np.ascontiguousarray(x.transpose(3, 2, 0, 1))), torch.from_numpy(labels)
+    return torch.from_numpy(x.transpose(3, 2, 0, 1).copy()), torch.from_numpy(labels)
+
+
+def arrays(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays `X` and `y` of a MATLAB 5 file."""
+    if len(content) < 128 or content[124:128] != b"\x00\x01IM":
+        raise ValueError("it is not a MATLAB 5 file")
+    found: dict[str, np.ndarray] = {}
+    left = LIMIT
+    for kind, body in elements(memoryview(content)[128:], padded=False):
+        if kind == COMPRESSED:
+            unzip = zlib.decompressobj()
+            body = memoryview(unzip.decompress(body, left))
+            left -= len(body)
+            if not unzip.eof or left <= 0:
+                raise ValueError("a part of it is cut short or far too large")
+            kind, body = next(elements(body), (0, body))
+        if kind == MATRIX:
+            found.update(matrix(body))
+    return found
+
+
+def elements(content: memoryview, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
+    """The type and the bytes of each element; short ones share their first eight bytes with their head."""
+    at = 0
+    while at < len(content):
+        kind, size = struct.unpack_from("<II", content, at)
+        if kind >> 16:
+            kind, size, start, following = kind & 0xFFFF, kind >> 16, at + 4, at + 8
+            if size > 4:
+                raise ValueError("a short element of it is too long")
+        else:
+            start = at + 8
+            # elements are filled up to eight bytes, but for compressed ones
+            following = start + (size if kind == COMPRESSED or not padded else -(-size // 8) * 8)
+        if start + size > len(content):
+            raise ValueError("it is cut short")
+        yield kind, content[start : start + size]
+        at = following
+
+
+def matrix(content: memoryview) -> dict[str, np.ndarray]:
+    """An array with its name; nothing for what is not wanted."""
+    parts = elements(content)
+    heads = [next(parts, (0, content[:0])) for _ in range(3)]
+    (_, flags), (_, dims), (_, name) = heads
+    word = bytes(name).decode("latin-1")
+    if word not in ("X", "y"):
+        return {}
+    kind, values = next(parts, (0, content[:0]))
+    mark = struct.unpack_from("<I", flags)[0]
+    if mark & 0xFF not in NUMBERS or mark & 0x800 or kind not in TYPES or len(dims) % 4 or not 8 <= len(dims) <= 32:
+        raise ValueError(f"its {word!r} is not an array of numbers")
+    shape = struct.unpack(f"<{len(dims) // 4}i", dims)
+    dtype = np.dtype(TYPES[kind])
+    if min(shape) < 0 or math.prod(shape) * dtype.itemsize != len(values):
+        raise ValueError(f"the size of its {word!r} does not fit its bytes")
+    return {word: np.frombuffer(values, dtype).reshape(shape, order="F")}

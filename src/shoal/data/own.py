@@ -20,6 +20,8 @@ from shoal.files import disk_errors
 CLASSES = 1_000_000
 """More classes than this are taken for a mistake."""
 
+LARGEST = float(np.finfo(np.float32).max)
+
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
 
 
@@ -241,7 +243,7 @@ def table(content: bytes, path: Path) -> Half:
     columns = [i for i in range(len(names)) if i not in (target, device)]
     if len(special) > 1 or len(marked) > 1 or not columns:
         raise bad(
-            f"{path} has the columns {', '.join(names)[:80]}.",
+            f"{path} has the columns {', '.join(names)[:80]!r}.",
             "It needs one column for the target, at most one for the device, and at least one more.",
         )
     x = np.empty((len(rows), len(columns)), np.float32)
@@ -267,7 +269,7 @@ def number(cell: str) -> float | None:
         value = float(cell)
     except ValueError:
         return None
-    return value if abs(value) <= np.finfo(np.float32).max and "_" not in cell else None
+    return value if abs(value) <= LARGEST and "_" not in cell else None
 
 
 def numbered(parts: list[Half]) -> list[tuple[Tensor, Tensor]]:

@@ -1,0 +1,54 @@
+"""Cost grows with the devices that take part, not with the population: a thousand devices beside a million.
+
+    python benchmarks/population.py [--rounds 20]
+
+Each population runs in a process of its own; seconds until the first round begins (imports aside), the median round,
+and the most memory the process ever held.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from statistics import median
+
+
+def measure(devices: int, rounds: int) -> None:
+    import torch
+
+    from shoal.assemble import assemble
+    from shoal.recipe import Recipe
+
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    recipe = Recipe().revised(split="virtual:60", devices=devices, sample=100, batch=10, eval_every=10**6, rounds=10**6)
+    assembly = assemble(recipe)
+    standing = assembly.loop.start(assembly.net)
+    start = time.perf_counter() - began
+    spent = []
+    for number in range(rounds + 1):
+        began = time.perf_counter()
+        standing, _ = assembly.loop.play(standing, number)
+        spent.append(time.perf_counter() - began)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"devices": devices, "start": start, "round": median(spent[1:]), "memory": memory}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", type=int, default=0)
+    given = parser.parse_args()
+    if given.only:
+        return measure(given.only, given.rounds)
+    print("| devices | start, s | round, s | memory, MiB |\n|---|---|---|---|")
+    for devices in (1_000, 1_000_000):
+        command = [sys.executable, __file__, "--only", str(devices), "--rounds", str(given.rounds)]
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"| {devices:,} | {row['start']:.2f} | {row['round']:.3f} | {row['memory']:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
