@@ -425,9 +425,10 @@ def test_tiny_imagenet_that_is_wrong(name, content):
 
 
 def test_images_without_pillow(monkeypatch):
+    content = jpeg()
     monkeypatch.setitem(sys.modules, "PIL", None)
     with Refused("missing-extra"):
-        tiny_imagenet.decode(jpeg(), HERE, 64, 64)
+        tiny_imagenet.decode(content, HERE, 64, 64)
 
 
 def test_words(tmp_path):
