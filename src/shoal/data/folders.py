@@ -1,0 +1,51 @@
+"""A folder of images, one folder per class, or one per device and class."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal.core.errors import ShoalError
+from shoal.data.download import read_bytes
+from shoal.data.half import Half, bad, devices_of
+from shoal.data.tiny_imagenet import picture, pixels
+from shoal.files import disk_errors
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
+
+
+def subfolders(path: Path) -> list[str]:
+    path = path.expanduser()
+    if not path.is_dir():
+        return []
+    with disk_errors(path):
+        return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def images(folder: Path) -> Half:
+    """`<class>/*.png` or `<device>/<class>/*.png`; all images have one size, and are grey when all of them are."""
+    with disk_errors(folder):
+        found = {
+            depth: sorted(p for p in folder.glob("/".join("*" * (depth + 1))) if p.suffix.lower() in IMAGES)
+            for depth in (1, 2)
+        }
+    depth = 1 if found[1] else 2
+    if found[1] and found[2]:
+        raise bad(f"{folder} has images at two depths.", "Write <class>/*.png or <device>/<class>/*.png throughout.")
+    paths = found[depth]
+    if not paths:
+        raise ShoalError(
+            "no-data", f"There are no images in {folder}.", "Write <class>/*.png or <device>/<class>/*.png."
+        )
+    opened = [(path, picture(read_bytes(path), path)) for path in paths]
+    size = opened[0][1].size
+    for path, image in opened:
+        if image.size != size:
+            raise bad(
+                f"{path} is {image.size[0]} x {image.size[1]}, the first image {size[0]} x {size[1]}.",
+                "Bring all images to one size.",
+            )
+    mode = "L" if all(image.mode in ("1", "L") for _, image in opened) else "RGB"
+    x = torch.from_numpy(np.stack([pixels(image, path, mode, size) for path, image in opened]))
+    owners = devices_of([path.parts[-3] for path in paths]) if depth == 2 else None
+    return Half(x, [path.parent.name for path in paths], owners)
