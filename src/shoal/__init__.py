@@ -1,21 +1,20 @@
 """shoal: federated learning when neither data nor devices are alike."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
+from shoal import models
 from shoal.compare import Comparison
 from shoal.compare import compare as _compare
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.data.dataset import DATASETS
+from shoal.data import dataset as data
 from shoal.data.own import dataset_of
 from shoal.history import History
-from shoal.models import MODELS
 from shoal.models.own import net_of
 from shoal.recipe import Recipe
 from shoal.runner import Result, Watcher
@@ -29,13 +28,13 @@ def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe in which data and models that are objects have got names; they live as long as the program."""
     given = dict(recipe)
     if not isinstance(given.get("data", ""), (str, Path)):
-        dataset = dataset_of(given["data"])
-        given["data"] = f"own-{len(DATASETS)}"
-        DATASETS[given["data"]] = lambda: dataset
+        name = f"own-{len(data.HANDED_OVER)}"
+        data.HANDED_OVER[name] = dataset_of(given["data"])
+        given["data"] = name
     if isinstance(given.get("model"), Module):
-        module = given["model"]
-        given["model"] = f"own-{len(MODELS)}"
-        MODELS[given["model"]] = lambda shape, classes: net_of(deepcopy(module), shape, classes)
+        module, name = given["model"], f"own-{len(models.HANDED_OVER)}"
+        models.HANDED_OVER[name] = lambda shape, classes: net_of(module, shape, classes)
+        given["model"] = name
     return given
 
 

@@ -18,7 +18,7 @@ from shoal.core.round import Loop
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
-from shoal.data.dataset import DATASETS, Dataset
+from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
 from shoal.data.degree import histograms, summary
 from shoal.data.own import dataset_of as own_dataset
 from shoal.data.own import validation
@@ -119,7 +119,9 @@ def compute_device(name: str) -> torch.device:
 def dataset_of(recipe: Recipe, streams: Streams) -> Dataset:
     """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
     own = Path(recipe.data).expanduser()
-    if recipe.data in DATASETS:
+    if recipe.data in HANDED_OVER:
+        dataset = HANDED_OVER[recipe.data]
+    elif recipe.data in DATASETS:
         dataset = DATASETS[recipe.data]()
     elif recipe.data not in SOURCES and (own.is_dir() or own.suffix == ".csv"):
         dataset = own_dataset(own)

@@ -68,4 +68,6 @@ def digits() -> Dataset:
 
 
 DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
-"""Data sets that need no files: the embedded one, and those that a program handed over."""
+"""Data sets that need no files."""
+HANDED_OVER: dict[str, Dataset] = {}
+"""Data sets that a program gave as objects; they live as long as it does."""

@@ -41,6 +41,8 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], Net]] = {
     "vit": vit,
     "lstm": lstm,
 }
+HANDED_OVER: dict[str, Callable[[tuple[int, ...], int], Net]] = {}
+"""Models that a program gave as objects; they live as long as it does."""
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "mlp-1024": ((1, 28, 28), 10),
     "mlp-1024-256": ((1, 28, 28), 10),
@@ -60,9 +62,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> N
 def maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
     if ".py:" in name:
         return own.maker(name)
-    if name not in MODELS:
+    known = MODELS | HANDED_OVER
+    if name not in known:
         raise unknown("model", name, MODELS)
-    return MODELS[name]
+    return known[name]
 
 
 def describe(name: str) -> tuple[int, int]:
