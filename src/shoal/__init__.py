@@ -12,7 +12,7 @@ from shoal.compare import compare as _compare
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.data import dataset as data
+from shoal.data import dataset as datasets
 from shoal.data.own import dataset_of
 from shoal.history import History
 from shoal.models.own import net_of
@@ -28,8 +28,8 @@ def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe in which data and models that are objects have got names; they live as long as the program."""
     given = dict(recipe)
     if not isinstance(given.get("data", ""), (str, Path)):
-        name = f"own-{len(data.HANDED_OVER)}"
-        data.HANDED_OVER[name] = dataset_of(given["data"])
+        name = f"own-{len(datasets.HANDED_OVER)}"
+        datasets.HANDED_OVER[name] = dataset_of(given["data"])
         given["data"] = name
     if isinstance(given.get("model"), Module):
         module, name = given["model"], f"own-{len(models.HANDED_OVER)}"
