@@ -1,6 +1,7 @@
 """What one device can do, and so how long its part of a round takes in simulated seconds."""
 
 from dataclasses import dataclass
+from math import inf
 
 from shoal.core.types import Times
 
@@ -10,7 +11,8 @@ class Profile:
     """Multiply-accumulates a second, and the link's megabits (10^6 bits) a second each way.
 
     Some papers give the seconds that a device computes in a round instead of its speed: `seconds` is then that number.
-    Energy is optional: joules per multiply-accumulate and per byte sent or received.
+    Energy is optional: joules per multiply-accumulate and per byte sent or received. `memory` is RAM in megabytes, for
+    parts that fit a device's share of the model to it; nothing else looks at it.
     """
 
     macs: float = 1e9
@@ -19,6 +21,7 @@ class Profile:
     seconds: float | None = None
     joules_mac: float = 0.0
     joules_byte: float = 0.0
+    memory: float = inf
 
     def times(self, down: int, macs: int, up: int) -> Times:
         """Download, compute, upload, one after the other."""

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.errors import ShoalError
 from shoal.fleet.profile import Profile
 
-NUMBERS = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte")
+NUMBERS = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte", "memory")
 
 
 @dataclass(frozen=True, eq=False)
