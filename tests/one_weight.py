@@ -15,7 +15,8 @@ from shoal.core.compose import compose
 from shoal.core.device import Site
 from shoal.core.net import Net
 from shoal.core.part import Part
-from shoal.core.round import Loop, Standing
+from shoal.core.round import Loop
+from shoal.core.standing import Standing
 from shoal.core.streams import Streams
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work

@@ -17,7 +17,8 @@ from shoal.core.evaluate import Judge
 from shoal.core.net import Net
 from shoal.core.part import Part
 from shoal.core.plan import WHOLE, Axis, Block, Cut
-from shoal.core.round import Loop, Register, Standing
+from shoal.core.round import Loop
+from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene, advance, gated
 from shoal.core.tree import Params

@@ -15,7 +15,7 @@ from shoal.assemble import Assembly, assemble
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.net import Net, deepcopy_of
-from shoal.core.round import Standing
+from shoal.core.standing import Standing
 from shoal.core.tree import Params
 from shoal.history import History, plain, read_history
 from shoal.recipe import Recipe

@@ -11,7 +11,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.net import Net
 from shoal.core.plan import Plan, Slicer
-from shoal.core.round import Standing
+from shoal.core.standing import Standing
 from shoal.core.tree import Tree
 from shoal.files import damaged, disk_errors, read_tree, write_bytes, write_tree
 from shoal.history import History, line, read_history, rewrite

@@ -15,7 +15,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
 from shoal.core.ledger import Row
 from shoal.core.part import Part
-from shoal.core.round import Loop, Standing
+from shoal.core.round import Loop
+from shoal.core.standing import Standing
 from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Job, Outcome

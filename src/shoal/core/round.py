@@ -1,7 +1,7 @@
 """The round: one loop for every method, written once. It reads like the table of points in `Part`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
@@ -16,11 +16,10 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Patience, Row, cost, times_of
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
+from shoal.core.standing import Card, Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
-
-Card = dict[str, Tensor]
 
 
 class Engine(Protocol):
@@ -31,39 +30,6 @@ class Engine(Protocol):
     def enrol(self, devices: Sequence[int]) -> dict[int, Card]: ...
 
     def resize(self, net: Net, plan: Plan) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Standing:
-    """All that the server keeps from one round to the next."""
-
-    net: Net
-    params: Params
-    states: dict[str, Tree]
-    cards: dict[int, Card] = field(default_factory=dict)
-    cuts: tuple[Plan, ...] = ()
-    """What each pruning left of the model before it."""
-    owed: int = 0
-    """Bytes of enrolment that no row has counted yet."""
-
-
-class Register:
-    """The roster of one round: cards known before, and those asked for now, whose bytes are counted."""
-
-    def __init__(self, cards: dict[int, Card], enrol: Callable[[Sequence[int]], dict[int, Card]]):
-        self.cards, self.enrol, self.nbytes = dict(cards), enrol, 0
-
-    def __getitem__(self, device: int) -> Card:
-        return self.ask([device])[device]
-
-    def ask(self, devices: Sequence[int]) -> dict[int, Card]:
-        """The cards of these devices; those not known yet are asked for in one go."""
-        strangers = [d for d in devices if d not in self.cards]
-        if strangers:
-            told = self.enrol(strangers)
-            self.cards |= told
-            self.nbytes += tree.nbytes(told)
-        return {d: self.cards[d] for d in devices}
 
 
 @dataclass(frozen=True, eq=False)
