@@ -38,7 +38,8 @@ class Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+        if self.tasks:
+            self.bar.stop()
 
     def row(self, recipe: Recipe, row: Row, history: History) -> None:
         """A round is over."""
