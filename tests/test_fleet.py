@@ -207,3 +207,15 @@ def test_energy_is_counted_where_a_profile_states_it(tmp_path):
     row = shoal.run(fleet=f"trace:{tmp_path}/trace.csv", **TINY).history.rows[0]
     assert row["joules"] == pytest.approx(row["macs_work"] * 1e-9 + (row["bytes_down"] + row["bytes_up"]) * 1e-7)
     assert "joules" not in shoal.run(**TINY).history.rows[0]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "uniform", "uniform(share=0.5)", "weighted"])
+def test_every_selection_lives_with_devices_that_are_away(method):
+    history = shoal.run(method, fleet="uniform?0.05", **LONGER).history
+    assert any(row.get("void") for row in history.rows) and all(len(d) <= 4 for d in history["devices"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "uniform", "weighted"])
+def test_every_selection_asks_more_where_told(method):
+    history = shoal.run(method, over_select=0.5, **TINY).history
+    assert [len(d) for d in history["devices"]] == [6] * 3

@@ -116,7 +116,7 @@ class Loop:
             net=standing.net,
             anchor=standing.params,
             sizes=self.sizes,
-            sample=self.sample,
+            sample=self.patience.asked(self.sample),
             streams=self.streams,
             roster=roster,
             work=self.work(number, SERVER),
@@ -127,11 +127,11 @@ class Loop:
 
     def drawn(self, round: Round) -> list[int]:
         """The devices that take part unless a part says otherwise: a uniform draw among those with data."""
-        eligible, wanted = round.eligible, self.patience.asked(self.sample)
+        eligible = round.eligible
         if not (self.sizes > 0).any():
             raise ShoalError("no-data", "No device holds any data.", "Use fewer devices or another split.")
         generator = self.streams.numpy("select", round.number)
-        chosen = generator.choice(len(eligible), min(wanted, len(eligible)), replace=False, shuffle=False)
+        chosen = generator.choice(len(eligible), min(round.sample, len(eligible)), replace=False, shuffle=False)
         return sorted(int(eligible[i]) for i in chosen)
 
     def checked(self, devices: Sequence[int]) -> list[int]:

@@ -218,7 +218,7 @@ class Round:
     sizes: np.ndarray
     """Samples held by each device of the population."""
     sample: int
-    """How many devices the recipe asks for."""
+    """How many devices are to be asked."""
     streams: Streams
     roster: Roster
     work: Work

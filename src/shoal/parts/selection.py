@@ -46,6 +46,8 @@ class Weighted(Part):
 
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
         eligible = round.eligible
+        if not len(eligible):
+            return [], state
         logs = self.power * np.log(round.sizes[eligible].astype(np.float64))
         chance = np.exp(logs - logs.max())
         return drawn(eligible, round.sample, chance / chance.sum(), round), state
