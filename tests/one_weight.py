@@ -20,6 +20,7 @@ from shoal.core.standing import Standing
 from shoal.core.streams import Streams
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work
+from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
 from shoal.memory import Memory
@@ -75,7 +76,7 @@ def one_weight(
     sizes = np.array([len(own) for own in targets])
     loop = Loop(
         method,
-        Serial(Site(method, net, streams, optimiser, samples), Memory()),
+        Machine(Site(method, net, streams, optimiser, samples), Memory(), Serial()),
         Uniform(),
         streams,
         sizes,
@@ -89,7 +90,7 @@ def one_weight(
     standing: Standing = loop.start(net)
     for number in range(rounds):
         standing, row = loop.play(standing, number)
-        assert isinstance(loop.engine, Serial)
+        assert isinstance(loop.engine, Machine)
         loop.engine.memory.commit(number)
         sent.append(float(standing.params["weight"]))
         judged.append(row["accuracy"])

@@ -311,11 +311,10 @@ def test_augmentation_moves_pixels_and_loses_none_but_at_the_border():
     flip, crop = parse_augment("flip"), parse_augment("crop:2")
     assert flip and crop
     x = torch.arange(2 * 3 * 6 * 6.0).view(2, 3, 6, 6)
-    batch = Batch(x, ((torch.zeros(2, dtype=torch.long), None),))
-    turned = flip(batch, torch.Generator().manual_seed(1)).inputs
+    turned = flip.turned(x, flip.draw(torch.Generator().manual_seed(1), 2))
     assert all(torch.equal(t, o) or torch.equal(t, o.flip(-1)) for t, o in zip(turned, x))
     wide = F.pad(x, (2, 2, 2, 2))
-    for shifted, source in zip(crop(batch, torch.Generator().manual_seed(1)).inputs, wide):
+    for shifted, source in zip(crop.turned(x, crop.draw(torch.Generator().manual_seed(1), 2)), wide):
         windows = [source[:, i : i + 6, j : j + 6] for i in range(5) for j in range(5)]
         assert any(torch.equal(shifted, w) for w in windows)
 

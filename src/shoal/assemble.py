@@ -26,6 +26,7 @@ from shoal.data.server import hold_back
 from shoal.data.sources import SOURCES, load
 from shoal.data.splits import parse_split
 from shoal.data.virtual import Population
+from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
@@ -64,7 +65,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
 
     def samples(device: int) -> Samples:
         index = server if device == SERVER else held[device]
-        return Samples(dataset.inputs, dataset.targets, torch.from_numpy(index).to(place))
+        return Samples(dataset.inputs, dataset.targets, torch.from_numpy(index))
 
     sizes = held.sizes
     if net.mixes_batch:
@@ -78,7 +79,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
     judge = judge_of(recipe, dataset, labels, held, place)
     loop = Loop(
         method=method,
-        engine=Serial(site, memory),
+        engine=Machine(site, memory, Serial()),
         fleet=parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
         streams=streams,
         sizes=sizes,
@@ -175,7 +176,7 @@ def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Populat
     by_device = None
     if "devices" in recipe.metrics:
         by_device = histograms(labels, held, dataset.classes, min(len(held), 1000))
-    tests = torch.arange(len(dataset.test_targets), device=place)
+    tests = torch.arange(len(dataset.test_targets))
     samples = Samples(dataset.test_inputs, dataset.test_targets, tests)
     return Judge(samples, dataset.classes, recipe.metrics, by_device, own)
 

@@ -23,6 +23,7 @@ from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene, advance, gated
 from shoal.core.tree import Params
 from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
+from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
 from shoal.memory import Memory
@@ -32,7 +33,7 @@ from shoal.watch import refused, watched
 def probe(part: Part) -> None:
     """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
     loop, net = tiny_run(Method((watched(part),)))
-    assert isinstance(loop.engine, Serial)
+    assert isinstance(loop.engine, Machine)
     standing = loop.start(net)
     for number in range(2):
         standing, _ = loop.play(standing, number)
@@ -61,7 +62,7 @@ def tiny_run(
     site = Site(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
-        Serial(site, Memory(memory)),
+        Machine(site, Memory(memory), Serial()),
         Uniform(),
         streams,
         np.array(sizes),
@@ -88,7 +89,7 @@ def tiny_net() -> Net:
 
 def visits_of(loop: Loop, standing: Standing) -> list[Visit]:
     """Every device of a loop as it stands before its first step."""
-    assert isinstance(loop.engine, Serial)
+    assert isinstance(loop.engine, Machine)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
     round = replace(loop.opening(standing, 0, Register({}, loop.engine.enrol)), devices=devices)
     plans, states = method.plan({d: WHOLE for d in devices}, standing.states, round)

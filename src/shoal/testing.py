@@ -20,7 +20,7 @@ from shoal.core.standing import Standing
 from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Job, Outcome
-from shoal.engines.serial import Serial
+from shoal.engines.machine import Machine
 from shoal.probe import functional, probe, scenes_of, stacked, tiny_run, visits_of
 from shoal.recipe import Recipe
 from shoal.store import Folder, claimed
@@ -241,16 +241,16 @@ def without_wall(row: Row) -> Row:
 
 
 def site_of(loop: Loop):
-    return serial_of(loop).site
+    return machine_of(loop).site
 
 
 def memory_of(loop: Loop):
-    return serial_of(loop).memory
+    return machine_of(loop).memory
 
 
-def serial_of(loop: Loop) -> Serial:
+def machine_of(loop: Loop) -> Machine:
     engine = loop.engine.inner if isinstance(loop.engine, Spy) else loop.engine
-    assert isinstance(engine, Serial)
+    assert isinstance(engine, Machine)
     return engine
 
 

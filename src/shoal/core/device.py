@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +17,19 @@ from shoal.core.plan import Plan
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene
 from shoal.core.tree import Params, Tree
-from shoal.core.types import Batch, Device, Job, Optimiser, Outcome, Samples, Work
+from shoal.core.types import Device, Job, Optimiser, Outcome, Samples, Work
 from shoal.core.wire import Link
 
 PERSONAL = ".personal"
 """Where a device keeps its personal tensors; no part can have that name."""
+
+
+class Augment(Protocol):
+    """Changes images by chance: what is drawn for each, and what is done with it."""
+
+    def draw(self, generator: torch.Generator, images: int, /) -> list[Tensor]: ...
+
+    def turned(self, x: Tensor, drawn: list[Tensor], /) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +42,7 @@ class Site:
     optimiser: Optimiser
     samples: Callable[[int], Samples]
     """A device's own samples; the server's for the pseudo-device."""
-    augment: Callable[[Batch, torch.Generator], Batch] | None = None
+    augment: Augment | None = None
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -61,25 +71,31 @@ class Visit:
     macs: int
     """Multiply-accumulates of what ran before training."""
 
-    steps: tuple[Tensor, ...]
-    """0, 1, 2, ... as tensors."""
-
     def at(self, part: str) -> Device:
         return replace(self.device, part=part, got=self.scene.got.get(part, {}))
 
     def scene_at(self, step: int, draws: dict[str, dict[str, Tensor]]) -> Scene:
         """What surrounds one step of this visit."""
-        if not self.steps:
-            return self.scene
-        numbers = self.scene.numbers | {"step": self.steps[step], "epoch": self.steps[step // self.per_epoch]}
+        numbers = self._numbers | {"step": self._steps[step], "epoch": self._steps[step // self.per_epoch]}
         return self.scene._replace(numbers=numbers, draws=draws)
+
+    @cached_property
+    def _numbers(self) -> dict[str, Tensor]:
+        """The visit's numbers where the model is."""
+        return {k: v.to(self.device.net.place) for k, v in self.scene.numbers.items()}
+
+    @cached_property
+    def _steps(self) -> tuple[Tensor, ...]:
+        """0, 1, 2, ... as tensors."""
+        net = self.device.net
+        return torch.arange(len(self.rows), dtype=net.dtype, device=net.place).unbind()
 
 
 def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
     """decode -> data -> begin."""
     net, method = site.net, site.method
     anchor, covered, got = receive(site, job, memory)
-    numbers = {"lr": torch.tensor(job.work.lr, dtype=net.dtype, device=net.place)}
+    numbers = {"lr": torch.tensor(job.work.lr, dtype=net.dtype)}
     device = Device(
         job.device,
         job.round,
@@ -100,7 +116,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
         device = replace(device, samples=part.data(device.samples, known, own))
     rows, per_epoch = schedule(device, job.work, net.mixes_batch)
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):
-        numbers[key] = torch.tensor(value, dtype=net.dtype, device=net.place)
+        numbers[key] = torch.tensor(value, dtype=net.dtype)
 
     params, states, memory = anchor, {}, dict(memory)
     for part in method.parts:
@@ -114,8 +130,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
         params, states[name] = made[-1]
     mask = trained_mask(net, job.plan, anchor)
     scene = Scene(anchor, got, numbers, {}, mask)
-    steps = torch.arange(len(rows), dtype=net.dtype, device=net.place).unbind() if method.parts else ()
-    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, per_epoch, macs, steps)
+    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, per_epoch, macs)
 
 
 def finish(site: Site, visit: Visit, course: Course, loss: float, macs_train: int) -> tuple[Outcome, dict[str, Tree]]:
@@ -185,7 +200,7 @@ def schedule(device: Device, work: Work, mixes_batch: bool) -> tuple[list[Tensor
     total = work.steps or max(1, round(work.epochs * per_epoch))
     rows: list[Tensor] = []
     while len(rows) < total:
-        order = device.samples.index[torch.randperm(n, generator=generator).to(device.samples.index.device)]
+        order = device.samples.index[torch.randperm(n, generator=generator)]
         rows.extend(order.split(work.batch)[:per_epoch])
     return rows[:total], per_epoch
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.counting import counted
 from shoal.core.plan import Axis, Block, Plan, Slicer
@@ -69,6 +70,11 @@ class Net:
     def mixes_batch(self) -> bool:
         """Whether a sample's output depends on the rest of its batch in training."""
         return any(isinstance(m, _BatchNorm) for m in self.module.modules())
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether layers draw random numbers in training."""
+        return any(isinstance(m, _DropoutNd) and 0 < m.p < 1 for m in self.module.modules())
 
     def named(self, *roles: str) -> tuple[str, ...]:
         """The tensors that have one of these roles."""

@@ -33,6 +33,26 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """A round at half-time: devices are about to train."""
+
+    standing: Standing
+    round: Round
+    states: dict[str, Tree]
+    jobs: list[Job]
+    failed: frozenset[int]
+    """Devices that will never answer."""
+    register: Register
+    wall: float
+    """Seconds it took to get here."""
+
+    @property
+    def wanted(self) -> list[Job]:
+        """The jobs that will be answered."""
+        return [job for job in self.jobs if job.device not in self.failed]
+
+
+@dataclass(frozen=True, eq=False)
 class Loop:
     """Plays rounds. Nothing here knows the name of a method, of a model, or of the place where devices train."""
 
@@ -60,6 +80,13 @@ class Loop:
 
     def play(self, standing: Standing, number: int) -> tuple[Standing, Row]:
         """One round, from what the server knew before it to what it knows after it."""
+        asked = self.ask(standing, number)
+        began = perf_counter()
+        outcomes = self.engine.fit(asked.wanted)
+        return self.take(asked, outcomes, perf_counter() - began)
+
+    def ask(self, standing: Standing, number: int) -> "Asked":
+        """The first half of a round: what each device is told."""
         began, method, states = perf_counter(), self.method, standing.states
         register = Register(standing.cards, self.engine.enrol)
         round = self.opening(standing, number, register)
@@ -70,8 +97,15 @@ class Loop:
         round = replace(round, plans=plans)
         beside, states = method.send(states, round)
         jobs, states = self.encode(round, beside, states)
+        failed = frozenset(j.device for j in jobs if self.patience.fails(self.streams, j.round, j.device))
+        return Asked(standing, round, states, jobs, failed, register, perf_counter() - began)
 
-        outcomes = self.fit(jobs)
+    def take(self, asked: "Asked", trained: Sequence[Outcome], wall: float) -> tuple[Standing, Row]:
+        """The second half: what came back becomes the new model. `wall` is how long devices took to train it."""
+        began, method, standing = perf_counter(), self.method, asked.standing
+        round, states, jobs, register = asked.round, asked.states, asked.jobs, asked.register
+        found = {outcome.device: outcome for outcome in trained}
+        outcomes = [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
         times = {d: t.total for d, t in times_of(jobs, outcomes, self.fleet).items()}
         late, end = self.patience.late(times, self.sample, sum(j.device != SERVER for j in jobs))
 
@@ -90,14 +124,14 @@ class Loop:
         if not void:
             standing = self.prune(standing, round)
 
-        row = cost(jobs, outcomes, enrolment, number, self.fleet, end)
+        row = cost(jobs, outcomes, enrolment, round.number, self.fleet, end)
         if self.evaluates(row):
             row |= self.judged(standing, replace(round, net=standing.net, params=standing.params))
         if dropped:
             row["dropped"] = dropped
         if void:
             row["void"] = True
-        return standing, row | {"wall_seconds": perf_counter() - began}
+        return standing, row | {"wall_seconds": asked.wall + wall + perf_counter() - began}
 
     def final(self, standing: Standing, rounds: int) -> Params:
         """The model that a run ends with: the one that is judged."""
@@ -162,13 +196,6 @@ class Loop:
                 message, states = wire.encode(message, codecs, states, self.link(round, "down", device))
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
         return jobs, states
-
-    def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Let devices train; those that fail in this round never answer."""
-        failed = {j.device for j in jobs if self.patience.fails(self.streams, j.round, j.device)}
-        trained = self.engine.fit([j for j in jobs if j.device not in failed])
-        found = {outcome.device: outcome for outcome in trained}
-        return [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
 
     def decode(
         self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late: set[int]

@@ -1,6 +1,6 @@
 """Trees: dicts of tensors by parameter name, the states built of them, and their plain form for disk and wire."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -51,8 +51,14 @@ def map(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     if isinstance(tree, Mapping):
         return {k: map(f, v) for k, v in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)(map(f, v) for v in tree)
+        return rebuilt(tree, (map(f, v) for v in tree))
     return tree
+
+
+def rebuilt(like: list | tuple, values: Iterable[Tree]) -> Tree:
+    """A sequence of the same kind with other values."""
+    make = getattr(like, "_make", type(like))
+    return make(values)
 
 
 def zip_map(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
@@ -61,7 +67,7 @@ def zip_map(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
     if isinstance(a, Mapping):
         return {k: zip_map(f, v, b[k]) for k, v in a.items()}
     if isinstance(a, (list, tuple)):
-        return type(a)(zip_map(f, v, w) for v, w in zip(a, b, strict=True))
+        return rebuilt(a, (zip_map(f, v, w) for v, w in zip(a, b, strict=True)))
     return a
 
 
@@ -75,6 +81,23 @@ def tensors(tree: Tree) -> Iterator[Tensor]:
     elif isinstance(tree, (list, tuple)):
         for v in tree:
             yield from tensors(v)
+
+
+def refilled(tree: Tree, values: Iterable[Tensor]) -> Tree:
+    """The same tree with other tensors, in the order of `tensors`."""
+    given = iter(values)
+    return map(lambda _: next(given), tree)
+
+
+def outline(tree: Tree) -> Any:
+    """What is left of a tree when the numbers in its tensors are forgotten; equal outlines can be stacked."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype
+    if isinstance(tree, Mapping):
+        return tuple((k, outline(v)) for k, v in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return tuple(outline(v) for v in tree)
+    return tree
 
 
 def nbytes(tree: Tree) -> int:

@@ -68,7 +68,7 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows of a data set by index; nothing is copied until a batch is taken."""
+    """Rows of a data set by index; nothing is copied until a batch is taken. The index is always in main memory."""
 
     inputs: Tensor
     targets: Tensor
@@ -78,6 +78,7 @@ class Samples:
         return len(self.index)
 
     def batch(self, rows: Tensor) -> Batch:
+        rows = rows.to(self.inputs.device)
         return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
 
     def all(self) -> Batch:

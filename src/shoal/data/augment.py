@@ -1,54 +1,70 @@
-"""Augmentation of images: flips and crops, drawn outside the training step."""
+"""Augmentation of images: flips and crops. What is drawn and what is done with it are apart, so that many can share it."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.types import Batch
 
-Augment = Callable[[Batch, torch.Generator], Batch]
+
+@dataclass(frozen=True)
+class Flip:
+    """Every other image, by chance, seen in a mirror."""
+
+    def draw(self, generator: torch.Generator, images: int) -> Tensor:
+        return torch.rand(images, generator=generator) < 0.5
+
+    def turned(self, x: Tensor, mirrored: Tensor) -> Tensor:
+        return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Every image shifted by its own random number of pixels, the border filled with 0."""
+
+    pad: int
+
+    def draw(self, generator: torch.Generator, images: int) -> Tensor:
+        return torch.randint(0, 2 * self.pad + 1, (2, images), generator=generator).t()
+
+    def turned(self, x: Tensor, corners: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        wide = F.pad(x, (self.pad, self.pad, self.pad, self.pad))
+        rows = corners[:, 0, None] + torch.arange(height, device=x.device)
+        columns = corners[:, 1, None] + torch.arange(width, device=x.device)
+        samples = torch.arange(len(x), device=x.device)[:, None, None]
+        return wide[samples, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Some of them, one after the other."""
+
+    steps: tuple[Flip | Crop, ...]
+
+    def draw(self, generator: torch.Generator, images: int) -> list[Tensor]:
+        """What chance decides for a batch; one row per image."""
+        return [step.draw(generator, images) for step in self.steps]
+
+    def turned(self, x: Tensor, drawn: list[Tensor]) -> Tensor:
+        for step, own in zip(self.steps, drawn, strict=True):
+            x = step.turned(x, own.to(x.device))
+        return x
 
 
 def parse_augment(text: str) -> Augment | None:
-    """`flip`, `crop:4` (shift by up to 4 pixels, the border filled with 0), or both with a comma between."""
-    steps = []
+    """`flip`, `crop:4` (shift by up to 4 pixels), or both with a comma between."""
+    steps: list[Flip | Crop] = []
     for word in filter(None, text.split(",")):
         name, _, given = word.strip().partition(":")
         if name == "flip" and not given:
-            steps.append(flip)
+            steps.append(Flip())
         elif name == "crop" and given.isdecimal() and 0 < int(given) < 1000:
-            steps.append(lambda x, generator, pad=int(given): crop(x, generator, pad))
+            steps.append(Crop(int(given)))
         else:
             raise ShoalError(
                 "bad-value", f"The augmentation {word[:40]!r} cannot be read.", "Write flip, crop:4 or flip,crop:4."
             )
-    if not steps:
-        return None
-
-    def augment(batch: Batch, generator: torch.Generator) -> Batch:
-        x = batch.inputs
-        for step in steps:
-            x = step(x, generator)
-        return batch._replace(inputs=x)
-
-    return augment
-
-
-def flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Every other image, by chance, seen in a mirror."""
-    turned = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(turned.view(-1, *[1] * (x.dim() - 1)).to(x.device), x.flip(-1), x)
-
-
-def crop(x: Tensor, generator: torch.Generator, pad: int) -> Tensor:
-    """Every image shifted by its own random number of pixels."""
-    height, width = x.shape[-2:]
-    wide = F.pad(x, (pad, pad, pad, pad))
-    top, left = torch.randint(0, 2 * pad + 1, (2, len(x)), generator=generator).to(x.device)
-    rows = top[:, None] + torch.arange(height, device=x.device)
-    columns = left[:, None] + torch.arange(width, device=x.device)
-    samples = torch.arange(len(x), device=x.device)[:, None, None]
-    return wide[samples, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return Augment(tuple(steps)) if steps else None

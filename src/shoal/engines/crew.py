@@ -1,0 +1,35 @@
+"""Who trains the devices of one machine: crews get tasks and hand back what came of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from shoal.core.device import Site
+from shoal.core.tree import Tree
+from shoal.core.types import Job, Outcome
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A job, the site of the run it belongs to, and what the device remembers. One crew may serve several runs."""
+
+    site: Site
+    job: Job
+    memory: dict[str, Tree]
+
+
+class Done(NamedTuple):
+    """The outcome of a task, and what the device remembers after it."""
+
+    outcome: Outcome
+    memory: dict[str, Tree]
+
+
+class Crew(Protocol):
+    """Trains devices; what comes out does not depend on who does it."""
+
+    def train(self, tasks: Sequence[Task]) -> list[Done]: ...
+
+    def close(self) -> None:
+        """Give back what is held: processes, graphs."""
+        ...

@@ -1,0 +1,41 @@
+"""The engine of one machine: it keeps what devices remember, and lets a crew train them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from shoal.core.counting import Tally
+from shoal.core.device import Site
+from shoal.core.net import Net
+from shoal.core.plan import Plan
+from shoal.core.types import Job, Outcome
+from shoal.engines.crew import Crew, Done, Task
+from shoal.memory import Memory
+
+
+class Machine:
+    """Devices of one run, trained on this machine."""
+
+    def __init__(self, site: Site, memory: Memory, crew: Crew):
+        self.site, self.memory, self.crew = site, memory, crew
+
+    def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return self.keep(self.crew.train(self.tasks(jobs)))
+
+    def tasks(self, jobs: Sequence[Job]) -> list[Task]:
+        return [Task(self.site, job, self.memory.get(job.device)) for job in jobs]
+
+    def keep(self, done: Sequence[Done]) -> list[Outcome]:
+        """Remember for every device that succeeded."""
+        for outcome, memory in done:
+            if outcome.message is not None:
+                self.memory.put(outcome.device, memory)
+        return [outcome for outcome, _ in done]
+
+    def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        return {d: self.site.enrol(d) for d in devices}
+
+    def resize(self, net: Net, plan: Plan) -> None:
+        self.memory.cut(self.site.net.slicer, plan)
+        self.site = replace(self.site, net=net, tally=Tally())
