@@ -20,7 +20,7 @@ from shoal.core.plan import WHOLE, Axis, Block, Cut
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams
-from shoal.core.train import Course, Rule, Scene, advance, gated
+from shoal.core.train import Course, Rule, Scene, advance, functional, gated
 from shoal.core.tree import Params
 from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
 from shoal.engines.machine import Machine
@@ -134,16 +134,6 @@ def together(part: Part) -> None:
         branch = "data-dependent control flow" in text or ".item()" in text
         why = "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
         raise refused(part, "objective or step", why, "Use torch.where and other tensor operations instead.") from error
-
-
-def functional(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, Scored]:
-    """The gradient as torch.func sees it."""
-
-    def loss(own: Params) -> tuple[Tensor, Scored]:
-        scored = scorer(own, batch)
-        return scored.loss, scored
-
-    return torch.func.grad(loss, has_aux=True)(params)
 
 
 def stacked(trees: list) -> Any:

@@ -17,11 +17,11 @@ from shoal.core.ledger import Row
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Standing
-from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
+from shoal.core.train import Course, Rule, Scene, advance, autograd, functional, gated
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Job, Outcome
 from shoal.engines.machine import Machine
-from shoal.probe import functional, probe, scenes_of, stacked, tiny_run, visits_of
+from shoal.probe import probe, scenes_of, stacked, tiny_run, visits_of
 from shoal.recipe import Recipe
 from shoal.store import Folder, claimed
 

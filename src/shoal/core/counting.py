@@ -19,6 +19,8 @@ class Tally:
 
     def __init__(self):
         self.known: dict[tuple, int] = {}
+        self.drawn: dict[tuple, list[torch.Size]] = {}
+        """What the layers draw in a step, by the same keys."""
 
     def of(self, key: tuple, work: Callable[[], object]) -> int:
         """Do the work, and say what it costs."""

@@ -44,6 +44,8 @@ class Site:
     """A device's own samples; the server's for the pseudo-device."""
     augment: Augment | None = None
     tally: Tally = field(default_factory=Tally)
+    kind: str = ""
+    """Sites of the same kind have the same model, apart from its numbers; without a name, no other site has."""
 
     @property
     def rule(self) -> Rule:

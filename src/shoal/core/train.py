@@ -81,15 +81,15 @@ def advance(rule: Rule, course: Course, batch: Batch, scene: Scene, gradient: Gr
         scorer = part.objective(scorer, seen_by(part.name()))
     update, scored = gradient(scorer, params, batch)
 
-    if optimiser.weight_decay:
+    if given(optimiser.weight_decay):
         update = {k: u + optimiser.weight_decay * params[k] for k, u in update.items()}
-    if optimiser.clip:
+    if given(optimiser.clip):
         update = clipped(update, optimiser.clip)
     for part in method.at("step"):
         name = part.name()
         update, state = part.step(update, states[name], scored, seen_by(name))
         states = states | {name: state}
-    if optimiser.momentum:
+    if given(optimiser.momentum):
         update = velocity = {k: optimiser.momentum * velocity[k] + u for k, u in update.items()}
     for mask in (scene.mask, *masks_in(states)):
         update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
@@ -110,6 +110,16 @@ def autograd(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, Scor
     scored = scorer(leaves, batch)
     grads = torch.autograd.grad(scored.loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads)), plain(scored)
+
+
+def functional(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, Scored]:
+    """The gradient as torch.func sees it."""
+
+    def loss(own: Params) -> tuple[Tensor, Scored]:
+        scored = scorer(own, batch)
+        return scored.loss, scored
+
+    return torch.func.grad(loss, has_aux=True)(params)
 
 
 def plain(scored: Scored) -> Scored:
@@ -134,6 +144,11 @@ def sample_losses(logits: Tensor, targets: Tensor) -> Tensor:
     if logits.dim() == 3:
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
     return F.cross_entropy(logits, targets, reduction="none")
+
+
+def given(number: float | Tensor) -> bool:
+    """Whether a number of the optimiser is set; one that differs between lanes is a tensor, and always counts."""
+    return isinstance(number, Tensor) or number != 0
 
 
 def clipped(update: Params, bound: float) -> Params:

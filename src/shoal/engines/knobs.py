@@ -1,0 +1,62 @@
+"""Numbers that differ between runs which share a program: they become tensors, one value per lane."""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import fields, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shoal.core.compose import Method
+from shoal.core.device import Site
+from shoal.core.train import Rule
+
+Knob: TypeAlias = tuple[int, str]
+"""Which part of the method (-1: the optimiser), and the name of a field of it."""
+
+
+def holders(site: Site) -> list[tuple[int, Any]]:
+    """What has numbers: the parts, and the optimiser."""
+    return [*enumerate(site.method.parts), (-1, site.optimiser)]
+
+
+def knobs_of(sites: Iterable[Site]) -> list[Knob]:
+    """The numbers in which runs of the same parts differ. A part that builds the model with them is left alone."""
+    seen: dict[tuple, dict[Knob, set[float]]] = {}
+    for site in sites:
+        own = seen.setdefault(tuple(type(p) for p in site.method.parts), {})
+        for at, holder in holders(site):
+            if at >= 0 and holder.acts_at("model"):
+                continue
+            for f in fields(holder):
+                value = getattr(holder, f.name)
+                if type(value) is float:
+                    own.setdefault((at, f.name), set()).add(value)
+    return sorted({knob for own in seen.values() for knob, found in own.items() if len(found) > 1})
+
+
+def skeleton(site: Site, knobs: Sequence[Knob]) -> tuple:
+    """What is left of a rule without those numbers."""
+    parts = []
+    for at, holder in holders(site):
+        settings = [(f.name, getattr(holder, f.name)) for f in fields(holder) if (at, f.name) not in knobs]
+        parts.append((type(holder), *settings))
+    return (*parts, str(site.augment))
+
+
+def values(site: Site, knobs: Sequence[Knob]) -> list[Tensor]:
+    """The numbers themselves, those that a site has."""
+    found = dict(holders(site))
+    own = [k for k in knobs if k[0] in found and hasattr(found[k[0]], k[1])]
+    return [torch.tensor(getattr(found[at], name), dtype=site.net.dtype) for at, name in own]
+
+
+def turned(site: Site, knobs: Sequence[Knob], given: Sequence[Tensor]) -> Rule:
+    """The site's rule with those numbers as tensors; they were checked when the parts were made."""
+    found = {at: copy(holder) for at, holder in holders(site)}
+    own = [k for k in knobs if k[0] in found and hasattr(found[k[0]], k[1])]
+    for (at, name), value in zip(own, given, strict=True):
+        object.__setattr__(found[at], name, value)
+    optimiser = found.pop(-1)
+    return replace(site.rule, method=Method(tuple(found.values())), optimiser=optimiser)
