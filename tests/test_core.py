@@ -249,13 +249,11 @@ def test_several_targets_share_a_loss():
 
 
 def test_a_last_batch_of_one_is_dropped_where_batch_norm_would_fail():
-    from shoal.core.device import schedule
-    from shoal.core.types import Device, Samples, Work
+    from shoal.core.schedule import schedule
+    from shoal.core.types import Work
 
     def rows(n: int, mixes: bool) -> list[int]:
-        samples = Samples(torch.zeros(n, 4), torch.zeros(n, dtype=torch.long), torch.arange(n))
-        device: Device = Device(0, 0, samples, batch_normed(), {}, {}, {}, {}, Plan(), Streams(0), "")
-        return [len(r) for r in schedule(device, Work(2.0, 0, 4, 0.1), mixes)[0]]
+        return [len(r) for r in schedule(torch.arange(n), Work(2.0, 0, 4, 0.1), torch.Generator(), mixes)]
 
     assert rows(9, True) == [4, 4, 4, 4] and rows(9, False) == [4, 4, 1, 4, 4, 1]
     assert rows(6, True) == [4, 2, 4, 2] and rows(1, True) == [1, 1]
@@ -263,17 +261,14 @@ def test_a_last_batch_of_one_is_dropped_where_batch_norm_would_fail():
 
 @given(n=st.integers(1, 30), batch=st.integers(1, 12), epochs=st.integers(1, 3))
 def test_every_epoch_shows_every_sample_once(n, batch, epochs):
-    from shoal.core.device import schedule
-    from shoal.core.types import Device, Samples, Work
+    from shoal.core.schedule import schedule
+    from shoal.core.types import Work
 
-    samples = Samples(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long), torch.arange(100, 100 + n))
-    net = mlp((1,), 2)
-    rows, per_epoch = schedule(
-        Device(3, 2, samples, net, {}, {}, {}, {}, Plan(), Streams(0), ""), Work(epochs, 0, batch, 0.1), False
-    )
-    assert len(rows) == epochs * per_epoch
+    rows = schedule(torch.arange(100, 100 + n), Work(epochs, 0, batch, 0.1), torch.Generator(), False)
+    assert len(rows) == epochs * rows.per_epoch
+    assert rows.sizes == [len(r) for r in rows]
     for epoch in range(epochs):
-        seen = torch.cat(rows[epoch * per_epoch : (epoch + 1) * per_epoch])
+        seen = torch.cat(list(rows)[epoch * rows.per_epoch : (epoch + 1) * rows.per_epoch])
         assert sorted(seen.tolist()) == list(range(100, 100 + n))
 
 

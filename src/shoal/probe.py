@@ -21,8 +21,7 @@ from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene, advance, functional, gated
-from shoal.core.tree import Params
-from shoal.core.types import SERVER, Batch, Optimiser, Samples, Scored, Scorer, Work
+from shoal.core.types import SERVER, Batch, Optimiser, Samples, Work
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform

@@ -11,7 +11,18 @@ def holders_mean(round: Round) -> Params:
     """The new parameters; a coordinate that nobody covers keeps its value, counters take the largest."""
     weights = round.weights.tolist()
     shared = round.net.named("shared")
-    return round.anchor | {k: round.anchor[k] + mean_delta(k, round.anchor[k], round.replies, weights) for k in shared}
+    anchor, counted = round.anchor, [(r, w) for r, w in zip(round.replies, weights, strict=True) if w > 0]
+    whole = [
+        k
+        for k in shared
+        if anchor[k].is_floating_point() and all(k in r.delta and k not in r.covered for r, _ in counted)
+    ]
+    total = [torch.zeros_like(anchor[k]) for k in whole]
+    for reply, weight in counted if whole else ():
+        torch._foreach_add_(total, [reply.delta[k] for k in whole], alpha=weight)
+    changes = dict(zip(whole, total))
+    rest = {k: mean_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
+    return anchor | {k: anchor[k] + change for k, change in (changes | rest).items()}
 
 
 def mean_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor:
@@ -23,11 +34,6 @@ def mean_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor
         return torch.zeros_like(like)
     if not like.is_floating_point():
         return torch.stack([r.delta[name] for r, _ in held]).max(0).values
-    if len(held) == len([w for w in weights if w > 0]) and all(name not in r.covered for r, _ in held):
-        total = torch.zeros_like(like)
-        for reply, weight in held:
-            total.add_(reply.delta[name], alpha=weight)
-        return total
     total, mass = torch.zeros_like(like), torch.zeros_like(like)
     for reply, weight in held:
         mask = reply.covered.get(name)

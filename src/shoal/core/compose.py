@@ -38,8 +38,12 @@ class Method:
 
     def codecs(self, direction: str) -> tuple[Part, ...]:
         """The codecs of one direction in the order of their stages."""
-        own = [p for p in self.parts if p.stage and direction in p.directions]
-        return tuple(sorted(own, key=lambda p: STAGES.index(p.stage)))
+        return self._codecs[direction]
+
+    @cached_property
+    def _codecs(self) -> dict[str, tuple[Part, ...]]:
+        staged = sorted((p for p in self.parts if p.stage), key=lambda p: STAGES.index(p.stage))
+        return {way: tuple(p for p in staged if way in p.directions) for way in ("up", "down")}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import ceil
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -14,10 +13,11 @@ from shoal.core.compose import Method
 from shoal.core.counting import Tally, kept
 from shoal.core.net import Net
 from shoal.core.plan import Plan
+from shoal.core.schedule import Schedule, schedule
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene
 from shoal.core.tree import Params, Tree
-from shoal.core.types import Device, Job, Optimiser, Outcome, Samples, Work
+from shoal.core.types import Device, Job, Optimiser, Outcome, Samples
 from shoal.core.wire import Link
 
 PERSONAL = ".personal"
@@ -25,7 +25,10 @@ PERSONAL = ".personal"
 
 
 class Augment(Protocol):
-    """Changes images by chance: what is drawn for each, and what is done with it."""
+    """Changes images by chance: what is drawn for each, how many tensors that is, and what is done with it."""
+
+    @property
+    def count(self) -> int: ...
 
     def draw(self, generator: torch.Generator, images: int, /) -> list[Tensor]: ...
 
@@ -68,8 +71,7 @@ class Visit:
     memory: dict[str, Tree]
     course: Course
     scene: Scene
-    rows: list[Tensor]
-    per_epoch: int
+    rows: Schedule
     macs: int
     """Multiply-accumulates of what ran before training."""
 
@@ -78,7 +80,7 @@ class Visit:
 
     def scene_at(self, step: int, draws: dict[str, dict[str, Tensor]]) -> Scene:
         """What surrounds one step of this visit."""
-        numbers = self._numbers | {"step": self._steps[step], "epoch": self._steps[step // self.per_epoch]}
+        numbers = self._numbers | {"step": self._steps[step], "epoch": self._steps[step // self.rows.per_epoch]}
         return self.scene._replace(numbers=numbers, draws=draws)
 
     @cached_property
@@ -97,7 +99,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
     """decode -> data -> begin."""
     net, method = site.net, site.method
     anchor, covered, got = receive(site, job, memory)
-    numbers = {"lr": torch.tensor(job.work.lr, dtype=net.dtype)}
+    numbers = {"lr": scalar(job.work.lr, net.dtype)}
     device = Device(
         job.device,
         job.round,
@@ -116,9 +118,11 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
         own = replace(device, part=part.name(), got=got.get(part.name(), {}))
         known = memory[part.name()] if part.name() in memory else part.init_device(anchor)
         device = replace(device, samples=part.data(device.samples, known, own))
-    rows, per_epoch = schedule(device, job.work, net.mixes_batch)
+    rows = schedule(
+        device.samples.index, job.work, site.streams.torch("batches", job.round, job.device), net.mixes_batch
+    )
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):
-        numbers[key] = torch.tensor(value, dtype=net.dtype)
+        numbers[key] = scalar(value, net.dtype)
 
     params, states, memory = anchor, {}, dict(memory)
     for part in method.parts:
@@ -132,11 +136,28 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
         params, states[name] = made[-1]
     mask = trained_mask(net, job.plan, anchor)
     scene = Scene(anchor, got, numbers, {}, mask)
-    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, per_epoch, macs)
+    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, macs)
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """A device after its last step, before anything is encoded."""
+
+    body: Params
+    beside: dict[str, dict]
+    memory: dict[str, Tree]
+    macs: int
+    """Multiply-accumulates of what ran before and after training."""
 
 
 def finish(site: Site, visit: Visit, course: Course, loss: float, macs_train: int) -> tuple[Outcome, dict[str, Tree]]:
     """end -> measure -> encode; the outcome, and the device's memory after it (the old one if all was in vain)."""
+    ending = end(site, visit, course)
+    return answer(site, visit, ending, tree.finite([ending.body, ending.beside]), loss, macs_train)
+
+
+def end(site: Site, visit: Visit, course: Course) -> Ending:
+    """end -> measure."""
     net, method, job = site.net, site.method, visit.job
     trained = course.params | course.buffers
     params, memory, macs = {k: trained[k] for k in visit.scene.anchor}, dict(visit.memory), visit.macs
@@ -158,21 +179,32 @@ def finish(site: Site, visit: Visit, course: Course, loss: float, macs_train: in
 
     shared = net.named("shared")
     body = params if method.carries == "values" else tree.minus({k: params[k] for k in shared}, visit.scene.anchor)
+    return Ending(body, beside, memory, macs)
+
+
+def answer(
+    site: Site, visit: Visit, ending: Ending, finite: bool, loss: float, macs_train: int
+) -> tuple[Outcome, dict[str, Tree]]:
+    """encode, where there is anything worth sending."""
+    net, method, job = site.net, site.method, visit.job
     forward = site.tally.forward(net, job.plan)
+    message, problem, memory = None, "its update is not finite", visit.memory
+    if finite:
+        message, problem = wire.pack_message(ending.body, ending.beside, job.plan, net.slicer, net.named("shared")), ""
+        codecs, memory = method.codecs("up"), ending.memory
+        if codecs:
+            message, memory = wire.encode(message, codecs, memory, link_of(site, job, "up"))
     outcome = Outcome(
         job.device,
+        message,
+        problem,
         steps=len(visit.rows),
-        samples=sum(len(r) for r in visit.rows),
+        samples=sum(visit.rows.sizes),
         loss=loss,
         macs_forward=forward,
-        macs_work=round((macs + macs_train) * forward / max(net.macs_forward, 1)),
+        macs_work=round((ending.macs + macs_train) * forward / max(net.macs_forward, 1)),
     )
-    if not (tree.finite(body) and tree.finite(beside)):
-        return replace(outcome, problem="its update is not finite"), visit.memory
-    message = wire.pack_message(body, beside, job.plan, net.slicer, shared)
-    link = link_of(site, job, "up")
-    message, coded = wire.encode(message, method.codecs("up"), memory, link)
-    return replace(outcome, message=message), memory | coded
+    return outcome, memory
 
 
 def receive(site: Site, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:
@@ -194,17 +226,10 @@ def receive(site: Site, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict
     return anchor, covered, got
 
 
-def schedule(device: Device, work: Work, mixes_batch: bool) -> tuple[list[Tensor], int]:
-    """The rows of every batch of the local run, and how many batches make an epoch; from the stream `batches`."""
-    n, generator = len(device.samples), device.streams.torch("batches", device.round, device.id)
-    single = mixes_batch and n > 1 and n % work.batch == 1
-    per_epoch = ceil(n / work.batch) - (1 if single else 0)
-    total = work.steps or max(1, round(work.epochs * per_epoch))
-    rows: list[Tensor] = []
-    while len(rows) < total:
-        order = device.samples.index[torch.randperm(n, generator=generator)]
-        rows.extend(order.split(work.batch)[:per_epoch])
-    return rows[:total], per_epoch
+@lru_cache(4096)
+def scalar(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as a tensor; nobody writes to it, so devices may share it."""
+    return torch.tensor(value, dtype=dtype)
 
 
 def trained_mask(net: Net, plan: Plan, like: Params) -> Params:

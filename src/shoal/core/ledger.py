@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any, TypeAlias
 
-from shoal.core import tree
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Fleet, Job, Outcome, Times
 from shoal.core.wire import Message
@@ -94,12 +93,9 @@ def cost(
 
 
 def add(sums: dict[str, int], message: Message | None) -> None:
-    """The bytes of a message to those of its causes: the model, and each part that sends something beside it."""
-    if message is not None:
-        sums["model"] = sums.get("model", 0) + tree.nbytes(message.body)
-        for part, own in message.beside.items():
-            name = part.removeprefix(".")
-            sums[name] = sums.get(name, 0) + tree.nbytes(own)
+    """The bytes of a message to those of its causes."""
+    for cause, own in message.bytes_by.items() if message is not None else ():
+        sums[cause] = sums.get(cause, 0) + own
 
 
 def nbytes(message: Message | None) -> int:

@@ -59,6 +59,11 @@ class Net:
         return tuple(name for name in self.initial if name not in set(self.trainable))
 
     @cached_property
+    def shapes(self) -> tuple:
+        """The names, shapes and types of all tensors."""
+        return tuple((k, v.shape, v.dtype) for k, v in self.initial.items())
+
+    @cached_property
     def _names(self) -> tuple[str, ...]:
         return tuple(self.initial)
 

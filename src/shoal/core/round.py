@@ -187,8 +187,12 @@ class Loop:
         """One job per device: its slice of the model and what lies beside, through the downlink's codecs."""
         net, codecs, jobs = round.net, self.method.codecs("down"), []
         names = net.named("shared", "server")
+        everything = wire.pack_message(round.anchor, {}, WHOLE, net.slicer, names)
         for device in round.devices:
             plan = round.plans[device]
+            if plan is WHOLE and not beside[device] and not codecs:
+                jobs.append(Job(device, round.number, plan, everything, self.work(round.number, device)))
+                continue
             sent = names if plan.sent is None else [k for k in names if k in plan.sent]
             told = {} if plan.known or not plan else {".plan": wire.described(plan, net.axes)}
             message = wire.pack_message(round.anchor, told | beside[device], plan, net.slicer, sent)
@@ -201,25 +205,25 @@ class Loop:
         self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late: set[int]
     ) -> tuple[list[Reply], list[Row]]:
         """What came back, as full-size deltas with their coverage; what cannot be used is named, with the reason."""
-        net, codecs, replies, dropped = round.net, self.method.codecs("up"), [], []
+        net, codecs = round.net, self.method.codecs("up")
         like = {k: round.anchor[k] for k in net.named("shared")}
+        replies: dict[int, Reply] = {}
         for job, outcome in zip(jobs, outcomes, strict=True):
             message = outcome.message
-            if job.device in late:
-                dropped.append({"device": job.device, "why": "it was late"})
+            if job.device in late or message is None:
                 continue
-            if message is not None:
-                message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
-                delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
-                if self.method.carries == "values":
-                    delta = tree.minus(delta, round.anchor)
-                    delta |= {k: delta[k] * mask for k, mask in covered.items()}
-                size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
-                if tree.finite([delta, report]):
-                    replies.append(Reply(job.device, size, delta, covered, report, outcome))
-                    continue
-            dropped.append({"device": job.device, "why": outcome.problem or "its update is not finite"})
-        return replies, dropped
+            message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
+            delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
+            if self.method.carries == "values":
+                delta = tree.minus(delta, round.anchor)
+                delta |= {k: delta[k] * mask for k, mask in covered.items()}
+            size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
+            replies[job.device] = Reply(job.device, size, delta, covered, report, outcome)
+        finite = tree.finite_each([[r.delta, r.report] for r in replies.values()])
+        sound = {device for device, yes in zip(replies, finite) if yes}
+        why = {o.device: "it was late" if o.device in late else o.problem for o in outcomes}
+        gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]
+        return [r for d, r in replies.items() if d in sound], gone
 
     def weighed(self, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
         """Weights that sum to 1, or None when nobody is left who counts."""

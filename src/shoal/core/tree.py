@@ -1,6 +1,6 @@
 """Trees: dicts of tensors by parameter name, the states built of them, and their plain form for disk and wire."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -21,6 +21,8 @@ def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
 
 
 def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    if a and next(iter(a.values())).is_cuda:
+        return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a])))
     return {k: v - b[k] for k, v in a.items()}
 
 
@@ -48,7 +50,7 @@ def chosen(live: Tensor, new: Tree, old: Tree) -> Tree:
 def map(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     if isinstance(tree, Tensor):
         return f(tree)
-    if isinstance(tree, Mapping):
+    if isinstance(tree, (dict, Mapping)):
         return {k: map(f, v) for k, v in tree.items()}
     if isinstance(tree, (list, tuple)):
         return rebuilt(tree, (map(f, v) for v in tree))
@@ -71,16 +73,22 @@ def zip_map(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
     return a
 
 
-def tensors(tree: Tree) -> Iterator[Tensor]:
+def tensors(tree: Tree) -> list[Tensor]:
     """Every tensor of a tree, in order."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
+        found.append(tree)
+    elif isinstance(tree, (dict, Mapping)):
         for v in tree.values():
-            yield from tensors(v)
+            _collect(v, found)
     elif isinstance(tree, (list, tuple)):
         for v in tree:
-            yield from tensors(v)
+            _collect(v, found)
 
 
 def refilled(tree: Tree, values: Iterable[Tensor]) -> Tree:
@@ -93,8 +101,8 @@ def outline(tree: Tree) -> Any:
     """What is left of a tree when the numbers in its tensors are forgotten; equal outlines can be stacked."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
-    if isinstance(tree, Mapping):
-        return tuple((k, outline(v)) for k, v in tree.items())
+    if isinstance(tree, (dict, Mapping)):
+        return tuple([(k, outline(v)) for k, v in tree.items()])
     if isinstance(tree, (list, tuple)):
         return tuple(outline(v) for v in tree)
     return tree
@@ -108,6 +116,18 @@ def finite(tree: Tree) -> bool:
     """Whether every number is one. A finite sum says so at once; only a sum that is not has to be looked into."""
     floats = [t for t in tensors(tree) if t.is_floating_point()]
     return all(isfinite(t.sum().item()) or bool(t.isfinite().all()) for t in floats)
+
+
+def finite_each(trees: Sequence[Tree]) -> list[bool]:
+    """The same for each of several trees; on a GPU with one look at all of them."""
+    floats = [[t for t in tensors(one) if t.is_floating_point() and t.numel()] for one in trees]
+    if not any(t.is_cuda for own in floats for t in own):
+        return [finite(one) for one in trees]
+    flat = [t for own in floats for t in own]
+    largest = torch._foreach_norm(flat, float("inf"))
+    same = len({n.dtype for n in largest}) == 1
+    found = iter(torch.stack(largest if same else [n.double() for n in largest]).isfinite().tolist())
+    return [all([next(found) for _ in own]) for own in floats]
 
 
 def same(a: Tree, b: Tree) -> bool:

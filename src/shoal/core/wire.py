@@ -7,6 +7,7 @@ it under its own name, so any codec can read what another one wrote. `decode` ru
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -35,9 +36,14 @@ class Message:
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By part: named tensors, or trees of them keyed by parameter names."""
 
+    @cached_property
+    def bytes_by(self) -> dict[str, int]:
+        """The bytes of each cause: the model, and each part that sends something beside it."""
+        return {"model": tree.nbytes(self.body)} | {p.removeprefix("."): tree.nbytes(o) for p, o in self.beside.items()}
+
     @property
     def nbytes(self) -> int:
-        return tree.nbytes(self.body) + tree.nbytes(self.beside)
+        return sum(self.bytes_by.values())
 
     def to_bytes(self) -> bytes:
         """The payload itself: the tensors' bytes in order. What they are follows from the plan and the method."""

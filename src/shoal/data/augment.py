@@ -1,4 +1,4 @@
-"""Augmentation of images: flips and crops. What is drawn and what is done with it are apart, so that many can share it."""
+"""Augmentation of images: flips and crops. What is drawn and what is done with it are apart, so many can share it."""
 
 from dataclasses import dataclass
 
@@ -43,6 +43,10 @@ class Augment:
     """Some of them, one after the other."""
 
     steps: tuple[Flip | Crop, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.steps)
 
     def draw(self, generator: torch.Generator, images: int) -> list[Tensor]:
         """What chance decides for a batch; one row per image."""

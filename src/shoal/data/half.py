@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core import tree
 from shoal.core.errors import ShoalError, told
 
 CLASSES = 1_000_000
@@ -62,7 +63,7 @@ def check(part: tuple[Tensor, Tensor]) -> None:
             f"The targets are {tuple(y.shape)} for inputs {tuple(x.shape)}.",
             "Give one target per sample, or for sequences of word numbers one per position.",
         )
-    if x.is_floating_point() and not torch.isfinite(x).all():
+    if x.is_floating_point() and not tree.finite(x):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise bad(f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample.")
 

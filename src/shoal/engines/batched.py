@@ -1,113 +1,177 @@
 """Many devices in one call: their steps are vectorised over devices, traced once, and run as a flat program."""
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from shoal.core import tree
-from shoal.core.chance import chance
-from shoal.core.device import finish
-from shoal.core.train import Course, Scene, advance, functional, gated
-from shoal.core.types import Batch
-from shoal.engines.cohort import Cohort, Member, laid
+from shoal.core.device import answer, end
+from shoal.core.errors import ShoalError, told
+from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Done, Task
-from shoal.engines.knobs import knobs_of, turned
-from shoal.engines.program import Program, Step, traced
-from shoal.engines.serial import Serial
+from shoal.engines.knobs import Knob, knobs_of
+from shoal.engines.member import Member
+from shoal.engines.program import Program, traced
+from shoal.engines.replay import Replay, stretch
+from shoal.engines.serial import alone
+from shoal.engines.step import step_of
 
 log = logging.getLogger("shoal")
+COMPILE = os.environ.get("SHOAL_COMPILE", "1") == "1"
+Ran = tuple[list[Tensor], Tensor]
+"""Where all lanes ended, and the sum of each one's losses."""
 
 
 class Batched:
-    """Sorts tasks into cohorts of a given width and trains each as one."""
+    """Sorts tasks into cohorts of at most `width` devices that fit into `budget` bytes, and trains each as one."""
 
-    def __init__(self, width: int):
-        self.width = width
+    def __init__(self, width: int, budget: int = 0):
+        self.width, self.budget = width, budget
         self.programs: dict[tuple, Program] = {}
+        self.replays: dict[tuple, Replay] = {}
+        self.lanes: dict[tuple, int] = {}
+        """The most devices of a form that fit side by side."""
         self.refused: set[tuple] = set()
+        self.pool = None
 
     def train(self, tasks: Sequence[Task]) -> list[Done]:
         knobs = knobs_of({id(t.site): t.site for t in tasks}.values())
-        order = sorted(range(len(tasks)), key=lambda i: -expected(tasks[i]))
+        left = sorted(range(len(tasks)), key=lambda i: -expected(tasks[i]))
         done: dict[int, Done] = {}
-        for first in range(0, len(order), self.width):
-            chosen = order[first : first + self.width]
-            forms: dict[tuple, list[int]] = {}
-            members = {i: Member(tasks[i]) for i in chosen}
-            for i in chosen:
-                forms.setdefault(members[i].form(knobs), []).append(i)
-            for form, own in forms.items():
-                cohort = Cohort([members[i] for i in own], knobs, len(own), batch_of([members[i] for i in own]))
-                done |= dict(zip(own, self.together(form, cohort)))
+        while left:
+            some = left[: self.width]
+            try:
+                done |= self.some({i: tasks[i] for i in some}, knobs)
+            except torch.OutOfMemoryError:
+                self.halve(len(some))
+            else:
+                left = left[self.width :]
         return [done[i] for i in range(len(tasks))]
 
-    def together(self, form: tuple, cohort: Cohort) -> list[Done]:
-        """One cohort from start to end; by `serial` where the step cannot be vectorised."""
-        carried, losses = self.run(form, cohort)
-        lost = losses.tolist()
-        ends = zip(cohort.members, cohort.ends(carried), lost)
-        return [Done(*finish(m.site, m.visit, end, loss / m.steps, m.macs)) for m, end, loss in ends]
+    def some(self, tasks: dict[int, Task], knobs: Sequence[Knob]) -> dict[int, Done]:
+        """Those that can stand side by side do; where the step cannot be vectorised, one after the other."""
+        members = {i: Member(task) for i, task in tasks.items()}
+        forms: dict[tuple, list[int]] = {}
+        for i, member in members.items():
+            forms.setdefault(member.form(knobs), []).append(i)
+        done: dict[int, Done] = {}
+        for form, own in forms.items():
+            try:
+                alone_anyway = form in self.refused or len(own) == 1
+                limit = 1 if alone_anyway else self.limit(form, members[own[0]], knobs)
+                for first in range(0, len(own), limit):
+                    group = own[first : first + limit]
+                    done |= zip(group, self.together(form, [members[i] for i in group], knobs))
+            except Refused as error:
+                log.warning("%s; those devices are trained one after the other.", error)
+                self.refused.add(form)
+                done |= {i: alone(tasks[i]) for i in own}
+        return done
 
-    def run(self, form: tuple, cohort: Cohort) -> tuple[list[Tensor], Tensor]:
-        carried, fixed = cohort.carried(), None
-        losses = torch.zeros(max(cohort.width, 1), dtype=torch.float64, device=cohort.place)
-        data = [cohort.samples.inputs, cohort.samples.targets]
+    def together(self, form: tuple, members: list[Member], knobs: Sequence[Knob]) -> list[Done]:
+        """One cohort from start to end."""
+        if form in self.refused:
+            return [alone(m.task) for m in members]
+        batch = max(max(m.sizes) for m in members)
+        on_gpu = members[0].site.net.place.type == "cuda"
+        cohort = Cohort(members, knobs, roomy(len(members), self.width) if on_gpu else len(members), batch)
         with torch.no_grad():
-            for segment in cohort.segments(1, alike=False):
-                frame = [t[0] for t in segment.tensors]
-                key = (form, cohort.width, cohort.batch, segment.padded)
-                if key not in self.programs:
-                    step = step_of(cohort, segment.padded)
-                    self.programs[key] = traced(step, carried, cohort.fixed(), [*data, *frame], in_place=True)
-                program = self.programs[key]
-                if fixed is None or fixed[0] != program.reads:
-                    fixed = (program.reads, cohort.fixed(program.reads))
-                carried, loss = program(*carried, *fixed[1], *data, *frame)
-                losses += torch.where(cohort.live[segment.first].to(cohort.place), loss, 0)
-        return carried, losses
+            carried, losses = self.replayed(form, cohort) if on_gpu else self.stepped(form, cohort)
+        endings = [end(m.site, m.visit, course) for m, course in zip(members, cohort.ends(carried))]
+        finite = tree.finite_each([[ending.body, ending.beside] for ending in endings])
+        ends = zip(members, endings, finite, losses.tolist() if losses.dim() else [float(losses)])
+        return [Done(*answer(m.site, m.visit, e, sound, loss / m.steps, m.macs)) for m, e, sound, loss in ends]
+
+    def stepped(self, form: tuple, cohort: Cohort) -> Ran:
+        """Step by step."""
+        carried, fixed, total = cohort.carried(), {}, None
+        for segment in cohort.frames.segments(1, alike=False):
+            frame = [*cohort.data, *segment.at(0)]
+            program = self.program(form, cohort, segment.padded, lambda: (carried, cohort.fixed(), frame))
+            if program.reads not in fixed:
+                fixed[program.reads] = cohort.fixed(program.reads)
+            carried, loss = program(*carried, *fixed[program.reads], *frame)
+            total = loss if total is None else total + loss
+        assert total is not None
+        return carried, total
+
+    def replayed(self, form: tuple, cohort: Cohort) -> Ran:
+        """By recorded graphs, as many steps at a time as a graph has."""
+        carried, frames, replay = cohort.carried(), cohort.frames, None
+        steps = stretch(frames.steps, bool(frames.full.all()))
+        for segment in frames.segments(steps, alike=True):
+            if replay is None:
+                key = (form, cohort.width, cohort.batch, segment.padded, steps)
+                frame = [*cohort.data, *segment.at(0)]
+                program = self.program(form, cohort, segment.padded, lambda: (carried, cohort.fixed(), frame))
+                fixed = cohort.fixed(program.reads)
+                if key not in self.replays:
+                    self.pool = self.pool or torch.cuda.graph_pool_handle()
+                    self.replays[key] = Replay(program, carried, fixed, cohort.data, segment.tensors, self.pool)
+                replay = self.replays[key]
+                replay.load(carried, fixed)
+            replay.play(segment.tensors)
+        assert replay is not None
+        return [t.clone() for t in replay.carried], replay.losses.clone()
+
+    def program(self, form: tuple, cohort: Cohort, padded: bool, example: Callable[[], tuple]) -> Program:
+        """The program for cohorts like this one, traced when first asked for; on a GPU compiled as well."""
+        key = (form, cohort.width, cohort.batch, padded)
+        if key not in self.programs:
+            on_gpu = cohort.place.type == "cuda"
+            with refusing(cohort):
+                found = traced(step_of(cohort, padded), *example(), in_place=not on_gpu)
+            if on_gpu and COMPILE:
+                found = replace(found, call=torch.compile(found.module, dynamic=False))
+            self.programs[key] = found
+        return self.programs[key]
+
+    def limit(self, form: tuple, member: Member, knobs: Sequence[Knob]) -> int:
+        """How many devices of a form fit side by side, judged by what a step of one of them holds at its peak."""
+        if form not in self.lanes:
+            cohort = Cohort([Member(member.task)], knobs, 1, max(member.sizes))
+            carried, fixed, segment = cohort.carried(), cohort.fixed(), next(cohort.frames.segments(1, alike=False))
+            frame = [*cohort.data, *segment.at(0)]
+            with refusing(cohort):
+                step = traced(step_of(cohort, segment.padded), carried, fixed, frame, in_place=False, fake=True)
+            held = step.peak + 3 * tree.nbytes([carried, fixed])
+            self.lanes[form] = max(1, (self.budget or room(cohort.place)) // held)
+        return self.lanes[form]
+
+    def halve(self, width: int) -> None:
+        """What was tried did not fit."""
+        self.programs.clear()
+        self.replays.clear()
+        torch.cuda.empty_cache()
+        if width == 1:
+            raise ShoalError("no-memory", "One device alone does not fit into memory.", "Use a smaller model or batch.")
+        self.width = width // 2
+        log.warning("%d devices at once do not fit into memory; from now on %d.", width, self.width)
 
     def close(self) -> None:
         self.programs.clear()
+        self.replays.clear()
 
 
-def step_of(cohort: Cohort, padded: bool) -> Step:
-    """One step of all lanes as a function of flat tensors."""
-    site, knobs, width, batch = cohort.site, cohort.knobs, cohort.width, cohort.batch
-    first = cohort.members[0]
-    course, scene, draws = first.visit.course, first.visit.scene, first.first
-    settled = [first.fixed, []]
-    counts = (len(list(tree.tensors(draws))), len(site.augment.draw(torch.Generator(), 1)) if site.augment else 0)
-    fixed_count = len(list(tree.tensors(first.fixed)))
+class Refused(Exception):
+    """A step that cannot be vectorised."""
 
-    def one(carried, fixed, x, y, rest):
-        own: Course = tree.refilled(course, carried)
-        anchor, got, numbers, mask = tree.refilled(first.fixed, fixed[:fixed_count])
-        weight, live = (rest[0], rest[1]) if padded else (None, None)
-        now, epoch, *drawn = rest[2:] if padded else rest
-        parts = tree.refilled(draws, drawn[: counts[0]])
-        images, layers = drawn[counts[0] : sum(counts)], iter(drawn[sum(counts) :])
-        scene = Scene(anchor, got, numbers | {"step": now, "epoch": epoch}, parts, mask)
-        if site.augment:
-            x = site.augment.turned(x, images)
-        rule = turned(site, knobs, fixed[fixed_count:])
-        with chance(site.net.draws, site.net.mixes_batch, lambda _: next(layers), weight):
-            new, scored = advance(rule, own, Batch(x, ((y, None),), weight), scene, functional)
-        if live is not None:
-            new = gated(live, new, own)
-        return list(tree.tensors(new)), scored.loss
 
-    def step(carried, fixed, frame):
-        inputs, targets, rows, *rest = frame
-        if width == 1:
-            return one(carried, fixed, laid(inputs.index_select(0, rows)), targets.index_select(0, rows), rest)
-        flat = rows.flatten()
-        x = inputs.index_select(0, flat).view(width, batch, *inputs.shape[1:])
-        y = targets.index_select(0, flat).view(width, batch, *targets.shape[1:])
-        return torch.vmap(one)(carried, fixed, x, y, rest)
-
-    return step
+@contextmanager
+def refusing(cohort: Cohort) -> Iterator[None]:
+    """Whatever goes wrong inside means that the step of this cohort cannot be vectorised."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, ShoalError):
+        raise
+    except Exception as error:
+        name = cohort.site.kind.partition(" ")[0] or "this model"
+        raise Refused(f"A step of {name} cannot be vectorised ({told(error)})") from error
 
 
 def expected(task: Task) -> float:
@@ -116,6 +180,14 @@ def expected(task: Task) -> float:
     return work.steps or work.epochs * len(task.site.samples(task.job.device)) / work.batch
 
 
-def batch_of(members: Sequence[Member]) -> int:
-    """The width of a cohort's batches: whole ones, unless nobody has so many samples."""
-    return max(max(m.sizes) for m in members)
+def roomy(count: int, width: int) -> int:
+    """A width for so many devices: the full one, or a quarter, half or three quarters of it, so that few are met."""
+    quarters = [-(-width * n // 4) for n in (1, 2, 3, 4)]
+    return next((n for n in quarters if n >= count), count)
+
+
+def room(place: torch.device) -> int:
+    """Bytes that cohorts may take."""
+    if place.type == "cuda":
+        return int(0.7 * torch.cuda.mem_get_info(place)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -32,21 +32,29 @@ class Program:
     reads: tuple[bool, ...]
     """Which of the fixed tensors matter; the others need not even be stacked."""
     peak: int
-    """Bytes of all that is alive at once in the middle of a step."""
+    """Bytes of all that a step makes and that is alive at one time."""
+    call: Callable[..., tuple[list[Tensor], Tensor]]
 
     def __call__(self, *flat: Tensor) -> tuple[list[Tensor], Tensor]:
-        return self.module(*flat)
+        return self.call(*flat)
 
 
-def traced(step: Step, carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor], in_place: bool) -> Program:
-    """The program of a step, from an example of its tensors; `in_place`: it may overwrite what is carried."""
+def traced(
+    step: Step, carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor], in_place: bool, fake: bool = False
+) -> Program:
+    """The program of a step, from an example of its tensors; `in_place`: it may overwrite what is carried.
+
+    With `fake` nothing is computed: enough to see what a step would take.
+    """
     ends = (len(carried), len(carried) + len(fixed))
 
     def flat(*tensors: Tensor):
         return step(list(tensors[: ends[0]]), list(tensors[ends[0] : ends[1]]), list(tensors[ends[1] :]))
 
     with torch.no_grad():
-        module = make_fx(flat)(*(t.detach() for t in (*carried, *fixed, *frame)))
+        module = make_fx(flat, tracing_mode="fake" if fake else "real")(
+            *(t.detach() for t in (*carried, *fixed, *frame))
+        )
     graph = module.graph
     tidy(graph)
     if in_place:
@@ -58,7 +66,7 @@ def traced(step: Step, carried: list[Tensor], fixed: list[Tensor], frame: list[T
         if not read:
             graph.erase_node(node)
     module.recompile()
-    return Program(module, len(carried), reads, peak_of(graph))
+    return Program(module, len(carried), reads, peak_of(graph), module.forward)
 
 
 def tidy(graph: fx.Graph) -> None:

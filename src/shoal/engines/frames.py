@@ -1,0 +1,110 @@
+"""What belongs to single steps of a cohort: rows, weights, gates and draws of all lanes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.engines.member import Member
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Some steps: tensors with steps and lanes as first dimensions, in the order of a program's frame.
+
+    They are rows, weight and live (only where something is padded), step, epoch, and what was drawn.
+    """
+
+    padded: bool
+    tensors: list[Tensor]
+
+    def at(self, step: int) -> list[Tensor]:
+        return [t[step] for t in self.tensors]
+
+
+class Frames:
+    """All steps of a cohort. Its last lanes may be empty; of a cohort of one the lanes are left out."""
+
+    def __init__(self, members: Sequence[Member], width: int, batch: int):
+        self.members, self.width, self.batch = members, width, batch
+        self.site = members[0].site
+        self.steps = max(m.steps for m in members)
+        self.full = self._full()
+        for member in members:
+            for size in {*member.sizes, *([batch] if self.site.net.draws else [])}:
+                member.shapes(size)
+
+    def _full(self) -> np.ndarray:
+        """Steps: whether every lane is live with a whole batch."""
+        found = np.full(self.steps, len(self.members) == self.width)
+        for member in self.members:
+            found[member.steps :] = False
+            if min(member.sizes) < self.batch:
+                found[: member.steps] &= np.array(member.sizes) == self.batch
+        return found
+
+    def segments(self, steps: int, alike: bool) -> Iterator[Segment]:
+        """The local run in pieces of so many steps; `alike`: all of that length, and all padded if any of them is."""
+        total = self.steps + (-self.steps % steps if alike else 0)
+        even = bool(self.full.all()) and total == self.steps
+        rows, *gates, step, epoch = [t.to(self.site.net.place, non_blocking=True) for t in self.table(total, even)]
+        for first in range(0, total, steps):
+            last = min(first + steps, total)
+            padded = not even if alike else not self.full[first:last].all()
+            own = [t[first:last] for t in ([rows, *gates, step, epoch] if padded else [rows, step, epoch])]
+            yield Segment(padded, [t[:, 0] if self.width == 1 else t for t in own] + self.drawn(first, last))
+
+    def table(self, total: int, even: bool) -> list[Tensor]:
+        """Rows, weight, live, step and epoch; weight and live are left out where all lanes are full all the time."""
+        dtype = self.site.net.dtype
+        step, schedules = torch.arange(total), [m.visit.rows for m in self.members]
+        per_epoch = torch.tensor([s.per_epoch for s in schedules] + [1] * (self.width - len(schedules)))
+        times = [t.to(dtype) for t in (step[:, None].expand(total, self.width), step[:, None] // per_epoch)]
+        if even:
+            return [torch.stack([s.table for s in schedules], 1), *times]
+        rows = schedules[0].table[0, 0].expand(total, self.width, self.batch).clone()
+        weight = torch.zeros(total, self.width, self.batch, dtype=dtype)
+        for lane, own in enumerate(schedules):
+            rows[: len(own), lane, : own.batch] = own.table
+            weight[: len(own), lane] = (torch.arange(self.batch) < torch.tensor(own.sizes)[:, None]).to(dtype)
+        return [rows, weight, weight[..., 0] > 0, *times]
+
+    def drawn(self, first: int, last: int) -> list[Tensor]:
+        """What was drawn for some steps: by parts, for images, for layers."""
+        if not (self.members[0].first or self.site.augment or self.site.net.draws):
+            return []
+        steps = [self.lanes([self.drawn_by(m, step) for m in self.members]) for step in range(first, last)]
+        return [torch.stack(own).to(self.site.net.place, non_blocking=True) for own in zip(*steps, strict=True)]
+
+    def lanes(self, drawn: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """The draws of one step for all lanes."""
+        if self.width == 1:
+            return list(drawn[0])
+        filled = [*drawn, *[drawn[0]] * (self.width - len(drawn))]
+        return [torch.stack(own) for own in zip(*filled, strict=True)]
+
+    def drawn_by(self, member: Member, step: int) -> list[Tensor]:
+        """One member's draws for one step, as wide as a whole batch; idling it takes nothing from its streams."""
+        live = step < member.steps
+        size = member.sizes[step] if live else self.batch
+        parts = member.luck.parts(step) if live and step else member.first
+        if live:
+            images, layers = member.luck.images(size), [member.luck.layer(shape) for shape in member.shapes(size)]
+        else:
+            images = self.site.augment.draw(torch.Generator(), size) if self.site.augment else []
+            layers = [torch.zeros(shape) for shape in member.shapes(size)] if self.site.net.draws else []
+        images = [padded(d, torch.Size((self.batch, *d.shape[1:]))) for d in images]
+        layers = [padded(d, shape) for d, shape in zip(layers, member.shapes(self.batch) if layers else ())]
+        return [*tree.tensors(parts), *images, *layers]
+
+
+def padded(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """With zeros behind, up to a shape."""
+    if tensor.shape == shape:
+        return tensor
+    made = torch.zeros(shape, dtype=tensor.dtype)
+    made[tuple(slice(n) for n in tensor.shape)] = tensor
+    return made

@@ -1,0 +1,60 @@
+"""Several steps of a program as one CUDA graph: recorded once over buffers that stay where they are, then replayed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.engines.program import Program
+
+SOME = 25
+"""Steps of a graph, where nothing speaks for another number."""
+
+
+class Replay:
+    """A recorded stretch of steps."""
+
+    def __init__(
+        self, program: Program, carried: Sequence[Tensor], fixed: Sequence[Tensor], data: Sequence[Tensor], frames, pool
+    ):
+        self.carried, self.fixed, self.frames = ([t.clone() for t in own] for own in (carried, fixed, frames))
+        self.losses = torch.zeros_like(program(*carried, *fixed, *data, *(f[0] for f in frames))[1])
+        self.graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                program(*self.carried, *self.fixed, *data, *(f[0] for f in self.frames))
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(self.graph, pool=pool):
+            now = self.carried
+            for step in range(len(self.frames[0])):
+                now, loss = program(*now, *self.fixed, *data, *(f[step] for f in self.frames))
+                self.losses.add_(loss)
+            for own, new in zip(self.carried, now):
+                own.copy_(new)
+
+    def load(self, carried: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
+        """Another cohort begins."""
+        copied(self.carried, carried)
+        copied(self.fixed, fixed)
+        self.losses.zero_()
+
+    def play(self, frames: Sequence[Tensor]) -> None:
+        """The next steps of it."""
+        copied(self.frames, frames)
+        self.graph.replay()
+
+
+def copied(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    if own:
+        torch._foreach_copy_(list(own), list(given))
+
+
+def stretch(steps: int, even: bool) -> int:
+    """How many steps to record: without a rest where every lane is full, else a number that seldom changes."""
+    if not even:
+        return SOME if steps > 16 else 1 << (steps - 1).bit_length()
+    if steps <= SOME:
+        return steps
+    return max((n for n in range(16, 33)), key=lambda n: (-(-steps % n), n))

@@ -1,0 +1,50 @@
+"""One step of a cohort as a function of flat lists of tensors, ready to be traced."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.chance import chance
+from shoal.core.train import Course, Scene, advance, functional, gated
+from shoal.core.types import Batch
+from shoal.engines.cohort import Cohort, laid
+from shoal.engines.knobs import turned
+from shoal.engines.program import Step
+
+
+def step_of(cohort: Cohort, padded: bool) -> Step:
+    """What a program of this cohort does; its frame begins with the data set, the rows, and where padded the gates."""
+    site, knobs, width, batch = cohort.site, cohort.knobs, cohort.width, cohort.batch
+    first = cohort.members[0]
+    course, draws, own_fixed = first.visit.course, first.first, len(tree.tensors(first.fixed))
+    drawn_by_parts, images = len(tree.tensors(draws)), site.augment.count if site.augment else 0
+
+    def one(carried: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, rest: Sequence[Tensor]):
+        before: Course = tree.refilled(course, carried)
+        anchor, got, numbers, mask = tree.refilled(first.fixed, fixed[:own_fixed])
+        weight, live = (rest[0], rest[1]) if padded else (None, None)
+        now, epoch, *drawn = rest[2:] if padded else rest
+        parts = tree.refilled(draws, drawn[:drawn_by_parts])
+        scene = Scene(anchor, got, numbers | {"step": now, "epoch": epoch}, parts, mask)
+        if site.augment:
+            x = site.augment.turned(x, drawn[drawn_by_parts : drawn_by_parts + images])
+        layers = iter(drawn[drawn_by_parts + images :])
+        rule = turned(site, knobs, fixed[own_fixed:])
+        with chance(site.net.draws, site.net.mixes_batch, lambda _: next(layers), weight):
+            after, scored = advance(rule, before, Batch(x, ((y, None),), weight), scene, functional)
+        if live is None:
+            return tree.tensors(after), scored.loss
+        return tree.tensors(gated(live, after, before)), torch.where(live, scored.loss, 0)
+
+    def step(carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor]):
+        inputs, targets, rows, *rest = frame
+        if cohort.alone:
+            return one(carried, fixed, laid(inputs.index_select(0, rows)), targets.index_select(0, rows), rest)
+        flat = rows.flatten()
+        x = inputs.index_select(0, flat).view(width, batch, *inputs.shape[1:])
+        y = targets.index_select(0, flat).view(width, batch, *targets.shape[1:])
+        return torch.vmap(one)(carried, fixed, x, y, rest)
+
+    return step
