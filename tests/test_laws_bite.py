@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.testing import check_part
+from shoal.testing import check_part, resumes_as_if_never_stopped
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class GrowsState(Part):
         (CountsPadding(), "padding"),
         (LossyCodec(), "further off"),
         (NotNeutral(), "not neutral"),
-        (KeepsSecrets(), "after a resume"),
+        (KeepsSecrets(), "on another engine"),
         (Bends(), "has shape"),
         (GrowsState(), "another form"),
     ],
@@ -122,6 +122,11 @@ class GrowsState(Part):
 def test_a_planted_fault_is_found(part, found):
     with pytest.raises((AssertionError, ShoalError), match=found):
         check_part(part)
+
+
+def test_a_secret_is_also_missed_after_a_resume():
+    with pytest.raises(AssertionError, match="after a resume"):
+        resumes_as_if_never_stopped(KeepsSecrets())
 
 
 def test_expanded_tensors_count_as_what_would_travel():

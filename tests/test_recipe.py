@@ -281,7 +281,7 @@ def test_where_and_how_long_do_not_steer(key):
 
 
 OTHER: dict[str, Any] = {"epochs": "2", "steps": "2", "precision": "float64", "parts": ("x.py",), "devices": 9}
-OTHER |= {"momentum": 0.5, "failures": 0.5, "metrics": ("top3",), "validation": 0.5}
+OTHER |= {"engine": "serial", "momentum": 0.5, "failures": 0.5, "metrics": ("top3",), "validation": 0.5}
 STEERING = [f for f in fields(Recipe) if f.name not in WHERE_AND_HOW_LONG and len(f.metadata["among"]) != 1]
 
 

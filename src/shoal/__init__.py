@@ -17,7 +17,7 @@ from shoal.data.own import dataset_of
 from shoal.history import History
 from shoal.models.own import net_of
 from shoal.recipe import Recipe
-from shoal.runner import Result, Watcher
+from shoal.ride import Result, Watcher
 from shoal.runner import resume as _resume
 from shoal.runner import run as _run
 
@@ -51,9 +51,19 @@ def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: An
     return _resume(Path(folder), watch, budgets)
 
 
-def compare(methods: Sequence[str], *, seeds: int = 1, watch: Watcher | None = None, **recipe: Any) -> Comparison:
-    """Run several methods on the same data, devices and seeds: `compare(["fedavg", "scaffold"], seeds=3)`."""
-    return _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch)
+def compare(
+    methods: Sequence[str],
+    *,
+    seeds: int = 1,
+    vary: Sequence[str] = (),
+    watch: Watcher | None = None,
+    **recipe: Any,
+) -> Comparison:
+    """Run several methods on the same data, devices and seeds: `compare(["fedavg", "scaffold"], seeds=3)`.
+
+    `vary=["lr=0.01,0.1"]` runs each of them with each of these values.
+    """
+    return _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary)
 
 
 __all__ = [

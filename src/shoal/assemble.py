@@ -1,5 +1,6 @@
 """From a recipe to a loop that can be played: data, split, model, method, engine, fleet."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
@@ -36,6 +37,8 @@ from shoal.pyfile import named_in
 from shoal.recipe import Recipe, amount
 from shoal.strangers import method_of
 
+log = logging.getLogger("shoal")
+
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
@@ -51,17 +54,25 @@ class Assembly:
     """What the split looks like, ready for JSON."""
 
 
-def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
+Shelf = dict[tuple, Dataset]
+"""Data sets as they are trained on; runs that share a shelf share them."""
+
+
+def assemble(recipe: Recipe, memory_folder: Path | None = None, shelf: Shelf | None = None) -> Assembly:
     """Put the pieces together; whatever is wrong with the recipe is told here, before anything is computed."""
     method = method_of(recipe)
     streams = Streams(recipe.seed)
-    place, dtype = compute_device(recipe.compute), getattr(torch, recipe.precision)
+    place = compute_device(recipe.compute)
+    dtype, half = numbers_of(recipe.precision, place)
     dataset = dataset_of(recipe, streams)
     labels = dataset.targets.numpy()
     held, server = spread(recipe, dataset, streams)
-    dataset = dataset.to(dtype, place)
-    dataset = dataset.normalised() if recipe.normalise else dataset
-    net = method.model(first_net(recipe, dataset, streams, dtype, place))
+    key = (recipe.data, recipe.data_dir, recipe.normalise, dtype, place, recipe.validation and recipe.seed)
+    shelf = {} if shelf is None else shelf
+    if key not in shelf:
+        shelf[key] = placed(dataset, recipe.normalise, dtype, place)
+    dataset = shelf[key]
+    net = method.model(replace(first_net(recipe, dataset, streams, dtype, place), half=half))
 
     def samples(device: int) -> Samples:
         index = server if device == SERVER else held[device]
@@ -74,7 +85,8 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None) -> Assembly:
         sizes = np.where(sizes < 2, 0, sizes)
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment))
+    kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
+    site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
     judge = judge_of(recipe, dataset, labels, held, place)
     loop = Loop(
@@ -100,6 +112,23 @@ def spread_of(recipe: Recipe) -> dict:
     dataset = dataset_of(recipe, streams)
     held, server = spread(recipe, dataset, streams)
     return summary(dataset.targets.numpy(), held, server, dataset.classes)
+
+
+def placed(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
+    dataset = dataset.to(dtype, place)
+    return dataset.normalised() if normalise else dataset
+
+
+def numbers_of(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
+    """The type of weights and inputs, and whether layers compute in bfloat16; sets how a GPU multiplies float32."""
+    gpu = place.type == "cuda"
+    if precision == "auto" and gpu:
+        log.info("numbers: float32 with products in TF32; --precision float32 for exact ones")
+    if precision == "tf32" and not gpu:
+        raise ShoalError("bad-value", "precision is tf32, and only a GPU has it.", "Use float32, bf16 or float64.")
+    if gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision in ("auto", "tf32")
+    return torch.float64 if precision == "float64" else torch.float32, precision == "bf16"
 
 
 def compute_device(name: str) -> torch.device:

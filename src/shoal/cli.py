@@ -18,7 +18,7 @@ from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
 from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
-from shoal.runner import Watcher
+from shoal.ride import Watcher
 from shoal.show import Progress, comparison_table, summary
 
 app = typer.Typer(
@@ -105,6 +105,10 @@ def compare(
         list[str], typer.Argument(metavar="METHOD...", help="Methods, in quotes where they have brackets.")
     ],
     seeds: Annotated[int, typer.Option(help="Seeds per method.", min=1, max=1000)] = 1,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2,...", help="Run each method with each of these values of a recipe key."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--recipe", help="A recipe; flags go over it.")] = None,
     sets: Sets = None,
     quiet: Quiet = False,
@@ -114,6 +118,7 @@ def compare(
     given: dict[str, Any],
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
+    from shoal.compare import Listing
     from shoal.compare import compare as start
     from shoal.report import need_plotting
 
@@ -122,8 +127,9 @@ def compare(
     recipe = resolved(file, sets, given)
     if recipe.out:
         need_plotting()
-    with Progress(quiet or as_json, False, runs=len(methods) * seeds) as progress:
-        comparison = start(methods, recipe, seeds, watcher(progress, log))
+    runs = Listing(tuple(methods), recipe, seeds, tuple(vary or ())).runs()
+    with Progress(quiet or as_json, False, runs=len(runs) * seeds) as progress:
+        comparison = start(methods, recipe, seeds, watcher(progress, log), vary or ())
     tell(comparison, recipe.out, quiet, as_json)
 
 

@@ -1,20 +1,28 @@
 """Comparisons: several methods on the same data, devices and seeds, side by side."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from shoal.assemble import Shelf
 from shoal.core.errors import ShoalError
+from shoal.engines.pick import crew_of
 from shoal.files import write_bytes
-from shoal.recipe import Recipe, from_file, toml
-from shoal.runner import BUDGETS, Result, Watcher, opened, rebudgeted, resume, run, spent
+from shoal.recipe import Recipe, from_file, from_text, toml
+from shoal.ride import Result, Ride, Watcher, drive, spent
+from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
 from shoal.store import refuse_taken
 from shoal.strangers import method_of
 
 LIST = "compare.toml"
+NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+"""Recipe keys in which runs may differ and still train side by side."""
+AT_ONCE = 32
+"""Runs that are open at the same time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,81 +59,148 @@ class Comparison:
         return row
 
 
-def compare(methods: Sequence[str], recipe: Recipe, seeds: int = 1, watch: Watcher | None = None) -> Comparison:
+@dataclass(frozen=True)
+class Listing:
+    """What a comparison consists of: every method, with every value that is varied, with every seed."""
+
+    methods: tuple[str, ...]
+    recipe: Recipe
+    seeds: int = 1
+    vary: tuple[str, ...] = ()
+    """`key=value,value,...` for keys of the recipe."""
+
+    def __post_init__(self):
+        twice = [m for m in self.methods if self.methods.count(m) > 1]
+        if not self.methods or twice or not 1 <= self.seeds <= 1000:
+            found = f"{twice[0]} is listed twice" if twice else f"{len(self.methods)} methods and {self.seeds} seeds"
+            raise ShoalError(
+                "bad-value", f"A comparison cannot be made: {found}.", "Give different methods and 1 to 1000 seeds."
+            )
+        for key in self.varied:
+            if key in ("method", "seed", "out", "rounds") or len(set(self.varied[key])) < len(self.varied[key]):
+                raise ShoalError(
+                    "bad-value", f"{key} cannot be varied like this.", "Give different values of another recipe key."
+                )
+
+    @property
+    def varied(self) -> dict[str, list[str]]:
+        """The values of each key that is varied."""
+        return {key: [v.strip() for v in values.split(",")] for key, values in from_text(list(self.vary)).items()}
+
+    def runs(self) -> dict[str, list[Recipe]]:
+        """By what they are called: the recipes, one per seed."""
+        variants = [dict(zip(self.varied, values)) for values in product(*self.varied.values())]
+        found: dict[str, list[Recipe]] = {}
+        for number, (method, other) in enumerate(product(self.methods, variants)):
+            label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
+            folder = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
+            place = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
+            own = self.recipe.revised(method=method, **other)
+            seeds = range(own.seed, own.seed + self.seeds)
+            found[label] = [replace(own, seed=s, out=f"{place}/seed-{s}" if place else "") for s in seeds]
+        return found
+
+
+def compare(
+    methods: Sequence[str],
+    recipe: Recipe,
+    seeds: int = 1,
+    watch: Watcher | None = None,
+    vary: Sequence[str] = (),
+) -> Comparison:
     """Run every method with every seed; with `out`, each in a folder of its own, so that a broken one goes on later."""
-    methods = list(methods)
-    recipes = planned(methods, recipe, seeds)
-    for each in recipes:
-        method_of(each)
+    listing = Listing(tuple(methods), recipe, seeds, tuple(vary))
+    runs = listing.runs()
+    for each in runs.values():
+        method_of(each[0])
     if recipe.out:
         refuse_taken(Path(recipe.out))
-        write_list(Path(recipe.out), methods, seeds, recipe)
-    return played(recipes, recipe.target, watch)
+        write_list(Path(recipe.out), listing)
+    return played(runs, recipe.target, watch)
 
 
 def go_on(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
     """Finish a comparison that was broken off, or let all of it run longer; runs that are complete are only read."""
-    methods, seeds, recipe = listed_in(path)
+    listing = listed_in(path)
     if changes:
-        recipe = rebudgeted(recipe, changes)
-        write_list(path, methods, seeds, recipe)
-    return played(planned(methods, replace(recipe, out=str(path)), seeds), recipe.target, watch)
+        listing = replace(listing, recipe=rebudgeted(listing.recipe, changes))
+        write_list(path, listing)
+    return played(listing.runs(), listing.recipe.target, watch)
 
 
-def write_list(path: Path, methods: Sequence[str], seeds: int, recipe: Recipe) -> None:
+def write_list(path: Path, listing: Listing) -> None:
     """What a comparison consists of, as a file."""
-    listed = f"methods = {toml(tuple(methods))}\nseeds = {seeds}\n" + replace(recipe, method=methods[0]).to_toml()
-    write_bytes(path / LIST, listed.encode())
+    own = replace(listing.recipe, method=listing.methods[0])
+    listed = f"methods = {toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {toml(listing.vary)}\n"
+    write_bytes(path / LIST, (listed + own.to_toml()).encode())
 
 
-def listed_in(path: Path) -> tuple[list[str], int, Recipe]:
+def listed_in(path: Path) -> Listing:
+    """What the file in a comparison's folder says; its runs lie in that folder."""
     found = from_file(path / LIST)
-    methods, seeds = found.pop("methods", None), found.pop("seeds", None)
-    if not isinstance(methods, list) or not all(isinstance(m, str) for m in methods) or not isinstance(seeds, int):
+    methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
+    texts = [methods, vary]
+    if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
         raise ShoalError(
             "damaged", f"{path / LIST} names no methods and seeds.", "Restore it, or start anew in another folder."
         )
-    return methods, seeds, Recipe().revised(**found)
+    return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary))
 
 
-def planned(methods: Sequence[str], recipe: Recipe, seeds: int) -> list[Recipe]:
-    """One recipe per method and seed."""
-    twice = [m for m in methods if methods.count(m) > 1]
-    if not methods or twice or not 1 <= seeds <= 1000:
-        found = f"{twice[0]} is listed twice" if twice else f"{len(methods)} methods and {seeds} seeds"
-        raise ShoalError(
-            "bad-value", f"A comparison cannot be made: {found}.", "Give different methods and 1 to 1000 seeds."
-        )
-    made = []
-    for number, method in enumerate(methods):
-        for seed in range(recipe.seed, recipe.seed + seeds):
-            folder = re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-.")[:60]
-            out = str(Path(recipe.out) / f"{number}-{folder}" / f"seed-{seed}") if recipe.out else ""
-            made.append(recipe.revised(method=method, seed=seed, out=out))
-    return made
-
-
-def played(recipes: Sequence[Recipe], target: float, watch: Watcher | None) -> Comparison:
-    results: dict[str, list[Result]] = {}
-    for recipe in recipes:
+def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher | None) -> Comparison:
+    """Every run brought to its end; those that can train side by side do."""
+    results: dict[Recipe, Result] = {}
+    for group in alike([recipe for own in runs.values() for recipe in own]):
         try:
-            results.setdefault(recipe.method, []).append(brought_to_end(recipe, watch))
+            results |= brought_to_end(group, watch)
         except ShoalError as error:
-            if error.kind.name != "interrupted" or not recipe.out:
+            if error.kind.name != "interrupted" or not group[0].out:
                 raise
-            whole = Path(recipe.out).parent.parent
+            whole = Path(group[0].out).parent.parent
             raise ShoalError("interrupted", error.problem, f"`shoal resume {whole}` goes on from there.") from None
-    return Comparison(results, target)
+    return Comparison({label: [results[recipe] for recipe in own] for label, own in runs.items()}, target)
 
 
-def brought_to_end(recipe: Recipe, watch: Watcher | None) -> Result:
+def alike(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
+    """Recipes that differ only in their seed and in numbers, so that their devices can share programs and calls."""
+    groups: dict[tuple, list[Recipe]] = {}
+    for recipe in recipes:
+        parts = tuple(type(p) for p in method_of(recipe).parts)
+        groups.setdefault((parts, replace(recipe, method="", seed=0, out="", **NUMBERS)), []).append(recipe)
+    for group in groups.values():
+        for first in range(0, len(group), AT_ONCE):
+            yield group[first : first + AT_ONCE]
+
+
+def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Recipe, Result]:
+    """Runs of one kind: side by side where the engine gains by it, else one after the other."""
+    results: dict[Recipe, Result] = {}
+    shelf: Shelf = {}
+    waiting: list[tuple[Recipe, Ride]] = []
+    for recipe in recipes:
+        ride = opened_up(recipe, watch, shelf)
+        if isinstance(ride, Result):
+            results[recipe] = ride
+        elif ride.pick.engine == "serial":
+            results[recipe] = drive([ride], crew_of(ride.pick))[0]
+        else:
+            waiting.append((recipe, ride))
+    if waiting:
+        rides = [ride for _, ride in waiting]
+        ends = drive(rides, crew_of(rides[0].pick, len(rides)))
+        results |= {recipe: end for (recipe, _), end in zip(waiting, ends)}
+    return results
+
+
+def opened_up(recipe: Recipe, watch: Watcher | None, shelf: Shelf) -> Ride | Result:
+    """A run as it stands: not begun, broken off, or complete."""
     folder = Path(recipe.out)
     if not recipe.out or not (folder / "recipe.toml").is_file():
-        return run(recipe, watch)
+        return begun(recipe, watch, shelf)
+    changes = {key: getattr(recipe, key) for key in BUDGETS}
     if (folder / "checkpoint.safetensors").is_file():
         result = opened(folder)
-        changes = {key: getattr(recipe, key) for key in BUDGETS if getattr(recipe, key) != getattr(result.recipe, key)}
         if spent(recipe, result.history):
             return result
-        return resume(folder, watch, changes)
-    return resume(folder, watch, {key: getattr(recipe, key) for key in BUDGETS})
+        changes = {key: value for key, value in changes.items() if value != getattr(result.recipe, key)}
+    return taken_up(folder, watch, changes, shelf)

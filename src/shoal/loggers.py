@@ -15,7 +15,7 @@ from shoal.core.ledger import Row
 from shoal.files import disk_errors
 from shoal.history import History
 from shoal.recipe import Recipe
-from shoal.runner import Watcher, spent
+from shoal.ride import Watcher, spent
 
 Log = Callable[[int, dict[str, float]], None]
 Open = Callable[[Recipe, str], tuple[Log, Callable[[], None]]]

@@ -22,6 +22,7 @@ from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene, advance, functional, gated
 from shoal.core.types import SERVER, Batch, Optimiser, Samples, Work
+from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
@@ -44,7 +45,11 @@ def probe(part: Part) -> None:
 
 
 def tiny_run(
-    method: Method, sizes: tuple[int, ...] = (5, 3), momentum: float = 0.0, memory: Path | None = None
+    method: Method,
+    sizes: tuple[int, ...] = (5, 3),
+    momentum: float = 0.0,
+    memory: Path | None = None,
+    crew: Crew | None = None,
 ) -> tuple[Loop, Net]:
     """A whole run in miniature: a 4-3-2 perceptron in float64, a few devices and a server with a handful of samples."""
     streams, net = Streams(0), method.model(tiny_net())
@@ -61,7 +66,7 @@ def tiny_run(
     site = Site(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
-        Machine(site, Memory(memory), Serial()),
+        Machine(site, Memory(memory), crew or Serial()),
         Uniform(),
         streams,
         np.array(sizes),

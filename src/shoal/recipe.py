@@ -59,9 +59,17 @@ class Recipe:
     until_seconds: float = known(0.0, "Stop after so many simulated seconds; 0 for never.", 0, steers=False)
     until_bytes: float = known(0.0, "Stop after so many bytes both ways; 0 for never.", 0, steers=False)
     until_macs: float = known(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
-    engine: str = known("serial", "Where devices train.", among=("serial",))
+    engine: str = known(
+        "auto",
+        "How devices train: serial, batched (many in one call), pool (many processes); auto: what is quickest.",
+        among=("auto", "serial", "batched", "pool"),
+    )
     compute: str = known("cpu", "Compute device: cpu, cuda or cuda:N.")
-    precision: str = known("float32", "Numbers to compute with.", among=("float32", "float64"))
+    precision: str = known(
+        "auto",
+        "Numbers to compute with: float32, tf32, bf16, float64; auto: tf32 on a GPU, else float32.",
+        among=("auto", "float32", "tf32", "bf16", "float64"),
+    )
     fleet: str = known("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
     failures: float = known(0.0, "Chance that a device does not answer.", 0, 1)
     deadline: float = known(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)

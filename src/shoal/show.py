@@ -1,6 +1,7 @@
 """What the command line shows: progress, summaries, tables."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -32,12 +33,17 @@ class Progress:
             console=Console(stderr=True),
             disable=silent,
         )
-        self.tasks: dict[tuple[str, int], Any] = {}
+        self.tasks: dict[str, Any] = {}
+        self.notices = Notices(None if silent else self.bar.console)
 
     def __enter__(self) -> "Progress":
+        log = logging.getLogger("shoal")
+        log.addHandler(self.notices)
+        log.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *error: object) -> None:
+        logging.getLogger("shoal").removeHandler(self.notices)
         if self.tasks:
             self.bar.stop()
 
@@ -47,7 +53,7 @@ class Progress:
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
             return
-        key = (recipe.method, recipe.seed)
+        key = recipe.fingerprint()
         if key not in self.tasks:
             self.bar.start()
             name = recipe.method + (f" seed {recipe.seed}" if self.runs > 1 else "")
@@ -62,6 +68,21 @@ class Progress:
         self.bar.update(self.tasks[key], completed=len(history), told=told)
 
 
+class Notices(logging.Handler):
+    """What the program has to say by the way, each thing once and dimly; nothing where there is no console."""
+
+    def __init__(self, console: Console | None):
+        super().__init__(logging.INFO)
+        self.console = console
+        self.said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if self.console and text not in self.said:
+            self.said.add(text)
+            self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
 def summary(result) -> Table:
     """The end of one run."""
     history: History = result.history
@@ -73,6 +94,8 @@ def summary(result) -> Table:
     table.add_row("multiply-accumulates", count(history.total("macs_work")))
     table.add_row("simulated time", seconds(history.total("sim_seconds")))
     table.add_row("wall time", seconds(history.total("wall_seconds")))
+    if result.engine:
+        table.add_row("engine", str(result.engine))
     dropped = sum(len(row.get("dropped", ())) for row in history.rows)
     if dropped:
         table.add_row("replies dropped", str(dropped))

@@ -95,6 +95,14 @@ class Folder:
         """A small file of facts beside the history, for the report."""
         write_bytes(self.path / f"{name}.json", json.dumps(what).encode())
 
+    def read_note(self, name: str) -> dict | None:
+        """Such a file; None where there is none that can be read."""
+        try:
+            found = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
     def append(self, row: Row) -> None:
         with disk_errors(self.history_file), open(self.history_file, "ab") as file:
             file.write(line(row))

@@ -1,12 +1,13 @@
 """The laws that every part keeps, for this package's own parts and for yours: `check_part(MyPart())`."""
 
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor
 
 from shoal.core import tree, wire
 from shoal.core.compose import Method, compose
@@ -17,11 +18,15 @@ from shoal.core.ledger import Row
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Standing
-from shoal.core.train import Course, Rule, Scene, advance, autograd, functional, gated
+from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Job, Outcome
+from shoal.engines.batched import Batched
+from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
-from shoal.probe import probe, scenes_of, stacked, tiny_run, visits_of
+from shoal.engines.pool import Pool
+from shoal.engines.serial import Serial
+from shoal.probe import probe, scenes_of, tiny_run, visits_of
 from shoal.recipe import Recipe
 from shoal.store import Folder, claimed
 
@@ -32,7 +37,7 @@ def check_part(part: Part) -> None:
     """Every law that one part can keep alone; the numbers are those of the list in the documentation."""
     is_a_value(part)
     probe(part)
-    steps_alike_when_vectorised(part)
+    trains_alike_on_every_engine(part)
     masked_equals_sliced(part)
     padding_leaves_no_trace(part)
     bytes_are_what_travels(part)
@@ -50,21 +55,34 @@ def is_a_value(part: Part) -> None:
     assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
 
 
-def steps_alike_when_vectorised(part: Part) -> None:
-    """Law 2, for one step: two devices in one `vmap` call give what they give one after the other."""
-    loop, visits, batches = ready(part, (4, 4))
-    rule = site_of(loop).rule
-    scenes = [scenes_of(loop.method, v)[0] for v in visits]
-    apart = [advance(rule, v.course, b, s, autograd)[0] for v, b, s in zip(visits, batches, scenes)]
-    inputs, targets = (
-        torch.stack([pick(b) for b in batches]) for pick in (lambda b: b.inputs, lambda b: b.targets[0][0])
-    )
+def trains_alike_on_every_engine(part: Part) -> None:
+    """Law 2: one by one, side by side with padding and idle lanes, and in other processes: the same rounds."""
+    sizes = (5, 3, 1, 4)
+    crews: list[Callable[[], Crew]] = [Serial, lambda: Batched(1), lambda: Batched(3), lambda: Batched(4, budget=1)]
+    if hasattr(os, "fork"):
+        crews.append(lambda: Pool(2, 2, lambda: Batched(2)))
+    made = []
+    for crew in (make() for make in crews):
+        try:
+            loop, net = tiny_run(Method((part,)), sizes, momentum=0.5, crew=crew)
+            standing, rows = play(loop, loop.start(net), 0, 2)
+            memories = [memory_of(loop).get(d) for d in range(len(sizes))]
+            made.append(([standing.params, standing.states, memories], rows))
+        finally:
+            crew.close()
+    (expected, told), *others = made
+    for found, rows in others:
+        close(found, expected, 1e-9, f"{part} trains to other numbers on another engine")
+        same_rows(rows, told, part)
 
-    def one(course: Course, x: Tensor, y: Tensor, scene) -> Course:
-        return advance(rule, course, Batch(x, ((y, None),)), scene, functional)[0]
 
-    together = torch.vmap(one)(stacked([v.course for v in visits]), inputs, targets, stacked(scenes))
-    close(together._asdict(), stacked(apart)._asdict(), 1e-9, f"{part} steps differently when vectorised")
+def same_rows(rows: list[Row], expected: list[Row], part: Part) -> None:
+    """The same histories: what is counted to the bit, what is computed to 1e-9."""
+    for row, other in zip(rows, expected, strict=True):
+        for key in row.keys() | other.keys():
+            a, b = row.get(key), other.get(key)
+            near = isinstance(a, float) and isinstance(b, float) and abs(a - b) <= 1e-9 * max(1.0, abs(b))
+            assert key == "wall_seconds" or a == b or near, f"{part}: {key} is {a} on one engine and {b} on another"
 
 
 def masked_equals_sliced(part: Part) -> None:

@@ -19,7 +19,7 @@ def holders_mean(round: Round) -> Params:
     ]
     total = [torch.zeros_like(anchor[k]) for k in whole]
     for reply, weight in counted if whole else ():
-        torch._foreach_add_(total, [reply.delta[k] for k in whole], alpha=weight)
+        torch._foreach_add_(total, [reply.delta[k] for k in whole], alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
     changes = dict(zip(whole, total))
     rest = {k: mean_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
     return anchor | {k: anchor[k] + change for k, change in (changes | rest).items()}

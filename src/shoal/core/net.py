@@ -33,6 +33,8 @@ class Net:
     roles: Mapping[str, str] = field(default_factory=dict)
     token_inputs: bool = False
     """Whether inputs are whole numbers (words) and not measurements."""
+    half: bool = False
+    """Whether layers compute in bfloat16; weights, logits and losses stay as they are."""
 
     def __post_init__(self):
         _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
@@ -103,7 +105,12 @@ class Net:
         self._watch(seen, taps)
         if self.module.training != training:
             self.module.train(training)
-        logits = self.module(inputs)
+        if self.half:
+            with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
+                logits = self.module(inputs).float()
+            seen = {k: v.float() for k, v in seen.items()}
+        else:
+            logits = self.module(inputs)
         self._last[0] = {}
         return logits, seen.get(".features", inputs), {k: seen[k] for k in taps}, buffers
 

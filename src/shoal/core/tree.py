@@ -22,7 +22,7 @@ def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
 
 def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
     if a and next(iter(a.values())).is_cuda:
-        return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a])))
+        return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a])))  # pyright: ignore[reportPrivateImportUsage]
     return {k: v - b[k] for k, v in a.items()}
 
 
@@ -124,7 +124,7 @@ def finite_each(trees: Sequence[Tree]) -> list[bool]:
     if not any(t.is_cuda for own in floats for t in own):
         return [finite(one) for one in trees]
     flat = [t for own in floats for t in own]
-    largest = torch._foreach_norm(flat, float("inf"))
+    largest = torch._foreach_norm(flat, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
     same = len({n.dtype for n in largest}) == 1
     found = iter(torch.stack(largest if same else [n.double() for n in largest]).isfinite().tolist())
     return [all([next(found) for _ in own]) for own in floats]

@@ -22,7 +22,6 @@ from shoal.engines.serial import alone
 from shoal.engines.step import step_of
 
 log = logging.getLogger("shoal")
-COMPILE = os.environ.get("SHOAL_COMPILE", "1") == "1"
 Ran = tuple[list[Tensor], Tensor]
 """Where all lanes ended, and the sum of each one's losses."""
 
@@ -30,8 +29,8 @@ Ran = tuple[list[Tensor], Tensor]
 class Batched:
     """Sorts tasks into cohorts of at most `width` devices that fit into `budget` bytes, and trains each as one."""
 
-    def __init__(self, width: int, budget: int = 0):
-        self.width, self.budget = width, budget
+    def __init__(self, width: int, budget: int = 0, compiled: bool = False):
+        self.width, self.budget, self.compiled = width, budget, compiled
         self.programs: dict[tuple, Program] = {}
         self.replays: dict[tuple, Replay] = {}
         self.lanes: dict[tuple, int] = {}
@@ -126,7 +125,7 @@ class Batched:
             on_gpu = cohort.place.type == "cuda"
             with refusing(cohort):
                 found = traced(step_of(cohort, padded), *example(), in_place=not on_gpu)
-            if on_gpu and COMPILE:
+            if on_gpu and self.compiled:
                 found = replace(found, call=torch.compile(found.module, dynamic=False))
             self.programs[key] = found
         return self.programs[key]

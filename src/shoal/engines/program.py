@@ -6,7 +6,7 @@ gradient included, as a list of plain operations on a flat list of tensors. For 
 memory at its peak) is what cohorts are cut by.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from shoal.engines.passes import add_biases, fuse_updates, share, tidy
+
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 """(carried from step to step, fixed for the run, of this step) -> carried on, loss of every device."""
-
-aten = torch.ops.aten
-SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-LIKE = (aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-TURN = (aten.t.default, aten.transpose.int)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +52,9 @@ def traced(
         module = make_fx(flat, tracing_mode="fake" if fake else "real")(
             *(t.detach() for t in (*carried, *fixed, *frame))
         )
-    graph = module.graph
-    tidy(graph)
+    tidy(module.graph)
+    module.graph = graph = share(module.graph)
+    add_biases(graph)
     if in_place:
         fuse_updates(graph, len(carried))
         graph.eliminate_dead_code()
@@ -67,65 +65,6 @@ def traced(
             graph.erase_node(node)
     module.recompile()
     return Program(module, len(carried), reads, peak_of(graph), module.forward)
-
-
-def tidy(graph: fx.Graph) -> None:
-    """Take out what vmap and grad leave behind and what computes nothing."""
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        if source is None:
-            continue
-        twin = source.args[0] if source.target == node.target and source.args else None
-        if node.target in SAME or (node.target in LIKE and same_shape(node, source)):
-            node.replace_all_uses_with(source)
-        elif node.target in TURN and isinstance(twin, fx.Node) and node.args[1:] == source.args[1:]:
-            node.replace_all_uses_with(twin)
-        elif node.target is aten.mul.Scalar and node.args[1] == 1 and same_shape(node, source):
-            node.replace_all_uses_with(source)
-        else:
-            continue
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def fuse_updates(graph: fx.Graph, carried: int) -> None:
-    """The last thing a step does is w - lr * update. Do it in place, and where the update is a matrix product nobody
-    else reads, let the product be added to w at once: neither the gradient nor a second w is ever written down."""
-    inputs = [n for n in graph.nodes if n.op == "placeholder"][:carried]
-    ends = output_of(graph)
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    for own, end in zip(inputs, ends):
-        if not (isinstance(end, fx.Node) and end.target is aten.addcmul.default and end.args[0] is own):
-            continue
-        if len(end.users) != 1 or any(place[user] > place[end] for user in own.users):
-            continue
-        product, lr = end.args[1], end.args[2]
-        scale = end.kwargs.get("value", 1)
-        with graph.inserting_before(end):
-            fused = FUSED.get(product.target) if isinstance(product, fx.Node) and len(product.users) == 1 else None
-            if fused:
-                left, right = product.args
-                if left.meta["val"].numel() <= right.meta["val"].numel():
-                    left = graph.call_function(aten.mul.Tensor, (left, lr))
-                else:
-                    right = graph.call_function(aten.mul.Tensor, (right, lr))
-                done = graph.call_function(fused, (own, left, right), {"alpha": scale})
-            else:
-                done = graph.call_function(aten.addcmul_.default, end.args, dict(end.kwargs))
-        done.meta = dict(end.meta)
-        end.replace_all_uses_with(done)
-        graph.erase_node(end)
-
-
-FUSED = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
-
-
-def output_of(graph: fx.Graph) -> Sequence[Any]:
-    """What a program carries on."""
-    made = next(n for n in graph.nodes if n.op == "output").args[0]
-    return made[0] if isinstance(made, (tuple, list)) else ()
 
 
 def peak_of(graph: fx.Graph) -> int:
@@ -150,8 +89,3 @@ def bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     return sum(map(bytes_of, value)) if isinstance(value, (tuple, list)) else 0
-
-
-def same_shape(a: fx.Node, b: fx.Node) -> bool:
-    one, two = a.meta.get("val"), b.meta.get("val")
-    return isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape

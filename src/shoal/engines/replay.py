@@ -48,7 +48,7 @@ class Replay:
 
 def copied(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     if own:
-        torch._foreach_copy_(list(own), list(given))
+        torch._foreach_copy_(list(own), list(given))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def stretch(steps: int, even: bool) -> int:

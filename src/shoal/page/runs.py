@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.compare import LIST, listed_in, planned
+from shoal.compare import LIST, listed_in
 from shoal.core.errors import ShoalError
 from shoal.files import damaged, disk_errors
 from shoal.history import SUMMED, History, read_history
@@ -67,8 +67,7 @@ def run_folders(path: Path) -> list[Path]:
     if not (path / LIST).is_file():
         return [path]
     try:
-        methods, seeds, recipe = listed_in(path)
-        found = [Path(r.out) for r in planned(methods, replace(recipe, out=str(path)), seeds)]
+        found = [Path(r.out) for own in listed_in(path).runs().values() for r in own]
     except (ShoalError, ValueError) as error:
         raise damaged(path / LIST, getattr(error, "problem", error)) from error
     return [folder for folder in found if (folder / "recipe.toml").is_file()]

@@ -1,0 +1,114 @@
+"""What is done to a traced step before it is run: it computes the same with fewer operations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._functorch.compile_utils import fx_graph_cse
+
+aten = torch.ops.aten
+SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+LIKE = (aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+TURN = (aten.t.default, aten.transpose.int)
+
+
+def tidy(graph: fx.Graph) -> None:
+    """Take out what vmap and grad leave behind and what computes nothing."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        source: Any = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            continue
+        twin = source.args[0] if source.target == node.target and source.args else None
+        if node.target in SAME or (node.target in LIKE and same_shape(node, source)):
+            node.replace_all_uses_with(source)
+        elif node.target in TURN and isinstance(twin, fx.Node) and node.args[1:] == source.args[1:]:
+            node.replace_all_uses_with(twin)
+        elif node.target is aten.mul.Scalar and node.args[1] == 1 and same_shape(node, source):
+            node.replace_all_uses_with(source)
+        elif node.target is aten.where.self and never_ignored(source) and same_shape(node, node.args[1]):
+            node.replace_all_uses_with(node.args[1])
+        else:
+            continue
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def never_ignored(condition: fx.Node) -> bool:
+    """Whether a condition asks if targets are those that torch's losses ignore (-100): there are none such."""
+    return condition.target is aten.ne.Scalar and condition.args[1:] == (-100,)
+
+
+def share(graph: fx.Graph) -> fx.Graph:
+    """What is computed twice is computed once; not where anything is overwritten on the way."""
+    if any(overwrites(n.target) for n in graph.nodes if n.op == "call_function"):
+        return graph
+    return fx_graph_cse(graph)
+
+
+def overwrites(operation: Any) -> bool:
+    schema = getattr(operation, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def add_biases(graph: fx.Graph) -> None:
+    """A product and the addition of a bias to it in one operation."""
+    for node in list(graph.nodes):
+        if node.target is not aten.add.Tensor or node.kwargs:
+            continue
+        for bias, product in (node.args, node.args[::-1]):
+            if isinstance(product, fx.Node) and product.target is aten.bmm.default and len(product.users) == 1:
+                if isinstance(bias, fx.Node) and same_shape(node, product):
+                    with graph.inserting_before(node):
+                        made = graph.call_function(aten.baddbmm.default, (bias, *product.args))
+                    made.meta = dict(node.meta)
+                    node.replace_all_uses_with(made)
+                    graph.erase_node(node)
+                    break
+    graph.eliminate_dead_code()
+
+
+def fuse_updates(graph: fx.Graph, carried: int) -> None:
+    """The last thing a step does is w - lr * update. Do it in place, and where the update is a matrix product nobody
+    else reads, let the product be added to w at once: neither the gradient nor a second w is ever written down."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"][:carried]
+    ends = output_of(graph)
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    for own, end in zip(inputs, ends):
+        if not (isinstance(end, fx.Node) and end.target is aten.addcmul.default and end.args[0] is own):
+            continue
+        if len(end.users) != 1 or any(place[user] > place[end] for user in own.users):
+            continue
+        product, lr = end.args[1], end.args[2]
+        operands: Any = product.args if isinstance(product, fx.Node) else ()
+        scale = end.kwargs.get("value", 1)
+        with graph.inserting_before(end):
+            fused = FUSED.get(product.target) if isinstance(product, fx.Node) and len(product.users) == 1 else None
+            if fused:
+                left, right = operands
+                if left.meta["val"].numel() <= right.meta["val"].numel():
+                    left = graph.call_function(aten.mul.Tensor, (left, lr))
+                else:
+                    right = graph.call_function(aten.mul.Tensor, (right, lr))
+                done = graph.call_function(fused, (own, left, right), {"alpha": scale})
+            else:
+                done = graph.call_function(aten.addcmul_.default, end.args, dict(end.kwargs))
+        done.meta = dict(end.meta)
+        end.replace_all_uses_with(done)
+        graph.erase_node(end)
+
+
+FUSED: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
+
+
+def output_of(graph: fx.Graph) -> Sequence[Any]:
+    """What a program carries on."""
+    made = next(n for n in graph.nodes if n.op == "output").args[0]
+    return made[0] if isinstance(made, (tuple, list)) else ()
+
+
+def same_shape(a: Any, b: Any) -> bool:
+    one, two = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in (a, b))
+    return isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape

@@ -1,0 +1,198 @@
+"""Which engine trains: as the recipe says, or, where it says `auto`, the one that is quickest for this run."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+
+from shoal.core.net import Net
+from shoal.core.types import Work
+from shoal.engines.batched import Batched
+from shoal.engines.crew import Crew, Task
+from shoal.engines.machine import Machine
+from shoal.engines.pool import Pool
+from shoal.engines.serial import Serial
+
+if TYPE_CHECKING:
+    from shoal.assemble import Assembly
+
+log = logging.getLogger("shoal")
+SHORT = 20.0
+"""Seconds of work below which it is not worth looking for anything quicker than `serial`."""
+LONG = 100_000
+"""Steps above which compiling pays on a GPU: for each operation it takes 60 ms, and saves 0.6 us of every step."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """An engine and its settings; stored with a run, so that it goes on as it began."""
+
+    engine: str
+    width: int = 1
+    """Devices in one call."""
+    workers: int = 1
+    """Processes."""
+    compiled: bool = False
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        many = f"{self.width} devices" if self.width > 1 else "one device"
+        told = {
+            "serial": "serial",
+            "batched": f"batched, {many} in a call",
+            "pool": f"pool, {self.workers} processes with {many} in a call",
+        }[self.engine]
+        return told + (", compiled" if self.compiled else "") + (f" ({self.why})" if self.why else "")
+
+
+def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
+    """The pick that a run was begun with; None where there is none, or none that can be used here."""
+    try:
+        pick = Pick(**(found or {}))
+    except TypeError:
+        return None
+    sound = pick.engine in ("serial", "batched", "pool") and 0 < pick.width < 10**6 and 0 < pick.workers < 10**4
+    return pick if sound else None
+
+
+def crew_of(pick: Pick, runs: int = 1) -> Crew:
+    """Who trains; for several runs at once, with room for the devices of all of them."""
+    match pick.engine:
+        case "batched":
+            return Batched(pick.width * runs, compiled=pick.compiled)
+        case "pool":
+            return Pool(pick.workers, pick.width, lambda: Batched(pick.width))
+    return Serial()
+
+
+def settled(assembly: "Assembly") -> Pick:
+    """The recipe's engine with its settings."""
+    recipe, net = assembly.recipe, assembly.net
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if recipe.engine == "serial":
+        return Pick("serial")
+    if net.place.type == "cuda":
+        width = assembly.loop.patience.asked(recipe.sample)
+        steps = recipe.rounds * steps_of(assembly)
+        return told(Pick("batched", min(width, 512), compiled=steps > LONG, why="on a GPU"), recipe.engine)
+    usual = min(recipe.sample, 1 if convolves(net) else 10)
+    if recipe.engine == "batched":
+        return Pick("batched", usual)
+    if recipe.engine == "pool":
+        return Pick("pool", usual, cores)
+    return told(quickest(assembly, cores), "auto")
+
+
+def told(pick: Pick, asked: str) -> Pick:
+    if asked == "auto":
+        log.info("engine: %s", pick)
+    return pick
+
+
+def quickest(assembly: "Assembly", cores: int) -> Pick:
+    """By a short trial of each, unless the run is so short that the trial would cost more than it saves."""
+    known = Known(assembly, cores)
+    steps = steps_of(assembly) * assembly.recipe.sample * assembly.recipe.rounds
+    try:
+        alone = seconds_per_step(Serial(), sampled(assembly, 1, 2))
+    except Exception:  # whatever it is, the run itself will meet it and tell it better
+        return Pick("serial")
+    if alone * steps < SHORT:
+        return Pick("serial", why=f"about {max(1, round(alone * steps))} s of work")
+    if pick := known.read():
+        return pick
+    found = {Pick("serial"): alone}
+    for pick in candidates(assembly.net, cores, assembly.recipe.sample):
+        tasks = sampled(assembly, 2 * pick.workers * pick.width, 4)
+        crew = crew_of(pick)
+        try:
+            found[pick] = seconds_per_step(crew, tasks)
+        except Exception as error:
+            log.debug("engine %s cannot be tried: %s", pick, error)
+        finally:
+            crew.close()
+    best = min(found, key=lambda pick: found[pick])
+    pick = replace(best, why=f"{alone / found[best]:.1f} times as fast as serial in a trial of {len(found)}")
+    known.write(pick)
+    return pick
+
+
+def candidates(net: Net, cores: int, sample: int) -> list[Pick]:
+    """What to try on a processor: one device or several in a call, in one process or one for each core."""
+    widths = [1] if convolves(net) else [1, 5, 10, 20]
+    fitting = [w for w in widths if w == 1 or 2 * w * cores <= sample]
+    kinds = [("pool", cores)] if cores > 1 and hasattr(os, "fork") else []
+    return [Pick(kind, width, workers) for kind, workers in (*kinds, ("batched", 1)) for width in fitting]
+
+
+def convolves(net: Net) -> bool:
+    """Convolutions of several devices in one call are slow on a processor."""
+    return any(isinstance(m, _ConvNd) for m in net.module.modules())
+
+
+def sampled(assembly: "Assembly", count: int, steps: int) -> list[Task]:
+    """Tasks of the first round, cut down to a few steps; nothing of them is kept."""
+    loop = assembly.loop
+    assert isinstance(loop.engine, Machine)
+    jobs = loop.ask(loop.start(assembly.net), 0).jobs
+    short = [replace(j, work=Work(0.0, steps, j.work.batch, j.work.lr)) for j in jobs if j.device >= 0]
+    return loop.engine.tasks([short[i % len(short)] for i in range(count)])
+
+
+def seconds_per_step(crew: Crew, tasks: list[Task]) -> float:
+    """The time of one step of one device; the first round, in which things are set up, does not count."""
+    times = []
+    for _ in range(2):
+        began = perf_counter()
+        crew.train(tasks)
+        times.append(perf_counter() - began)
+    return times[-1] / sum(task.job.work.steps for task in tasks)
+
+
+def steps_of(assembly: "Assembly") -> float:
+    """About how many steps a device takes in a round."""
+    loop = assembly.loop
+    work, sizes = loop.work(0, 0), loop.sizes[loop.sizes > 0]
+    return work.steps or max(1.0, work.epochs * float(sizes.mean()) / work.batch) if len(sizes) else 1.0
+
+
+class Known:
+    """Trials of the past, in the user's cache folder: one file, by all that a trial depends on."""
+
+    def __init__(self, assembly: "Assembly", cores: int):
+        recipe = assembly.recipe
+        depends = (recipe.method, recipe.model, recipe.batch, recipe.sample, recipe.precision, assembly.net.input_shape)
+        machine = (cores, torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+        self.key = blake2b(repr((depends, machine)).encode(), digest_size=12).hexdigest()
+        self.file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "engines.json"
+
+    def read(self) -> Pick | None:
+        return read_pick(self._all().get(self.key))
+
+    def write(self, pick: Pick) -> None:
+        """Best effort: a cache that cannot be written costs another trial, nothing else."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.file.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(self._all() | {self.key: pick.to_dict()}))
+            temporary.replace(self.file)
+        except OSError:
+            pass
+
+    def _all(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}

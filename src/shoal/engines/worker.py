@@ -1,0 +1,122 @@
+"""What a worker process of the pool does: let go of what is its parent's, train chunks, die with its parent."""
+
+import ctypes
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from traceback import format_exc
+from typing import NamedTuple
+
+import torch
+
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError, told
+from shoal.engines.arena import Arena
+from shoal.engines.crew import Crew, Task
+
+
+class Failure(NamedTuple):
+    """An exception on its way to the parent."""
+
+    error: BaseException
+
+
+def settle(pipe: int, parent: int, needed: set[int]) -> None:
+    """Let go of what is the parent's, die with it, and use one core.
+
+    Its open files lead nowhere from now on: the lock of a run's folder and the pipes of other workers are the parent's
+    alone. The numbers stay taken, because objects of the parent may still close them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    needed |= {1, 2, nowhere, pipe}
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            needed.add(stream.fileno())
+    for number in map(int, os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")):
+        if number not in needed:
+            with suppress(OSError):
+                os.fstat(number)
+                os.dup2(nowhere, number, inheritable=False)
+    threading.Thread(target=follow, args=(pipe, parent), daemon=True).start()
+    torch.set_num_threads(1)
+    keep_memory()
+
+
+def follow(pipe: int, parent: int) -> None:
+    """Die with the parent, even in the middle of a chunk."""
+    end = select.poll()
+    end.register(pipe, 0)
+    while os.getppid() == parent and not end.poll(1000):
+        pass
+    os._exit(0)
+
+
+def keep_memory() -> None:
+    """Where there is glibc, let it keep what is freed: large gradients otherwise fault in page by page at each step."""
+    trim_threshold, mmap_threshold = -1, -3
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        if libc.mallopt(mmap_threshold, 1 << 30) or libc.mallopt(mmap_threshold, 32 << 20):  # older ones take no more
+            libc.mallopt(trim_threshold, 1 << 30)
+
+
+def serve(pipe: Connection, arenas: Sequence[Arena], sites: dict[int, Site], inner: Callable[[], Crew]) -> None:
+    """Train one chunk after the other."""
+    crew, turn = None, 0
+    while True:
+        try:
+            order = pipe.recv_bytes()
+        except (EOFError, ConnectionError):
+            return
+        turn = 1 - turn
+        try:
+            crew = crew or hired(inner)
+            tasks = [Task(sites[number], job, memory) for number, job, memory in arenas[0].read(order, copy=False)]
+            answer = arenas[1 + turn].write(crew.train(tasks))
+        except BaseException as error:
+            answer = arenas[1 + turn].write(Failure(portable(error, sites.values())))
+        tasks = None
+        flush(sys.stdout)
+        pipe.send_bytes(answer)
+
+
+def hired(inner: Callable[[], Crew]) -> Crew:
+    """A worker's own crew. Where there is a GPU, torch refuses gradients to forks of a process that has taken some."""
+    one = torch.ones((), requires_grad=True)
+    try:
+        torch.autograd.grad(one * one, one)
+    except RuntimeError as error:
+        problem = "Worker processes cannot be started once this process has trained something itself beside a GPU."
+        raise ShoalError("no-device", problem, "Use --engine batched, or set CUDA_VISIBLE_DEVICES= first.") from error
+    return inner()
+
+
+def flush(stream) -> None:
+    with suppress(AttributeError, OSError, ValueError):
+        stream.flush()
+
+
+def portable(error: BaseException, sites: Iterable[Site]) -> BaseException:
+    """An exception that survives the way: a stranger's part is named here, where it can still be seen."""
+    from shoal.strangers import blamed
+
+    faults = [blamed(error, site.method) for site in sites] if isinstance(error, Exception) else []
+    if not isinstance(error, ShoalError) and any(faults):
+        return next(fault for fault in faults if fault)
+    text = format_exc()
+    try:
+        error = pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(told(error))
+    error.add_note(f"in a worker process:\n{text}")
+    return error

@@ -1,0 +1,226 @@
+"""Runs in progress, one or several side by side: their devices train together, everything else is each run's own."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from torch import nn
+
+from shoal.assemble import Assembly
+from shoal.core.errors import ShoalError
+from shoal.core.ledger import Row
+from shoal.core.net import Net, deepcopy_of
+from shoal.core.round import Asked
+from shoal.core.standing import Standing
+from shoal.core.tree import Params
+from shoal.core.types import Outcome
+from shoal.engines.crew import Crew
+from shoal.engines.machine import Machine
+from shoal.engines.pick import Pick
+from shoal.history import History, plain
+from shoal.recipe import Recipe
+from shoal.store import Folder
+from shoal.strangers import blamed
+
+Watcher = Callable[[Recipe, Row, History], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run gave: its history, its model, and how it was trained."""
+
+    recipe: Recipe
+    history: History
+    net: Net
+    params: Params
+    engine: Pick | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.history.last("accuracy")
+
+    def module(self) -> nn.Module:
+        """The trained model as an ordinary module."""
+        module = deepcopy_of(self.net)
+        module.load_state_dict(self.params)
+        return module.eval()
+
+
+class Ride:
+    """One run between two rounds. Only whole rounds count."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        pick: Pick,
+        folder: Folder | None = None,
+        standing: Standing | None = None,
+        history: History | None = None,
+        watch: Watcher | None = None,
+    ):
+        self.assembly, self.pick, self.folder, self.watch = assembly, pick, folder, watch
+        self.recipe, self.memory = assembly.recipe, assembly.memory
+        self.history = rows = history or History()
+        self.loop = replace(assembly.loop, evaluates=lambda row: due(assembly.recipe, rows, row))
+        self.standing = standing
+        self.saver = Saver(assembly, folder, len(self.history))
+
+    @property
+    def machine(self) -> Machine:
+        assert isinstance(self.loop.engine, Machine)
+        return self.loop.engine
+
+    @property
+    def over(self) -> bool:
+        return spent(self.recipe, self.history)
+
+    def ask(self) -> Asked:
+        """What devices are told in the next round."""
+        with blaming(self.assembly):
+            self.standing = self.standing or self.loop.start(self.assembly.net)
+            return self.loop.ask(self.standing, len(self.history))
+
+    def take(self, asked: Asked, outcomes: Sequence[Outcome], wall: float) -> None:
+        """What came back; the round is over and kept."""
+        with blaming(self.assembly):
+            after, row = self.loop.take(asked, outcomes, wall)
+        with undisturbed():
+            self.memory.commit(len(self.history), kept=not row.get("void"))
+            self.loop.settle(asked.standing, after)
+            self.standing, row = after, plain(row)
+            self.history.append(row)
+            if self.folder:
+                self.folder.append(row)
+            self.saver.perhaps(after, len(self.history))
+        if self.watch:
+            self.watch(self.recipe, row, self.history)
+
+    def end(self) -> Result:
+        """The run is over."""
+        self.keep()
+        standing = self.standing or self.loop.start(self.assembly.net)
+        final = self.loop.final(standing, len(self.history))
+        if self.folder and "devices" in self.recipe.metrics:
+            self.folder.note("devices", {"accuracy": self.assembly.judge.per_device(standing.net, final)})
+        return Result(self.recipe, self.history, standing.net, final, self.pick)
+
+    def keep(self) -> None:
+        """What a broken round left is dropped, what is whole is on disk."""
+        self.memory.discard()
+        with undisturbed():
+            if self.standing:
+                self.saver.now(self.standing, len(self.history))
+
+
+def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
+    """Play rounds until every recipe says stop; the devices of all runs go to one crew, round by round."""
+    for ride in rides:
+        ride.machine.crew = crew
+    try:
+        while going := [ride for ride in rides if not ride.over]:
+            together(going, crew)
+        return [ride.end() for ride in rides]
+    except BaseException as error:
+        for ride in rides:
+            ride.keep()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        folder = rides[0].folder
+        where = f"`shoal resume {folder.path}` goes on from there." if folder else "Give `out` to be able to resume."
+        rounds = " and ".join(sorted({str(len(ride.history)) for ride in rides}))
+        raise ShoalError("interrupted", f"Stopped after {rounds} rounds.", where) from None
+    finally:
+        crew.close()
+        for ride in rides:
+            if ride.folder:
+                ride.folder.close()
+
+
+def together(rides: Sequence[Ride], crew: Crew) -> None:
+    """One round of each run."""
+    asked = [ride.ask() for ride in rides]
+    began = perf_counter()
+    tasks = [ride.machine.tasks(own.wanted) for ride, own in zip(rides, asked)]
+    with blaming(*(ride.assembly for ride in rides)):
+        done = iter(crew.train([task for own in tasks for task in own]))
+    outcomes = [ride.machine.keep([next(done) for _ in own]) for ride, own in zip(rides, tasks)]
+    wall, total = perf_counter() - began, max(1, sum(map(len, tasks)))
+    for ride, own, made in zip(rides, asked, outcomes):
+        ride.take(own, made, wall * len(made) / total)
+
+
+@contextmanager
+def blaming(*assemblies: Assembly) -> Iterator[None]:
+    """What a stranger's part raises is told as its fault."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        for assembly in assemblies:
+            fault = blamed(error, assembly.method)
+            if fault:
+                raise fault from error
+        raise
+
+
+class Saver:
+    """Decides when to write a checkpoint: as told, or so often that it costs about 5 % of the time."""
+
+    def __init__(self, assembly: Assembly, folder: Folder | None, rounds: int):
+        self.assembly, self.folder = assembly, folder
+        self.every = assembly.recipe.checkpoint_every
+        self.rounds, self.cost, self.last = rounds, 0.0, perf_counter()
+
+    def perhaps(self, standing: Standing, rounds: int) -> None:
+        due = rounds % self.every == 0 if self.every else perf_counter() - self.last > 20 * self.cost
+        if due:
+            self.now(standing, rounds)
+
+    def now(self, standing: Standing, rounds: int) -> None:
+        if self.folder and rounds > self.rounds:
+            began = perf_counter()
+            self.folder.save(self.assembly.recipe, standing, rounds, self.assembly.memory)
+            self.rounds, self.last = rounds, perf_counter()
+            self.cost = self.last - began
+
+
+def due(recipe: Recipe, history: History, row: Row) -> bool:
+    """Whether a round is evaluated: at the interval, and when it is the last one by number or by budget."""
+    rounds = row["round"] + 1
+    return rounds % recipe.eval_every == 0 or spent(recipe, history, row)
+
+
+def spent(recipe: Recipe, history: History, row: Row | None = None) -> bool:
+    """Whether a run has reached its rounds or one of its budgets, with a row that is not in the history yet."""
+
+    def total(*columns: str) -> float:
+        return history.total(*columns) + sum(row[c] for c in columns if row)
+
+    accuracy = history.rows[-1].get("accuracy") if history.rows else None
+    return bool(
+        len(history) + (1 if row else 0) >= recipe.rounds
+        or (recipe.until_accuracy and accuracy is not None and accuracy >= recipe.until_accuracy)
+        or (recipe.until_seconds and total("sim_seconds") >= recipe.until_seconds)
+        or (recipe.until_bytes and total("bytes_down", "bytes_up") >= recipe.until_bytes)
+        or (recipe.until_macs and total("macs_work") >= recipe.until_macs)
+    )
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep Ctrl-C waiting until what was begun is complete."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list = []
+    before = signal.signal(signal.SIGINT, lambda *args: waiting.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        raise KeyboardInterrupt

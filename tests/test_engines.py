@@ -1,0 +1,380 @@
+"""Engines agree: what is trained does not depend on how. (Law 2 for parts is in `shoal.testing`.)"""
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shoal
+from shoal.assemble import assemble
+from shoal.core import tree
+from shoal.engines import pick as picking
+from shoal.engines.batched import Batched, roomy
+from shoal.engines.crew import Crew
+from shoal.engines.machine import Machine
+from shoal.engines.pick import Pick, candidates, quickest, read_pick, settled
+from shoal.engines.program import traced
+from shoal.engines.replay import stretch
+from shoal.engines.serial import Serial
+from shoal.models import MODELS
+from shoal.recipe import Recipe
+from shoal.runner import begun, taken_up
+
+SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
+
+
+def ends(crew: Crew, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
+    """Everything after some rounds with this crew, and the rows."""
+    assembly = assemble(Recipe().revised(**SMALL | recipe))
+    loop = assembly.loop
+    assert isinstance(loop.engine, Machine)
+    loop.engine.crew = crew
+    standing, rows = loop.start(assembly.net), []
+    for number in range(rounds):
+        standing, row = loop.play(standing, number)
+        assembly.memory.commit(number)
+        rows.append(row)
+    return [standing.params, standing.states], rows
+
+
+def apart(a: Any, b: Any) -> float:
+    pairs = zip(tree.tensors(a), tree.tensors(b), strict=True)
+    return max((x.double() - y.double()).abs().max().item() for x, y in pairs if x.numel())
+
+
+COUNTED = ("bytes_down", "bytes_up", "macs_forward", "macs_work", "sim_seconds", "devices")
+
+
+def agrees(*crews: Crew, tolerance: float = 1e-9, **recipe: Any) -> None:
+    expected, told = ends(Serial(), **recipe)
+    for crew in crews:
+        found, rows = ends(crew, **recipe)
+        assert apart(found, expected) <= tolerance
+        assert [[row[k] for k in COUNTED] for row in rows] == [[row[k] for k in COUNTED] for row in told]
+        assert [r["train_loss"] for r in rows] == pytest.approx([r["train_loss"] for r in told], abs=tolerance)
+
+
+# models ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", [m for m in MODELS if m != "lstm"])
+def test_every_model_trains_alike(model):
+    large = any(model.startswith(name) for name in ("vgg", "resnet"))
+    work = {"steps": "1", "batch": 6, "sample": 2} if large else {"steps": "3", "batch": 6, "sample": 3}
+    agrees(Batched(1), Batched(2), model=model, lr=0.001, **work)
+
+
+def words(seed: int = 0) -> tuple[Tensor, Tensor]:
+    text = torch.randint(0, 11, (90, 6), generator=torch.Generator().manual_seed(seed))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_language_model_trains_alike(width):
+    name = shoal.handed_over({"data": words()})["data"]
+    agrees(Batched(width), data=name, model="lstm", split="iid", steps="2", batch=4)
+
+
+class Dropped(nn.Module):
+    """Dropout of numbers and of channels, and batch norm, which must not see padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.spatial = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(0.3)
+        self.drop, self.fc = nn.Dropout(0.4), nn.Linear(4 * 36, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.drop(self.spatial(self.norm(self.conv(x)).relu()).flatten(1)))
+
+
+class Recurrent(nn.Module):
+    """torch's own LSTM and an embedding of its positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.place, self.fc = nn.LSTM(8, 6, batch_first=True), nn.Embedding(8, 8), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(2).view(len(x), 8, 8) + self.place(torch.arange(8))
+        return self.fc(self.lstm(rows)[0][:, -1])
+
+
+class Branching(nn.Module):
+    """Looks at a number and then decides: no two devices can do that in one call."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.fc(x) if x.sum() > 0 else self.fc(-x)
+
+
+def own(module: nn.Module) -> str:
+    return shoal.handed_over({"model": module})["model"]
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("made", [Dropped, Recurrent], ids=lambda m: m.__name__.lower())
+def test_layers_that_mix_or_draw_train_alike(made, width):
+    torch.manual_seed(0)
+    agrees(Batched(width), model=own(made()), epochs="1", batch=8, lr=0.05)
+
+
+def test_dropout_drops_something():
+    torch.manual_seed(0)
+    module = Dropped()
+    with_dropout = ends(Batched(2), model=own(module), batch=8)[0]
+    module.drop.p = module.spatial.p = 0.0
+    assert apart(with_dropout, ends(Batched(2), model=own(module), batch=8)[0]) > 1e-4
+
+
+def test_a_model_that_cannot_be_vectorised_falls_back_with_one_line(caplog):
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING, logger="shoal"):
+        agrees(Batched(3), tolerance=0.0, model=own(Branching()))
+    lines = [r.getMessage() for r in caplog.records if r.name == "shoal"]
+    assert len(set(lines)) == 1 and "cannot be vectorised" in lines[0] and "one after the other" in lines[0]
+
+
+# padding, cohorts, memory ---------------------------------------------------------------------------------------------
+def uneven() -> list[tuple[Tensor, Tensor]]:
+    """Devices with 1, 3, 8, 17 and 30 samples."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = (1, 3, 8, 17, 30)
+    return [(torch.randn(n, 5, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox(mu=0.3)+feddyn"])
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_unequal_devices_are_padded_and_gated(method, width):
+    data = shoal.handed_over({"data": uneven()})["data"]
+    setting = {"data": data, "split": "owner", "devices": 5, "sample": 5, "batch": 8, "method": method}
+    agrees(Batched(width), **setting, momentum=0.9, epochs="1-3")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_single_precision_stays_close(method):
+    agrees(Batched(4), tolerance=1e-6, precision="float32", method=method, model="lenet", steps="5")
+
+
+def test_augmentation_is_the_same_for_all():
+    agrees(Batched(3), model="lenet", augment="flip,crop:2", steps="3")
+
+
+def test_nobody_to_train_is_no_trouble():
+    assert Batched(3).train([]) == []
+
+
+@pytest.mark.parametrize("budget", [1, 6_000_000, 10**12])
+def test_a_cohort_that_does_not_fit_is_split(budget, monkeypatch):
+    widths: list[int] = []
+    together = Batched.together
+    monkeypatch.setattr(
+        Batched, "together", lambda self, form, own, k: widths.append(len(own)) or together(self, form, own, k)
+    )
+    agrees(Batched(4, budget=budget), split="iid", method="scaffold")
+    assert max(widths) == {1: 1, 6_000_000: 2, 10**12: 4}[budget]
+    assert sum(widths) == 8
+
+
+def test_what_a_step_holds_is_known_before_it_is_made():
+    def step(carried, fixed, frame):
+        big = carried[0].expand(1000, 10) * 2
+        return [carried[0] - big.sum(0)], big.sum()
+
+    program = traced(step, [torch.zeros(10)], [], [torch.zeros(1)], in_place=False, fake=True)
+    assert 40_000 <= program.peak <= 80_100
+
+
+@pytest.mark.parametrize(
+    "count, width, expected", [(10, 10, 10), (9, 10, 10), (5, 10, 5), (1, 10, 3), (3, 3, 3), (7, 4, 7)]
+)
+def test_widths_seldom_change(count, width, expected):
+    assert roomy(count, width) == expected
+
+
+@pytest.mark.parametrize("steps", [1, 6, 17, 25, 26, 97, 250])
+@pytest.mark.parametrize("even", [True, False])
+def test_a_graph_covers_the_run_with_little_idling(steps, even):
+    length = stretch(steps, even)
+    idle = -steps % length
+    assert 1 <= length <= 32 and (idle < length)
+    assert not (even and steps in (6, 25, 250)) or idle == 0
+
+
+# programs are traced once ---------------------------------------------------------------------------------------------
+def test_nothing_is_traced_again_round_after_round():
+    crew = Batched(4)
+    ends(crew, rounds=3, method="scaffold")
+    known = set(crew.programs)
+    ends(crew, rounds=6, method="scaffold", seed=0)
+    assert {k[1:] for k in crew.programs} == {k[1:] for k in known}
+
+
+# runs side by side ----------------------------------------------------------------------------------------------------
+def histories(comparison) -> list[list[dict]]:
+    return [result.history.rows for own in comparison.results.values() for result in own]
+
+
+def same_histories(a: list[list[dict]], b: list[list[dict]]) -> None:
+    for one, two in zip(a, b, strict=True):
+        for row, other in zip(one, two, strict=True):
+            assert [row[k] for k in COUNTED] == [other[k] for k in COUNTED]
+            for key in ("accuracy", "loss", "train_loss"):
+                assert row[key] == pytest.approx(other[key], abs=1e-9)
+
+
+SWEEP = dict(SMALL, rounds=3, epochs="1")
+
+
+@pytest.mark.parametrize("engine", ["batched", "pool"])
+def test_seeds_side_by_side_give_what_they_give_alone(engine):
+    both = shoal.compare(["scaffold", "fedavgm"], seeds=3, engine=engine, **SWEEP)
+    apart = shoal.compare(["scaffold", "fedavgm"], seeds=3, engine="serial", **SWEEP)
+    same_histories(histories(both), histories(apart))
+
+
+def test_sweeps_of_numbers_side_by_side_give_what_they_give_alone():
+    methods = ["fedprox(mu=0.01)", "fedprox(mu=1.0)", "fedprox(mu=0.0)"]
+    vary = ["lr=0.05,0.2", "weight_decay=0,0.01"]
+    sweep = dict(SWEEP, momentum=0.5, clip=0.7)
+    both = shoal.compare(methods, vary=vary, engine="batched", **sweep)
+    apart = shoal.compare(methods, vary=vary, engine="serial", **sweep)
+    assert len(both.results) == 12
+    same_histories(histories(both), histories(apart))
+    losses = {round(rows[-1]["train_loss"], 9) for rows in histories(both)}
+    assert len(losses) == 12, "all of them must differ"
+
+
+def test_runs_that_differ_in_numbers_share_programs(monkeypatch):
+    made: list[int] = []
+    trace = traced
+    monkeypatch.setattr("shoal.engines.batched.traced", lambda *a, **k: made.append(1) or trace(*a, **k))
+    one = len(shoal.compare(["fedprox(mu=0.1)"], engine="batched", **SWEEP).results) and len(made)
+    made.clear()
+    shoal.compare([f"fedprox(mu={mu})" for mu in (0.1, 0.2, 0.3)], seeds=2, engine="batched", **SWEEP)
+    assert len(made) <= one + 2
+
+
+def test_runs_side_by_side_may_end_at_different_times():
+    result = shoal.compare(
+        ["fedavg"], vary=["lr=0.01,0.3"], engine="batched", **dict(SMALL, rounds=40, until_accuracy=0.3)
+    )
+    lengths = [len(rows) for rows in histories(result)]
+    assert len(set(lengths)) == 2
+
+
+def test_values_that_cannot_be_varied_are_refused():
+    for vary in (["seed=1,2"], ["lr=0.1,0.1"], ["lrr=1,2"], ["lr=a,b"], ["nothing"]):
+        with pytest.raises(shoal.ShoalError):
+            shoal.compare(["fedavg"], vary=vary, **SMALL)
+
+
+def test_a_comparison_with_varied_values_is_taken_up_again(tmp_path):
+    from shoal.compare import go_on
+
+    out = tmp_path / "c"
+    first = shoal.compare(["fedavg"], vary=["lr=0.05,0.2"], seeds=2, engine="batched", out=str(out), **SMALL)
+    longer = go_on(out, changes={"rounds": 4})
+    assert list(longer.results) == ["fedavg, lr=0.05", "fedavg, lr=0.2"] == list(first.results)
+    straight = shoal.compare(["fedavg"], vary=["lr=0.05,0.2"], seeds=2, engine="batched", **dict(SMALL, rounds=4))
+    same_histories(histories(longer), histories(straight))
+
+
+# the pick -------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "shoal" / "engines.json"
+
+
+def test_a_short_run_is_trained_serially_and_says_so(cache, caplog):
+    with caplog.at_level(logging.INFO, logger="shoal"):
+        result = shoal.run(rounds=2)
+    assert result.engine and result.engine.engine == "serial" and "s of work" in result.engine.why
+    assert any("engine: serial" in r.getMessage() for r in caplog.records)
+    assert not cache.exists()
+
+
+def test_a_trial_finds_the_quickest_and_is_remembered(cache, monkeypatch):
+    monkeypatch.setattr(picking, "SHORT", 0.0)
+    assembly = assemble(Recipe().revised(sample=20, devices=40))
+    found = quickest(assembly, 2)
+    assert found.engine in ("serial", "batched", "pool") and "times as fast" in found.why
+    assert list(json.loads(cache.read_text()).values()) == [found.to_dict()]
+    monkeypatch.setattr(picking, "candidates", lambda *a: pytest.fail("the trial was made again"))
+    assert quickest(assembly, 2) == found
+    cache.write_text("not json")
+    monkeypatch.setattr(picking, "candidates", lambda *a: [])
+    assert quickest(assembly, 2).engine == "serial"
+
+
+def test_what_is_tried_depends_on_the_model():
+    wide = assemble(Recipe().revised(sample=80, devices=100)).net
+    assert {p.width for p in candidates(wide, 2, 80)} == {1, 5, 10, 20}
+    assert {p.width for p in candidates(assemble(Recipe().revised(model="lenet")).net, 2, 80)} == {1}
+    assert {p.engine for p in candidates(wide, 1, 80)} == {"batched"}
+
+
+def test_the_pick_is_stored_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    shoal.run(out=str(out), engine="batched", **SMALL)
+    stored = json.loads((out / "engine.json").read_text())
+    assert stored["engine"] == "batched"
+    (out / "engine.json").write_text(json.dumps(stored | {"width": 3}))
+    ride = taken_up(out, changes={"rounds": 3})
+    assert ride.pick.width == 3
+    assert ride.folder
+    ride.folder.close()
+
+
+@pytest.mark.parametrize("found", [None, {}, {"engine": "warp"}, {"engine": "batched", "width": 0}, {"x": 1}])
+def test_a_stored_pick_that_makes_no_sense_is_not_used(found):
+    assert read_pick(found) is None
+
+
+def test_resume_is_bit_for_bit_on_every_engine(tmp_path):
+    for engine in ("batched", "pool"):
+        setting: dict[str, Any] = dict(SMALL, engine=engine, method="scaffold", precision="float32")
+        straight = shoal.run(**setting | {"rounds": 4})
+        shoal.run(**setting | {"out": str(tmp_path / engine)})
+        resumed = shoal.resume(tmp_path / engine, rounds=4)
+        assert straight.history.same_course(resumed.history)
+        assert tree.same(straight.params, resumed.params)
+
+
+# precision ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_half_precision_trains_and_keeps_its_weights_whole(engine):
+    setting: dict[str, Any] = dict(SMALL, engine=engine, model="lenet", rounds=3, lr=0.05)
+    half = shoal.run(**setting | {"precision": "bf16"})
+    full = shoal.run(**setting | {"precision": "float32"})
+    assert all(v.dtype == torch.float32 for v in half.params.values())
+    difference = apart(half.params, full.params)
+    assert 0 < difference < 0.1
+    assert half.history.last("loss") == pytest.approx(full.history.last("loss"), abs=0.05)
+
+
+def test_tf32_is_refused_where_there_is_none():
+    with pytest.raises(shoal.ShoalError, match="only a GPU"):
+        shoal.run(precision="tf32", rounds=1)
+
+
+def test_engines_on_a_processor_have_widths_by_the_model():
+    def found(**recipe: Any) -> Pick:
+        return settled(assemble(Recipe().revised(**recipe)))
+
+    assert found(engine="batched", model="lenet").width == 1
+    assert found(engine="batched", sample=15).width == 10
+    assert found(engine="serial") == Pick("serial")
+    assert found(engine="pool").workers >= 1
+
+
+def test_a_ride_that_cannot_begin_lets_go_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.runner.settled", lambda assembly: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        begun(replace(Recipe(), out=str(tmp_path / "r")))

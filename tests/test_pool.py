@@ -1,0 +1,465 @@
+"""Worker processes: they agree with `serial`, with each other, and outlive whatever happens to them."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_parts import AskLoss, CutOnce, HalfWidth, LastTensors, Remember, ServerJoins
+
+from shoal.core import tree
+from shoal.core.compose import Method, compose
+from shoal.core.errors import ShoalError
+from shoal.core.part import Part
+from shoal.engines.arena import Arena
+from shoal.engines.batched import Batched
+from shoal.engines.crew import Crew
+from shoal.engines.pool import Pool, chunked
+from shoal.engines.serial import Serial
+from shoal.parts.fedprox import FedProx
+from shoal.parts.scaffold import Scaffold
+from shoal.probe import tiny_run
+from shoal.testing import close, machine_of, memory_of, play, without_wall
+
+fcntl = pytest.importorskip("fcntl")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
+
+SIZES = (5, 3, 8, 2, 6, 4, 7)
+FORK = multiprocessing.get_context("fork")
+
+
+def course(parts: list[Part], crew: Crew, rounds: int = 2):
+    """Weights, states and memories after some rounds, and the rows."""
+    loop, net = tiny_run(compose(parts), SIZES, momentum=0.5)
+    machine_of(loop).crew = crew
+    try:
+        standing, rows = play(loop, loop.start(net), 0, rounds)
+    finally:
+        crew.close()
+    memories = [memory_of(loop).get(d) for d in range(len(SIZES))]
+    return [standing.params, standing.states, memories], [without_wall(row) for row in rows]
+
+
+def first_round(part: Part, pool: Pool):
+    loop, net = tiny_run(Method((part,)), SIZES)
+    machine_of(loop).crew = pool
+    return loop.play(loop.start(net), 0)
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended, even if nobody has taken note of it yet."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def opened_by(process: int) -> list[str]:
+    """What the file descriptors of a process lead to."""
+    return [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    limit = time.monotonic() + 10
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.005)
+    return condition()
+
+
+# what comes out ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parts, inner",
+    [
+        ([], Serial),
+        ([Scaffold()], Serial),
+        ([Scaffold()], lambda: Batched(3)),
+        ([HalfWidth()], lambda: Batched(3)),
+        ([LastTensors()], Serial),
+        ([AskLoss(), ServerJoins()], Serial),
+        ([CutOnce(), Remember()], Serial),
+    ],
+)
+def test_workers_agree_with_serial(parts, inner):
+    wanted, rows = course(parts, Serial())
+    found, same_rows = course(parts, Pool(2, 3, inner))
+    close(found, wanted, 1e-9, "workers train to something else")
+    losses = [[row.pop("loss") for row in own] for own in (rows, same_rows)]
+    assert same_rows == rows and losses[1] == pytest.approx(losses[0])
+
+
+@pytest.mark.parametrize("inner", [Serial, lambda: Batched(2)], ids=["serial", "batched"])
+def test_the_number_of_workers_changes_no_bit(inner):
+    courses = [course([Scaffold()], Pool(workers, 2, inner)) for workers in (1, 2, 3)]
+    for one, other in pairwise(courses):
+        assert tree.same(one[0], other[0]) and one[1] == other[1]
+
+
+def test_nobody_to_train():
+    assert Pool(2, 3, Serial).train([]) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 6), st.integers(1, 5))
+def test_chunks_are_whole_or_keep_everybody_busy(work, width, workers):
+    chunks = chunked(work, width, workers)
+    order = [i for chunk in chunks for i in chunk]
+    assert sorted(order) == list(range(len(work))) and all(chunks)
+    assert all(work[a] >= work[b] for a, b in pairwise(order))
+    if len(work) >= width * workers:
+        assert all(len(chunk) == width for chunk in chunks[:-1])
+    else:
+        assert len(chunks) == min(workers, len(work)) and all(len(chunk) <= width for chunk in chunks)
+
+
+# what may happen --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dies(Part):
+    """Kills the process in which it steps, so often; never that of the tests."""
+
+    notes: str = ""
+    times: int = 1
+    parent: int = 0
+
+    def step(self, update, state, scored, local):
+        died = len(os.listdir(self.notes))
+        if os.getpid() != self.parent and died < self.times:
+            Path(self.notes, str(died)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update, state
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path):
+    wanted, rows = course([Scaffold()], Pool(1, 2, Serial))
+    found, same_rows = course([Scaffold(), Dies(str(tmp_path), 2, os.getpid())], Pool(1, 2, Serial))
+    assert len(os.listdir(tmp_path)) == 2 and same_rows == rows
+    assert tree.same(found[0], wanted[0])
+
+
+def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
+    with pytest.raises(ShoalError, match=r"3 worker processes died .* devices 2, 6, 4, 0, .* SIGKILL") as error:
+        first_round(Dies(str(tmp_path), 99, os.getpid()), Pool(1, 4, Serial))
+    assert error.value.kind.name == "bug" and len(os.listdir(tmp_path)) == 3
+
+
+def test_workers_that_die_between_rounds_are_replaced():
+    pool = Pool(2, 2, Serial)
+    loop, net = tiny_run(Method(), SIZES)
+    machine_of(loop).crew = pool
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    for worker in pool.workers:
+        os.kill(worker.process, signal.SIGKILL)
+    standing, _ = play(loop, standing, 1, 2)
+    assert tree.same(standing.params, course_of_fedavg(2))
+    pool.close()
+
+
+def course_of_fedavg(rounds: int):
+    loop, net = tiny_run(Method(), SIZES)
+    return play(loop, loop.start(net), 0, rounds)[0].params
+
+
+class Odd(Exception):
+    """Cannot be made again from what it keeps."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+@dataclass(frozen=True)
+class Raises(Part):
+    what: str = ""
+
+    def step(self, update, state, scored, local):
+        match self.what:
+            case "value":
+                raise ValueError("a wrong number")
+            case "shoal":
+                raise ShoalError("bad-part", "It cannot be used.", "Mend it.")
+            case "exit":
+                sys.exit(3)
+        return update, state
+
+
+class Careless(Serial):
+    """A crew that raises by itself, with no part to blame."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def train(self, tasks):
+        raise self.error
+
+
+def test_an_exception_arrives_as_what_it_is():
+    pool = Pool(2, 2, lambda: Careless(ValueError("a wrong number")))
+    with pytest.raises(ValueError, match="a wrong number") as error:
+        first_round(FedProx(), pool)
+    assert "in a worker process" in error.value.__notes__[0] and "in train" in error.value.__notes__[0]
+    pool.close()
+    pool = Pool(2, 2, lambda: Careless(Odd("very", "odd")))
+    with pytest.raises(RuntimeError, match="Odd: very odd"):
+        first_round(FedProx(), pool)
+    pool.close()
+
+
+def test_a_part_that_raises_is_blamed():
+    pool = Pool(2, 2, Serial)
+    with pytest.raises(ShoalError, match="raises ValueError: a wrong number in `step`, line") as error:
+        first_round(Raises("value"), pool)
+    assert error.value.kind.name == "bad-part"
+    with pytest.raises(ShoalError, match="It cannot be used. Mend it.") as other:
+        first_round(Raises("shoal"), pool)
+    assert other.value.kind.name == "bad-part"
+    with pytest.raises(SystemExit):
+        first_round(Raises("exit"), pool)
+    standing, _ = first_round(Raises(), pool)
+    assert tree.same(standing.params, course_of_fedavg(1))
+    pool.close()
+
+
+def test_workers_are_idle_after_an_exception():
+    pool = Pool(2, 2, Serial)
+    with pytest.raises(ShoalError, match="a wrong number"):
+        first_round(Raises("value"), pool)
+    before = [worker.process for worker in pool.workers]
+    assert all(before) and not any(map(gone, before)) and all(worker.chunk is None for worker in pool.workers)
+    pool.close()
+    assert all(map(gone, before))
+
+
+@dataclass(frozen=True)
+class Sleeps(Part):
+    parent: int = 0
+
+    def step(self, update, state, scored, local):
+        if os.getpid() != self.parent:
+            time.sleep(60)
+        return update, state
+
+
+def test_ctrl_c_ends_the_workers_at_once_and_the_pool_can_go_on():
+    pool, seen = Pool(2, 2, Serial), []
+
+    def interrupt():
+        assert soon(lambda: all(worker.chunk is not None for worker in pool.workers))
+        seen.extend(worker.process for worker in pool.workers)
+        for process in (*seen, os.getpid()):
+            os.kill(process, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    began = time.monotonic()
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        first_round(Sleeps(os.getpid()), pool)
+    thread.join()
+    assert len(seen) == 2 and all(map(gone, seen)) and time.monotonic() - began < 10
+    standing, _ = first_round(Raises(), pool)
+    assert tree.same(standing.params, course_of_fedavg(1))
+    pool.close()
+
+
+def test_workers_die_with_their_parent_and_do_not_hold_its_files(tmp_path):
+    near, far = FORK.Pipe()
+
+    def parent():
+        lock = open(tmp_path / ".lock", "wb")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pool = Pool(3, 2, Serial)
+        first_round(Raises(), pool)
+        threading.Thread(target=first_round, args=(Sleeps(os.getpid()), pool), daemon=True).start()
+        assert soon(lambda: all(worker.chunk is not None and worker.process for worker in pool.workers))
+        far.send([worker.process for worker in pool.workers])
+        time.sleep(60)
+
+    process = FORK.Process(target=parent)
+    process.start()
+    workers = near.recv()
+    assert len(workers) == 3 and not any(map(gone, workers))
+    assert soon(lambda: not any(".lock" in name for worker in workers for name in opened_by(worker)))
+    assert all(any("memfd:shoal" in name for name in opened_by(worker)) for worker in workers)
+    process.kill()
+    process.join()
+    with open(tmp_path / ".lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert soon(lambda: all(map(gone, workers)))
+
+
+def test_a_pool_that_is_forgotten_ends_its_workers():
+    pool = Pool(2, 2, Serial)
+    first_round(Raises(), pool)
+    processes = [worker.process for worker in pool.workers]
+    del pool
+    assert soon(lambda: gc.collect() >= 0 and all(map(gone, processes)))
+
+
+def test_a_pool_that_nobody_closes_ends_with_the_interpreter():
+    script = """
+from shoal.engines.pool import Pool
+from shoal.engines.serial import Serial
+from shoal.core.compose import Method
+from shoal.probe import tiny_run
+loop, net = tiny_run(Method())
+loop.engine.crew = Pool(2, 2, Serial)
+loop.play(loop.start(net), 0)
+print(*[worker.process for worker in loop.engine.crew.workers])
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and not ran.stderr, ran.stderr
+    assert len(ran.stdout.split()) == 2 and all(gone(int(process)) for process in ran.stdout.split())
+
+
+def test_a_daemon_may_have_workers():
+    process = FORK.Process(target=lambda: sys.exit(bool(course([], Pool(2, 2, Serial))) * 7), daemon=True)
+    process.start()
+    process.join()
+    assert process.exitcode == 7
+
+
+def test_what_parts_print_is_not_lost(capfd):
+    @dataclass(frozen=True)
+    class Prints(Part):
+        def end(self, params, state, memory, device):
+            print(f"device {device.id}.")
+            return params, memory
+
+    pool = Pool(2, 2, Serial)
+    first_round(Prints(), pool)
+    pool.close()
+    said = capfd.readouterr().out
+    assert all(said.count(f"device {d}.") == 1 for d in range(len(SIZES)))
+
+
+def test_where_workers_cannot_be_the_sentence_says_what_to_use(monkeypatch):
+    pool = Pool(2, 2, Serial)
+    with pytest.raises(ShoalError, match="cannot train on cuda:1. Use --engine batched"):
+        pool.meet([Mock(**{"net.place": torch.device("cuda:1")})])
+    with monkeypatch.context() as patch, pytest.raises(ShoalError, match="cannot fork safely. Use --engine") as error:
+        patch.setattr("sys.platform", "darwin")
+        first_round(Raises(), pool)
+    assert error.value.kind.name == "no-device"
+    with monkeypatch.context() as patch, pytest.raises(ShoalError, match="could not be started .*Resource"):
+        patch.setattr("os.fork", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
+        first_round(Raises(), pool)
+    with monkeypatch.context() as patch, pytest.raises(ShoalError, match="shared memory .* No space left"):
+        patch.setattr("os.posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
+        first_round(Raises(), pool)
+    with monkeypatch.context() as patch, pytest.raises(ShoalError, match="beside a GPU"):
+        patch.setattr("torch.autograd.grad", Mock(side_effect=RuntimeError("Unable to handle autograd's threading")))
+        first_round(Raises(), pool)
+    standing, _ = first_round(Raises(), pool)
+    assert tree.same(standing.params, course_of_fedavg(1))
+    pool.close()
+
+
+# the way there and back -------------------------------------------------------------------------------------------
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
+DTYPES += [torch.bool, torch.complex64]
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    made = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    made = (made * draw(st.integers(1, 100))).to(draw(st.sampled_from(DTYPES)))
+    match draw(st.sampled_from(["plain", "turned", "expanded", "part", "last", "learned"])):
+        case "turned":
+            return made.t() if made.dim() == 2 else made.transpose(0, -1) if made.dim() else made
+        case "expanded":
+            return made.expand(3, *made.shape)
+        case "part":
+            return made[..., ::2] if made.dim() else made
+        case "last" if made.dim() == 4:
+            return made.contiguous(memory_format=torch.channels_last)
+        case "learned" if made.is_floating_point():
+            return made.requires_grad_()
+    return made
+
+
+things = st.recursive(
+    tensors() | st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(things, max_size=3))
+def test_trees_come_out_of_an_arena_as_they_went_in(told):
+    arena = Arena()
+    for thing in told:
+        pickled = arena.write(thing)
+        for copy in (False, True):
+            assert tree.same(arena.read(pickled, copy), thing)
+    arena.write([torch.ones(1000)])
+
+
+def test_a_tensor_met_twice_is_written_once_and_is_one_again():
+    arena, model, twin = Arena(), torch.randn(1000), torch.empty(0)
+    pickled = arena.write([{"a": model}, [model, model.view(10, 100), twin, torch.empty(0)]])
+    assert arena.end == 2 * 4032 + 2 * 64 and len(pickled) < 500
+    one, (two, view, *empty) = arena.read(pickled, copy=True)
+    assert one["a"] is two and view is not two and empty[0] is not empty[1]
+
+
+def test_copies_are_kept_and_the_rest_is_the_arenas_own():
+    arena = Arena()
+    pickled = arena.write(torch.ones(5))
+    kept, lent = arena.read(pickled, copy=True), arena.read(pickled, copy=False)
+    assert kept.data_ptr() % 64 == lent.data_ptr() % 64 == 0
+    arena.write(torch.zeros(5))
+    assert kept.tolist() == [1] * 5 and lent.tolist() == [0] * 5
+
+
+def test_an_arena_grows_on_both_sides_of_a_fork():
+    down, up = Arena(), Arena()
+    near, far = FORK.Pipe()
+
+    def echo():
+        while order := far.recv_bytes():
+            far.send_bytes(up.write([2 * t for t in down.read(order, copy=False)]))
+
+    process = FORK.Process(target=echo, daemon=True)
+    process.start()
+    kept = []
+    for size in (10, 100_000, 3_000_000, 50):
+        sent = [torch.full((size,), float(size)), torch.arange(size)]
+        near.send_bytes(down.write(sent))
+        kept.append((sent, up.read(near.recv_bytes(), copy=True)))
+    near.send_bytes(b"")
+    process.join()
+    for sent, found in kept:
+        assert tree.same(found, [2 * t for t in sent])
+
+
+def test_what_cannot_be_sent_is_told_and_leaves_the_pool_usable():
+    pool = Pool(2, 2, Serial)
+
+    @dataclass(frozen=True)
+    class Local(Part):
+        def end(self, params, state, memory, device):
+            return params, {"what": lambda: 0}
+
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        first_round(Local(), pool)
+    standing, _ = first_round(Raises(), pool)
+    assert tree.same(standing.params, course_of_fedavg(1))
+    pool.close()
