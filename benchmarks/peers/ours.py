@@ -8,7 +8,9 @@ time that takes is told; with `--seeds` several runs are played by `shoal.compar
 of all of them together.
 """
 
+import logging
 from argparse import Namespace
+from contextlib import suppress
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,21 +20,36 @@ from jobs import JOBS, Job, asked, load, load_tests, report
 
 import shoal
 
+LENGTH = 500
+"""Rounds of the recipe: `auto` decides for a run of this ordinary length. It is stopped when enough is seen."""
+
+
+class Enough(Exception):
+    """As many rounds as were to be timed."""
+
 
 class Watch:
-    """Keeps the row of every round and the time at which it came."""
+    """Keeps the row of every round and the time at which it came; stops the runs after some rounds of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int, runs: int = 1) -> None:
+        self.wanted = rounds * runs
         self.rows: list[dict[str, Any]] = []
         self.times: list[float] = []
 
     def __call__(self, recipe: shoal.Recipe, row: dict[str, Any], history: shoal.History) -> None:
         self.rows.append(row)
         self.times.append(perf_counter())
+        if len(self.rows) == self.wanted:
+            raise Enough
 
     @property
     def seconds(self) -> list[float]:
         return [row["wall_seconds"] for row in self.rows]
+
+    def of_all(self) -> list[float]:
+        """The time of each round of all runs together: until the last of them has ended it."""
+        ends = {row["round"]: time for row, time in zip(self.rows, self.times)}
+        return [later - sooner for sooner, later in zip(ends.values(), list(ends.values())[1:])]
 
     def between(self) -> float:
         """The median time from one row to the next, in which everything is contained."""
@@ -47,6 +64,22 @@ class Watch:
         return more / sum(self.seconds[1:])
 
 
+class Said(logging.Handler):
+    """What shoal says about its engine."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.engine: str | None = None
+        log = logging.getLogger("shoal")
+        log.addHandler(self)
+        log.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("engine: "):
+            self.engine = text.removeprefix("engine: ")
+
+
 def data_of(job: Job, tests: int | None) -> tuple[torch.Tensor, ...]:
     """Training and test half; the latter cut to a number of samples."""
     x, y = map(torch.from_numpy, load(job))
@@ -54,7 +87,7 @@ def data_of(job: Job, tests: int | None) -> tuple[torch.Tensor, ...]:
     return x.flatten(0, 1), y.flatten(), test_x, test_y
 
 
-def recipe_of(job: Job, given: Namespace, rounds: int) -> dict[str, Any]:
+def recipe_of(job: Job, given: Namespace) -> dict[str, Any]:
     return {
         "data": data_of(job, None if given.eval_every else 10),
         "model": job.model,
@@ -64,7 +97,7 @@ def recipe_of(job: Job, given: Namespace, rounds: int) -> dict[str, Any]:
         "epochs": job.epochs,
         "batch": job.batch,
         "lr": job.lr,
-        "rounds": rounds,
+        "rounds": LENGTH,
         "eval_every": given.eval_every or 10**9,
         "engine": given.engine,
         "compute": given.compute,
@@ -72,23 +105,21 @@ def recipe_of(job: Job, given: Namespace, rounds: int) -> dict[str, Any]:
 
 
 def one_run(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
-    watch, every = Watch(), given.eval_every
-    rounds = -(-(given.rounds + 1) // every) * every if every else given.rounds + 1
+    every, said = given.eval_every, Said()
+    watch = Watch(-(-(given.rounds + 1) // every) * every if every else given.rounds + 1)
     began = perf_counter()
-    shoal.run("fedavg", watch=watch, **recipe_of(job, given, rounds))
-    more = {"between": watch.between(), "total": perf_counter() - began, "engine": watch.rows[-1].get("engine")}
+    with suppress(Enough):
+        shoal.run("fedavg", watch=watch, **recipe_of(job, given))
+    more = {"between": watch.between(), "total": perf_counter() - began, "engine": said.engine}
     return watch.seconds, more | ({"evaluation": watch.evaluation()} if every else {})
 
 
 def many_runs(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
-    """The time of the whole comparison over its rounds; one with a single round only warms up."""
-    seconds = []
-    for rounds in (1, given.rounds + 1):
-        began = perf_counter()
-        shoal.compare(["fedavg"], seeds=given.seeds, **recipe_of(job, given, rounds))
-        seconds.append(perf_counter() - began)
-    steady = (seconds[1] - seconds[0]) / given.rounds
-    return [seconds[0], seconds[1] / (given.rounds + 1)], {"runs": given.seeds, "steady": steady}
+    """Several seeds by `shoal.compare`; the first two rounds, in which things are set up, do not count."""
+    watch, said = Watch(given.rounds + 2, given.seeds), Said()
+    with suppress(Enough):
+        shoal.compare(["fedavg"], seeds=given.seeds, watch=watch, **recipe_of(job, given))
+    return watch.of_all(), {"runs": given.seeds, "engine": said.engine}
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ class Judge:
     """Devices x classes: how many samples of each class a device holds."""
     own: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict)
     """The user's functions of (logits, targets) by name."""
-    chunk: int = 1024
+    chunk: int = 0
+    """Samples in one pass; 0: as many as a GPU likes, or as fit into the caches of a processor."""
 
     def __call__(self, net: Net, params: Params) -> dict[str, Any]:
         found = self.counted(net, params)
@@ -57,25 +58,35 @@ class Judge:
     @torch.no_grad()
     def counted(self, net: Net, params: Params) -> dict[str, Any]:
         """One pass over the test set."""
-        right, total = torch.zeros(2, self.classes, dtype=torch.float64)
-        loss = top3 = 0.0
+        sums = torch.zeros(2 * self.classes + 2, dtype=torch.float64, device=net.place)
+        right, total, loss, top3 = sums.split((self.classes, self.classes, 1, 1))
         own = dict.fromkeys(self.own, 0.0)
-        for rows in self.samples.index.split(self.chunk):
+        for rows in self.samples.index.split(self.chunk or chunk_of(self.samples, net)):
             batch = self.samples.batch(rows)
             logits, targets = net.apply(params, batch.inputs)[0], batch.targets[0][0]
-            flat, hit = targets.flatten().cpu(), (logits.argmax(-1) == targets).flatten().cpu()
-            total += torch.bincount(flat, minlength=self.classes)
-            right += torch.bincount(flat[hit], minlength=self.classes)
-            loss += float(sample_losses(logits, targets).double().sum())
+            hit = logits.argmax(-1) == targets
+            total.index_add_(0, targets.flatten(), torch.ones_like(hit, dtype=sums.dtype).flatten())
+            right.index_add_(0, targets.flatten(), hit.to(sums.dtype).flatten())
+            loss += sample_losses(logits, targets).double().sum()
             if "top3" in self.metrics:
                 best = logits.topk(min(3, logits.shape[-1]), -1).indices
-                top3 += float((best == targets.unsqueeze(-1)).any(-1).sum())
+                top3 += (best == targets.unsqueeze(-1)).any(-1).sum()
             for name, function in self.own.items():
                 own[name] += float(function(logits, targets)) * len(rows)
+        right, total, loss, top3 = sums.cpu().split((self.classes, self.classes, 1, 1))  # the only wait for a GPU
         positions, samples = max(float(total.sum()), 1.0), max(len(self.samples), 1)
-        found = {"accuracy": float(right.sum()) / positions, "loss": loss / samples, "right": right, "total": total}
-        found |= {"top3": top3 / positions} if "top3" in self.metrics else {}
+        found = {"accuracy": float(right.sum()) / positions, "loss": float(loss) / samples}
+        found |= {"right": right, "total": total}
+        found |= {"top3": float(top3) / positions} if "top3" in self.metrics else {}
         return found | {name: value / samples for name, value in own.items()}
+
+
+def chunk_of(samples: Samples, net: Net) -> int:
+    """How many samples make a good pass."""
+    if net.place.type == "cpu":
+        return 512
+    numbers = max(1, samples.inputs[0].numel() if len(samples.inputs) else 1)
+    return min(8192, max(256, 2**23 // numbers))
 
 
 def by_device(labels: np.ndarray, right: Tensor, total: Tensor) -> np.ndarray:

@@ -89,12 +89,13 @@ class Batched:
     def stepped(self, form: tuple, cohort: Cohort) -> Ran:
         """Step by step."""
         carried, fixed, total = cohort.carried(), {}, None
-        for segment in cohort.frames.segments(1, alike=False):
-            frame = [*cohort.data, *segment.at(0)]
-            program = self.program(form, cohort, segment.padded, lambda: (carried, cohort.fixed(), frame))
-            if program.reads not in fixed:
-                fixed[program.reads] = cohort.fixed(program.reads)
-            carried, loss = program(*carried, *fixed[program.reads], *frame)
+        programs: dict[bool, Program] = {}
+        for padded, own in cohort.frames.each():
+            frame = [*cohort.data, *own]
+            if padded not in programs:
+                program = self.program(form, cohort, padded, lambda: (carried, cohort.fixed(), frame))
+                programs[padded], fixed[padded] = program, cohort.fixed(program.reads)
+            carried, loss = programs[padded](*carried, *fixed[padded], *frame)
             total = loss if total is None else total + loss
         assert total is not None
         return carried, total
@@ -103,7 +104,7 @@ class Batched:
         """By recorded graphs, as many steps at a time as a graph has."""
         carried, frames, replay = cohort.carried(), cohort.frames, None
         steps = stretch(frames.steps, bool(frames.full.all()))
-        for segment in frames.segments(steps, alike=True):
+        for segment in frames.segments(steps):
             if replay is None:
                 key = (form, cohort.width, cohort.batch, segment.padded, steps)
                 frame = [*cohort.data, *segment.at(0)]
@@ -134,10 +135,10 @@ class Batched:
         """How many devices of a form fit side by side, judged by what a step of one of them holds at its peak."""
         if form not in self.lanes:
             cohort = Cohort([Member(member.task)], knobs, 1, max(member.sizes))
-            carried, fixed, segment = cohort.carried(), cohort.fixed(), next(cohort.frames.segments(1, alike=False))
-            frame = [*cohort.data, *segment.at(0)]
+            carried, fixed, (padded, own) = cohort.carried(), cohort.fixed(), next(cohort.frames.each())
+            frame = [*cohort.data, *own]
             with refusing(cohort):
-                step = traced(step_of(cohort, segment.padded), carried, fixed, frame, in_place=False, fake=True)
+                step = traced(step_of(cohort, padded), carried, fixed, frame, in_place=False, fake=True)
             held = step.peak + 3 * tree.nbytes([carried, fixed])
             self.lanes[form] = max(1, (self.budget or room(cohort.place)) // held)
         return self.lanes[form]

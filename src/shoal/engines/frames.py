@@ -46,16 +46,25 @@ class Frames:
                 found[: member.steps] &= np.array(member.sizes) == self.batch
         return found
 
-    def segments(self, steps: int, alike: bool) -> Iterator[Segment]:
-        """The local run in pieces of so many steps; `alike`: all of that length, and all padded if any of them is."""
-        total = self.steps + (-self.steps % steps if alike else 0)
+    def segments(self, steps: int) -> Iterator[Segment]:
+        """The local run in pieces of so many steps, the last one filled up; if anything is padded, all of it is."""
+        total = self.steps + -self.steps % steps
         even = bool(self.full.all()) and total == self.steps
-        rows, *gates, step, epoch = [t.to(self.site.net.place, non_blocking=True) for t in self.table(total, even)]
+        own = [t.to(self.site.net.place, non_blocking=True) for t in self.table(total, even)]
+        own = [t[:, 0] if self.width == 1 else t for t in own]
         for first in range(0, total, steps):
-            last = min(first + steps, total)
-            padded = not even if alike else not self.full[first:last].all()
-            own = [t[first:last] for t in ([rows, *gates, step, epoch] if padded else [rows, step, epoch])]
-            yield Segment(padded, [t[:, 0] if self.width == 1 else t for t in own] + self.drawn(first, last))
+            last = first + steps
+            yield Segment(not even, [t[first:last] for t in own] + self.drawn(first, last))
+
+    def each(self) -> Iterator[tuple[bool, list[Tensor]]]:
+        """Step by step: whether it is padded, and its frame."""
+        even = bool(self.full.all())
+        own = [t.to(self.site.net.place) for t in self.table(self.steps, even)]
+        columns = [(t[:, 0] if self.width == 1 else t).unbind() for t in own]
+        for step, whole in enumerate(self.full.tolist()):
+            row = [column[step] for column in columns]
+            drawn = [t[0] for t in self.drawn(step, step + 1)]
+            yield not whole, [*(row if even or not whole else (row[0], *row[3:])), *drawn]
 
     def table(self, total: int, even: bool) -> list[Tensor]:
         """Rows, weight, live, step and epoch; weight and live are left out where all lanes are full all the time."""

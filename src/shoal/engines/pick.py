@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from math import ceil
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from shoal.core.net import Net
 from shoal.core.types import Work
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew, Task
+from shoal.engines.heap import keep_memory
 from shoal.engines.machine import Machine
 from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal")
 SHORT = 20.0
 """Seconds of work below which it is not worth looking for anything quicker than `serial`."""
+TRIAL = 0.5
+"""About how many seconds each is tried, three times over."""
 LONG = 100_000
 """Steps above which compiling pays on a GPU: for each operation it takes 60 ms, and saves 0.6 us of every step."""
 
@@ -68,6 +72,7 @@ def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
 
 def crew_of(pick: Pick, runs: int = 1) -> Crew:
     """Who trains; for several runs at once, with room for the devices of all of them."""
+    keep_memory()
     match pick.engine:
         case "batched":
             return Batched(pick.width * runs, compiled=pick.compiled)
@@ -102,28 +107,30 @@ def told(pick: Pick, asked: str) -> Pick:
 
 def quickest(assembly: "Assembly", cores: int) -> Pick:
     """By a short trial of each, unless the run is so short that the trial would cost more than it saves."""
-    known = Known(assembly, cores)
-    steps = steps_of(assembly) * assembly.recipe.sample * assembly.recipe.rounds
+    recipe, known, usual = assembly.recipe, Known(assembly, cores), steps_of(assembly)
     try:
-        alone = seconds_per_step(Serial(), sampled(assembly, 1, 2))
+        alone = seconds_per_step(Serial(), sampled(assembly, 1, min(4, ceil(usual))))
     except Exception:  # whatever it is, the run itself will meet it and tell it better
         return Pick("serial")
-    if alone * steps < SHORT:
-        return Pick("serial", why=f"about {max(1, round(alone * steps))} s of work")
+    total = alone * usual * recipe.sample * recipe.rounds
+    if total < SHORT:
+        return Pick("serial", why=f"about {max(1, round(total))} s of work")
     if pick := known.read():
         return pick
-    found = {Pick("serial"): alone}
-    for pick in candidates(assembly.net, cores, assembly.recipe.sample):
-        tasks = sampled(assembly, 2 * pick.workers * pick.width, 4)
+    found: dict[Pick, float] = {}
+    for pick in (Pick("serial"), *candidates(assembly.net, cores, recipe.sample)):
+        count = min(recipe.sample, 4 * pick.workers * pick.width)
+        steps = min(ceil(usual), max(4, round(TRIAL * pick.workers / (alone * count))))
         crew = crew_of(pick)
         try:
-            found[pick] = seconds_per_step(crew, tasks)
+            found[pick] = seconds_per_step(crew, sampled(assembly, count, steps))
         except Exception as error:
             log.debug("engine %s cannot be tried: %s", pick, error)
         finally:
             crew.close()
     best = min(found, key=lambda pick: found[pick])
-    pick = replace(best, why=f"{alone / found[best]:.1f} times as fast as serial in a trial of {len(found)}")
+    speed = found.get(Pick("serial"), alone) / found[best]
+    pick = replace(best, why=f"{speed:.1f} times as fast as serial in a trial of {len(found)}")
     known.write(pick)
     return pick
 
@@ -153,11 +160,11 @@ def sampled(assembly: "Assembly", count: int, steps: int) -> list[Task]:
 def seconds_per_step(crew: Crew, tasks: list[Task]) -> float:
     """The time of one step of one device; the first round, in which things are set up, does not count."""
     times = []
-    for _ in range(2):
+    for _ in range(3):
         began = perf_counter()
         crew.train(tasks)
         times.append(perf_counter() - began)
-    return times[-1] / sum(task.job.work.steps for task in tasks)
+    return min(times[1:]) / sum(task.job.work.steps for task in tasks)
 
 
 def steps_of(assembly: "Assembly") -> float:

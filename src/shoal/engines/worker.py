@@ -1,6 +1,5 @@
 """What a worker process of the pool does: let go of what is its parent's, train chunks, die with its parent."""
 
-import ctypes
 import gc
 import os
 import pickle
@@ -20,6 +19,7 @@ from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
 from shoal.engines.arena import Arena
 from shoal.engines.crew import Crew, Task
+from shoal.engines.heap import keep_memory
 
 
 class Failure(NamedTuple):
@@ -59,15 +59,6 @@ def follow(pipe: int, parent: int) -> None:
     while os.getppid() == parent and not end.poll(1000):
         pass
     os._exit(0)
-
-
-def keep_memory() -> None:
-    """Where there is glibc, let it keep what is freed: large gradients otherwise fault in page by page at each step."""
-    trim_threshold, mmap_threshold = -1, -3
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        if libc.mallopt(mmap_threshold, 1 << 30) or libc.mallopt(mmap_threshold, 32 << 20):  # older ones take no more
-            libc.mallopt(trim_threshold, 1 << 30)
 
 
 def serve(pipe: Connection, arenas: Sequence[Arena], sites: dict[int, Site], inner: Callable[[], Crew]) -> None:
