@@ -76,8 +76,8 @@ def remarks(score: Score) -> str:
         told.append(f"chose {engine}")
     if (share := score.middle("evaluation")) is not None:
         told.append(f"evaluation {100 * share:.1f} % of the time")
-    if (steady := score.middle("steady")) is not None:
-        told.append(f"seconds of all seeds with start-up; {steady:.3f} s without")
+    if (runs := score.reports[0].get("runs")) is not None:
+        told.append(f"seconds of {runs} seeds together")
     if (between := score.middle("between")) is not None and between > 1.02 * score.round:
         told.append(f"{between:.3f} s from row to row")
     if score.problem:

@@ -203,6 +203,7 @@ def answer(
         loss=loss,
         macs_forward=forward,
         macs_work=round((ending.macs + macs_train) * forward / max(net.macs_forward, 1)),
+        finite=finite,
     )
     return outcome, memory
 

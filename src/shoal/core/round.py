@@ -219,7 +219,8 @@ class Loop:
                 delta |= {k: delta[k] * mask for k, mask in covered.items()}
             size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
             replies[job.device] = Reply(job.device, size, delta, covered, report, outcome)
-        finite = tree.finite_each([[r.delta, r.report] for r in replies.values()])
+        looked = [not codecs and r.outcome.finite for r in replies.values()]
+        finite = tree.finite_each([[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)])
         sound = {device for device, yes in zip(replies, finite) if yes}
         why = {o.device: "it was late" if o.device in late else o.problem for o in outcomes}
         gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]

@@ -148,6 +148,8 @@ class Outcome:
     loss: float = float("nan")
     macs_forward: int = 0
     macs_work: int = 0
+    finite: bool = False
+    """Whether the numbers of the message were looked at before it was encoded, by somebody the server trusts."""
 
 
 @dataclass(frozen=True, eq=False)

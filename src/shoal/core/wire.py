@@ -113,6 +113,9 @@ def open_message(
     """Values of full shape, which of their elements arrived where not all did, and what lay beside."""
     values, covered = {}, {}
     for name, entry in message.body.items():
+        if not plan and "covered" not in entry:
+            values[name] = entry["value"]
+            continue
         values[name] = slicer.place({name: entry["value"]}, like, plan)[name]
         mask = slicer.covered(name, like[name], plan)
         if "covered" in entry:

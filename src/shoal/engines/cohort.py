@@ -56,7 +56,8 @@ class Cohort:
         course = self.members[0].visit.course
         if self.alone:
             return [tree.refilled(course, (t.contiguous() for t in carried))]
-        return [tree.refilled(course, (t[lane] for t in carried)) for lane in range(len(self.members))]
+        lanes = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
+        return [tree.refilled(course, own) for _, own in zip(self.members, lanes)]
 
 
 def laid(tensor: Tensor) -> Tensor:

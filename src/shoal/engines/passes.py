@@ -53,19 +53,6 @@ def overwrites(operation: Any) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def lay_out(graph: fx.Graph) -> None:
-    """A GPU convolves images whose channels come last; told so once, it need not turn them around at every call."""
-    read = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
-    for node in list(graph.nodes):
-        for at in range(read.get(node.target, 0)):
-            given = node.args[at]
-            if given.meta["val"].dim() == 4:
-                with graph.inserting_before(node):
-                    turned = graph.call_function(aten.clone.default, (given,), {"memory_format": torch.channels_last})
-                turned.meta = dict(given.meta)
-                node.update_arg(at, turned)
-
-
 def add_biases(graph: fx.Graph) -> None:
     """A product and the addition of a bias to it in one operation."""
     for node in list(graph.nodes):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shoal.engines.passes import add_biases, fuse_updates, lay_out, share, tidy
+from shoal.engines.passes import add_biases, fuse_updates, share, tidy
 
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 """(carried from step to step, fixed for the run, of this step) -> carried on, loss of every device."""
@@ -53,8 +53,6 @@ def traced(
             *(t.detach() for t in (*carried, *fixed, *frame))
         )
     tidy(module.graph)
-    if not in_place:
-        lay_out(module.graph)
     module.graph = graph = share(module.graph)
     add_biases(graph)
     if in_place:
