@@ -19,6 +19,7 @@ from shoal.engines.machine import Machine
 from shoal.engines.pick import Pick, candidates, quickest, read_pick, settled
 from shoal.engines.program import traced
 from shoal.engines.replay import stretch
+from shoal.engines.script import written
 from shoal.engines.serial import Serial
 from shoal.models import MODELS
 from shoal.recipe import Recipe
@@ -117,6 +118,17 @@ class Branching(nn.Module):
         return self.fc(x) if x.sum() > 0 else self.fc(-x)
 
 
+class Viewing(nn.Module):
+    """Counts on images being laid out row by row, as `view` does."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.fc = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 3), nn.Linear(4 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.two(self.one(x).relu()).view(len(x), -1))
+
+
 def own(module: nn.Module) -> str:
     return shoal.handed_over({"model": module})["model"]
 
@@ -134,6 +146,14 @@ def test_dropout_drops_something():
     with_dropout = ends(Batched(2), model=own(module), batch=8)[0]
     module.drop.p = module.spatial.p = 0.0
     assert apart(with_dropout, ends(Batched(2), model=own(module), batch=8)[0]) > 1e-4
+
+
+def test_a_model_that_wants_its_images_as_they_are_gets_them(caplog):
+    torch.manual_seed(0)
+    crew = Batched(1)
+    with caplog.at_level(logging.WARNING, logger="shoal"):
+        agrees(crew, model=own(Viewing()))
+    assert crew.plain and not crew.refused and not caplog.records
 
 
 def test_a_model_that_cannot_be_vectorised_falls_back_with_one_line(caplog):
@@ -208,6 +228,30 @@ def test_a_graph_covers_the_run_with_little_idling(steps, even):
     idle = -steps % length
     assert 1 <= length <= 32 and (idle < length)
     assert not (even and steps in (6, 25, 250)) or idle == 0
+
+
+def test_what_is_written_out_is_what_was_traced():
+    """Programs run as TorchScript; the traced operations give the same bits."""
+    for model in ("mlp", "lenet", "vit"):
+        crew = Batched(1)
+        ends(crew, rounds=1, model=model, steps="1", sample=1)
+        program = next(iter(crew.programs.values()))
+        assert program.call != program.module.forward, f"{model} stays in Python"
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 0.5, float("inf"), [1, 2], torch.float32, torch.device("cpu"), "none"]
+)
+def test_arguments_are_written_as_torchscript_reads_them(value):
+    text = written(value)
+    typed = {bool: "bool", int: "int", float: "float", str: "str", list: "List[int]"}.get(type(value))
+    if typed:
+        unit = torch.jit.CompilationUnit(f"def f() -> {typed}:\n    return {text}\n")
+        assert unit.f() == value
+    else:
+        assert text in ("None", "torch.float32", 'torch.device("cpu")')
+    with pytest.raises(ValueError):
+        written(object())
 
 
 # programs are traced once ---------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Runs in progress, one or several side by side: their devices train together, everything else is each run's own."""
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -119,6 +120,8 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
     """Play rounds until every recipe says stop; the devices of all runs go to one crew, round by round."""
     for ride in rides:
         ride.machine.crew = crew
+    often = gc.get_threshold()
+    gc.set_threshold(100_000, *often[1:])  # a round makes many small objects, and no cycles worth looking for
     try:
         while going := [ride for ride in rides if not ride.over]:
             together(going, crew)
@@ -133,6 +136,7 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
         rounds = " and ".join(sorted({str(len(ride.history)) for ride in rides}))
         raise ShoalError("interrupted", f"Stopped after {rounds} rounds.", where) from None
     finally:
+        gc.set_threshold(*often)
         crew.close()
         for ride in rides:
             if ride.folder:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.jit._fuser import optimized_execution
 
 from shoal.core import tree
 from shoal.core.device import answer, end
@@ -35,7 +36,10 @@ class Batched:
         self.replays: dict[tuple, Replay] = {}
         self.lanes: dict[tuple, int] = {}
         """The most devices of a form that fit side by side."""
+        self.plain: set[tuple] = set()
+        """Forms whose model does not take images with their channels last."""
         self.refused: set[tuple] = set()
+        """Forms whose step cannot be vectorised at all."""
         self.pool = None
 
     def train(self, tasks: Sequence[Task]) -> list[Done]:
@@ -67,9 +71,14 @@ class Batched:
                     group = own[first : first + limit]
                     done |= zip(group, self.together(form, [members[i] for i in group], knobs))
             except Refused as error:
+                again = {i: tasks[i] for i in own}
+                if form not in self.plain:
+                    self.plain.add(form)
+                    done |= self.some(again, knobs)
+                    continue
                 log.warning("%s; those devices are trained one after the other.", error)
                 self.refused.add(form)
-                done |= {i: alone(tasks[i]) for i in own}
+                done |= {i: alone(task) for i, task in again.items()}
         return done
 
     def together(self, form: tuple, members: list[Member], knobs: Sequence[Knob]) -> list[Done]:
@@ -78,8 +87,9 @@ class Batched:
             return [alone(m.task) for m in members]
         batch = max(max(m.sizes) for m in members)
         on_gpu = members[0].site.net.place.type == "cuda"
-        cohort = Cohort(members, knobs, roomy(len(members), self.width) if on_gpu else len(members), batch)
-        with torch.no_grad():
+        width = roomy(len(members), self.width) if on_gpu else len(members)
+        cohort = Cohort(members, knobs, width, batch, form not in self.plain)
+        with torch.no_grad(), optimized_execution(False):
             carried, losses = self.replayed(form, cohort) if on_gpu else self.stepped(form, cohort)
         endings = [end(m.site, m.visit, course) for m, course in zip(members, cohort.ends(carried))]
         finite = tree.finite_each([[ending.body, ending.beside] for ending in endings])
@@ -134,7 +144,7 @@ class Batched:
     def limit(self, form: tuple, member: Member, knobs: Sequence[Knob]) -> int:
         """How many devices of a form fit side by side, judged by what a step of one of them holds at its peak."""
         if form not in self.lanes:
-            cohort = Cohort([Member(member.task)], knobs, 1, max(member.sizes))
+            cohort = Cohort([Member(member.task)], knobs, 1, max(member.sizes), form not in self.plain)
             carried, fixed, (padded, own) = cohort.carried(), cohort.fixed(), next(cohort.frames.each())
             frame = [*cohort.data, *own]
             with refusing(cohort):

@@ -20,12 +20,14 @@ class Cohort:
     A member alone is not stacked at all: its program is that of one device.
     """
 
-    def __init__(self, members: Sequence[Member], knobs: Sequence[Knob], width: int, batch: int):
+    def __init__(self, members: Sequence[Member], knobs: Sequence[Knob], width: int, batch: int, turned: bool):
         self.members, self.knobs, self.width, self.batch = list(members), tuple(knobs), width, batch
         first = self.members[0]
         self.site: Site = first.site
         self.data = [first.visit.device.samples.inputs, first.visit.device.samples.targets]
         self.place = self.site.net.place
+        self.turned = turned and width == 1 and self.place.type == "cpu"
+        """Whether images and filters have their channels last, which is quicker on a processor."""
         self.frames = Frames(self.members, width, batch)
 
     @property
@@ -38,8 +40,13 @@ class Cohort:
 
     def joined(self, lanes: Sequence[Tensor]) -> Tensor:
         if self.alone:
-            return laid(lanes[0].to(self.place, copy=True))
+            return self.laid(lanes[0].to(self.place, copy=True))
         return torch.stack([*lanes, *[lanes[0]] * (self.width - len(lanes))]).to(self.place)
+
+    def laid(self, tensor: Tensor) -> Tensor:
+        """As the cohort's program wants it."""
+        images = self.turned and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
     def carried(self) -> list[Tensor]:
         """Where the members stand before their first step."""
@@ -58,9 +65,3 @@ class Cohort:
             return [tree.refilled(course, (t.contiguous() for t in carried))]
         lanes = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
         return [tree.refilled(course, own) for _, own in zip(self.members, lanes)]
-
-
-def laid(tensor: Tensor) -> Tensor:
-    """On a processor, images and filters are quicker with their channels last."""
-    images = tensor.dim() == 4 and tensor.device.type == "cpu"
-    return tensor.contiguous(memory_format=torch.channels_last) if images else tensor

@@ -6,6 +6,7 @@ gradient included, as a list of plain operations on a flat list of tensors. For 
 memory at its peak) is what cohorts are cut by.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shoal.engines.passes import add_biases, fuse_updates, share, tidy
+from shoal.engines.script import scripted
+
+log = logging.getLogger("shoal")
 
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 """(carried from step to step, fixed for the run, of this step) -> carried on, loss of every device."""
@@ -64,7 +68,16 @@ def traced(
         if not read:
             graph.erase_node(node)
     module.recompile()
-    return Program(module, len(carried), reads, peak_of(graph), module.forward)
+    return Program(module, len(carried), reads, peak_of(graph), quickest(module) if in_place else module.forward)
+
+
+def quickest(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor], Tensor]]:
+    """A program as TorchScript where that can be had, else as the Python that was traced."""
+    try:
+        return scripted(module.graph)
+    except Exception as error:
+        log.debug("a program stays in Python: %s", error)
+        return module.forward
 
 
 def peak_of(graph: fx.Graph) -> int:

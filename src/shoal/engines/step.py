@@ -9,7 +9,7 @@ from shoal.core import tree
 from shoal.core.chance import chance
 from shoal.core.train import Course, Scene, advance, functional, gated
 from shoal.core.types import Batch
-from shoal.engines.cohort import Cohort, laid
+from shoal.engines.cohort import Cohort
 from shoal.engines.knobs import turned
 from shoal.engines.program import Step
 
@@ -41,7 +41,7 @@ def step_of(cohort: Cohort, padded: bool) -> Step:
     def step(carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor]):
         inputs, targets, rows, *rest = frame
         if cohort.alone:
-            return one(carried, fixed, laid(inputs.index_select(0, rows)), targets.index_select(0, rows), rest)
+            return one(carried, fixed, cohort.laid(inputs.index_select(0, rows)), targets.index_select(0, rows), rest)
         flat = rows.flatten()
         x = inputs.index_select(0, flat).view(width, batch, *inputs.shape[1:])
         y = targets.index_select(0, flat).view(width, batch, *targets.shape[1:])
