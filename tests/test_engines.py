@@ -189,6 +189,13 @@ def test_augmentation_is_the_same_for_all():
     agrees(Batched(3), model="lenet", augment="flip,crop:2", steps="3")
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_an_update_that_is_not_finite_is_dropped_alike(method):
+    told = [ends(crew, method=method, lr=1e200, rounds=1)[1][0] for crew in (Serial(), Batched(1), Batched(3))]
+    assert told[0]["dropped"] and all(row["dropped"] == told[0]["dropped"] for row in told)
+    assert len({row["bytes_up"] for row in told}) == 1
+
+
 def test_nobody_to_train_is_no_trouble():
     assert Batched(3).train([]) == []
 

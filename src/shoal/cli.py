@@ -128,7 +128,8 @@ def compare(
     if recipe.out:
         need_plotting()
     runs = Listing(tuple(methods), recipe, seeds, tuple(vary or ())).runs()
-    with Progress(quiet or as_json, False, runs=len(runs) * seeds) as progress:
+    varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
+    with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied) as progress:
         comparison = start(methods, recipe, seeds, watcher(progress, log), vary or ())
     tell(comparison, recipe.out, quiet, as_json)
 

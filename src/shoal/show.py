@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,8 +22,8 @@ from shoal.recipe import Recipe
 class Progress:
     """A bar per run with accuracy, simulated time, bytes and the time left; with `as_json`, the rows themselves."""
 
-    def __init__(self, silent: bool, as_json: bool, runs: int = 1):
-        self.as_json, self.runs = as_json, runs
+    def __init__(self, silent: bool, as_json: bool, runs: int = 1, varied: Sequence[str] = ()):
+        self.as_json, self.runs, self.varied = as_json, runs, varied
         self.bar = Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -56,7 +56,8 @@ class Progress:
         key = recipe.fingerprint()
         if key not in self.tasks:
             self.bar.start()
-            name = recipe.method + (f" seed {recipe.seed}" if self.runs > 1 else "")
+            values = [f"{key}={getattr(recipe, key)}" for key in self.varied]
+            name = ", ".join([recipe.method, *values]) + (f" seed {recipe.seed}" if self.runs > 1 else "")
             self.tasks[key] = self.bar.add_task(name, total=recipe.rounds, told="")
         accuracy = history.last("accuracy")
         told = f"acc {accuracy:.3f}  " if accuracy is not None else ""

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
 from shoal.core import tree
-from shoal.core.device import answer, end
+from shoal.core.device import answer
 from shoal.core.errors import ShoalError, told
 from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Done, Task
-from shoal.engines.knobs import Knob, knobs_of
+from shoal.engines.knobs import Knob, knobs_of, skeleton
 from shoal.engines.member import Member
 from shoal.engines.program import Program, traced
 from shoal.engines.replay import Replay, stretch
@@ -34,6 +34,8 @@ class Batched:
         self.width, self.budget, self.compiled = width, budget, compiled
         self.programs: dict[tuple, Program] = {}
         self.replays: dict[tuple, Replay] = {}
+        self.kinds: dict[tuple, int] = {}
+        """Numbers for what sites have in common."""
         self.lanes: dict[tuple, int] = {}
         """The most devices of a form that fit side by side."""
         self.plain: set[tuple] = set()
@@ -59,9 +61,11 @@ class Batched:
     def some(self, tasks: dict[int, Task], knobs: Sequence[Knob]) -> dict[int, Done]:
         """Those that can stand side by side do; where the step cannot be vectorised, one after the other."""
         members = {i: Member(task) for i, task in tasks.items()}
+        sites = {id(m.site): m.site for m in members.values()}
+        kinds = {at: self.kinds.setdefault(skeleton(site, knobs), len(self.kinds)) for at, site in sites.items()}
         forms: dict[tuple, list[int]] = {}
         for i, member in members.items():
-            forms.setdefault(member.form(knobs), []).append(i)
+            forms.setdefault(member.form(kinds[id(member.site)]), []).append(i)
         done: dict[int, Done] = {}
         for form, own in forms.items():
             try:
@@ -91,8 +95,7 @@ class Batched:
         cohort = Cohort(members, knobs, width, batch, form not in self.plain)
         with torch.no_grad(), optimized_execution(False):
             carried, losses = self.replayed(form, cohort) if on_gpu else self.stepped(form, cohort)
-        endings = [end(m.site, m.visit, course) for m, course in zip(members, cohort.ends(carried))]
-        finite = tree.finite_each([[ending.body, ending.beside] for ending in endings])
+        endings, finite = cohort.endings(carried)
         ends = zip(members, endings, finite, losses.tolist() if losses.dim() else [float(losses)])
         return [Done(*answer(m.site, m.visit, e, sound, loss / m.steps, m.macs)) for m, e, sound, loss in ends]
 
@@ -159,7 +162,8 @@ class Batched:
         self.replays.clear()
         torch.cuda.empty_cache()
         if width == 1:
-            raise ShoalError("no-memory", "One device alone does not fit into memory.", "Use a smaller model or batch.")
+            problem = "One device alone does not fit into the memory of the compute device."
+            raise ShoalError("no-device", problem, "Use a smaller model or batch, or --compute cpu.")
         self.width = width // 2
         log.warning("%d devices at once do not fit into memory; from now on %d.", width, self.width)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core import tree
-from shoal.core.device import Site
+from shoal.core.device import Ending, Site, end
 from shoal.core.train import Course
 from shoal.engines.frames import Frames
 from shoal.engines.knobs import Knob, values
@@ -58,6 +58,30 @@ class Cohort:
         picked = range(len(lanes[0])) if read is None else [i for i, yes in enumerate(read) if yes]
         return [self.joined([own[i] for own in lanes]) for i in picked]
 
+    def endings(self, carried: Sequence[Tensor]) -> tuple[list[Ending], list[bool]]:
+        """What each member is about to send, and whether all of it is finite."""
+        if not self.alone and untouched(self.site):
+            return self.changes(carried)
+        endings = [end(m.site, m.visit, course) for m, course in zip(self.members, self.ends(carried))]
+        return endings, tree.finite_each([[ending.body, ending.beside] for ending in endings])
+
+    def changes(self, carried: Sequence[Tensor]) -> tuple[list[Ending], list[bool]]:
+        """The same where no part acts after the last step: the changes of all lanes at once."""
+        stacked: Course = tree.refilled(self.members[0].visit.course, carried)
+        values, anchors = stacked.params | stacked.buffers, [m.visit.scene.anchor for m in self.members]
+        names, sound = self.site.net.named("shared"), torch.ones(self.width, dtype=torch.bool, device=self.place)
+        lanes = []
+        for name in names:
+            own = [anchor[name] for anchor in anchors]
+            same = all(t is own[0] for t in own)
+            change = values[name][: len(own)] - (own[0] if same else torch.stack(own))
+            sound[: len(own)] &= change.reshape(len(own), -1).sum(1).isfinite()
+            lanes.append(change.unbind())
+        bodies = [dict(zip(names, own)) for own in zip(*lanes)]
+        made = [Ending(body, {}, dict(m.visit.memory), m.visit.macs) for body, m in zip(bodies, self.members)]
+        finite = sound.tolist()[: len(made)]
+        return made, finite if all(finite) else tree.finite_each(bodies)
+
     def ends(self, carried: Sequence[Tensor]) -> list[Course]:
         """Where each member came to."""
         course = self.members[0].visit.course
@@ -65,3 +89,10 @@ class Cohort:
             return [tree.refilled(course, (t.contiguous() for t in carried))]
         lanes = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
         return [tree.refilled(course, own) for _, own in zip(self.members, lanes)]
+
+
+def untouched(site: Site) -> bool:
+    """Whether a device sends its change as it is: no part acts after the last step, and nothing stays on the device."""
+    method, net = site.method, site.net
+    acting = method.at("end") or method.at("measure") or method.carries == "values"
+    return not acting and not net.named("personal")

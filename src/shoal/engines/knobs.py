@@ -37,12 +37,12 @@ def knobs_of(sites: Iterable[Site]) -> list[Knob]:
 
 
 def skeleton(site: Site, knobs: Sequence[Knob]) -> tuple:
-    """What is left of a rule without those numbers."""
+    """What sites must have in common to share programs: the model, and the rule without those numbers."""
     parts = []
     for at, holder in holders(site):
         settings = [(f.name, getattr(holder, f.name)) for f in fields(holder) if (at, f.name) not in knobs]
         parts.append((type(holder), *settings))
-    return (*parts, str(site.augment))
+    return (site.kind or id(site.net.module), site.net.shapes, *parts, str(site.augment))
 
 
 def values(site: Site, knobs: Sequence[Knob]) -> list[Tensor]:

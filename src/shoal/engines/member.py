@@ -1,7 +1,6 @@
 """A device about to train in a cohort: what it starts from, what it will draw, what it can share."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from shoal.core.device import Visit, prepare
 from shoal.core.luck import Luck
 from shoal.core.train import advance, autograd
 from shoal.engines.crew import Task
-from shoal.engines.knobs import Knob, skeleton
 
 
 class Member:
@@ -36,18 +34,18 @@ class Member:
         """How many samples each batch has."""
         return self.visit.rows.sizes
 
-    def form(self, knobs: Sequence[Knob]) -> tuple:
-        """All that must be equal for two devices to share a program and a cohort."""
-        samples, kind = self.visit.device.samples, self.site.kind or id(self.site.net.module)
-        course, scene = self.visit.course, self.visit.scene
+    def form(self, kind: int) -> tuple:
+        """All that must be equal for two devices of sites of one kind to share a program and a cohort."""
+        samples, course, scene = self.visit.device.samples, self.visit.course, self.visit.scene
         shapes = tree.outline([course.states, scene.got, self.first])
-        like = self.site.net.shapes, tuple(scene.mask), tuple(course.velocity)
-        return (kind, skeleton(self.site, knobs), id(samples.inputs), id(samples.targets), shapes, like)
+        return (kind, id(samples.inputs), id(samples.targets), shapes, tuple(scene.mask), bool(course.velocity))
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of the whole local run."""
         plan = kept(self.visit.job.plan)
+        if self.sizes[0] == self.sizes[-1] == min(self.sizes):
+            return self.site.tally.known["step", self.sizes[0], plan] * self.steps
         return sum(self.site.tally.known["step", size, plan] * many for size, many in Counter(self.sizes).items())
 
     def shapes(self, size: int) -> list[torch.Size]:
