@@ -212,6 +212,24 @@ def test_a_cohort_that_does_not_fit_is_split(budget, monkeypatch):
     assert sum(widths) == 8
 
 
+def test_what_runs_out_of_memory_is_halved(monkeypatch, caplog):
+    together = Batched.together
+
+    def narrow(self, form, members, knobs):
+        if len(members) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return together(self, form, members, knobs)
+
+    monkeypatch.setattr(Batched, "together", narrow)
+    crew = Batched(4)
+    with caplog.at_level(logging.WARNING, logger="shoal"):
+        agrees(crew, method="scaffold")
+    assert crew.width == 2 and "do not fit into memory" in caplog.text
+    monkeypatch.setattr(Batched, "together", lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError("none left")))
+    with pytest.raises(shoal.ShoalError, match="One device alone does not fit"):
+        ends(Batched(4), rounds=1)
+
+
 def test_what_a_step_holds_is_known_before_it_is_made():
     def step(carried, fixed, frame):
         big = carried[0].expand(1000, 10) * 2

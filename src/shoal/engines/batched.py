@@ -18,7 +18,7 @@ from shoal.engines.crew import Done, Task
 from shoal.engines.knobs import Knob, knobs_of, skeleton
 from shoal.engines.member import Member
 from shoal.engines.program import Program, traced
-from shoal.engines.replay import Replay, stretch
+from shoal.engines.replay import Replay, recorded, stretch
 from shoal.engines.serial import alone
 from shoal.engines.step import step_of
 
@@ -125,7 +125,8 @@ class Batched:
                 fixed = cohort.fixed(program.reads)
                 if key not in self.replays:
                     self.pool = self.pool or torch.cuda.graph_pool_handle()
-                    self.replays[key] = Replay(program, carried, fixed, cohort.data, segment.tensors, self.pool)
+                    given = (carried, fixed, cohort.data, segment.tensors, self.pool)
+                    self.replays[key] = recorded(program, *given)
                 replay = self.replays[key]
                 replay.load(carried, fixed)
             replay.play(segment.tensors)

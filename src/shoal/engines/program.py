@@ -29,7 +29,6 @@ class Program:
     """A traced step."""
 
     module: fx.GraphModule
-    carried: int
     reads: tuple[bool, ...]
     """Which of the fixed tensors matter; the others need not even be stacked."""
     peak: int
@@ -68,7 +67,7 @@ def traced(
         if not read:
             graph.erase_node(node)
     module.recompile()
-    return Program(module, len(carried), reads, peak_of(graph), quickest(module) if in_place else module.forward)
+    return Program(module, reads, peak_of(graph), quickest(module) if in_place else module.forward)
 
 
 def quickest(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor], Tensor]]:

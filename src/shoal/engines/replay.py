@@ -1,11 +1,16 @@
 """Several steps of a program as one CUDA graph: recorded once over buffers that stay where they are, then replayed."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from shoal.core.errors import told
 from shoal.engines.program import Program
+
+log = logging.getLogger("shoal")
 
 SOME = 25
 """Steps of a graph, where nothing speaks for another number."""
@@ -44,6 +49,19 @@ class Replay:
         """The next steps of it."""
         copied(self.frames, frames)
         self.graph.replay()
+
+
+def recorded(program: Program, *given) -> Replay:
+    """A program as a graph; where it cannot be compiled, as it was traced."""
+    try:
+        return Replay(program, *given)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if program.call == program.module.forward:
+            raise
+        log.warning("A step cannot be compiled (%s); it runs as it was traced, which is slower.", told(error))
+        return Replay(replace(program, call=program.module.forward), *given)
 
 
 def copied(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
