@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -369,4 +370,7 @@ def test_wandb_gets_every_number(tmp_path, monkeypatch):
         monkeypatch.setenv(key, value)
     run(TINY, logger("wandb:mine"))
     [found] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    until = time.monotonic() + 60  # another process writes the file, and on a busy machine it is not done at once
+    while b"accuracy" not in found.read_bytes() and time.monotonic() < until:
+        time.sleep(0.2)
     assert b"accuracy" in found.read_bytes()
