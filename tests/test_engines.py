@@ -230,6 +230,17 @@ def test_what_runs_out_of_memory_is_halved(monkeypatch, caplog):
         ends(Batched(4), rounds=1)
 
 
+def test_a_comparison_with_the_ignored_target_is_kept_where_it_is_about_something_else():
+    """Only looked-up targets are known to hold no -100; whatever else a part compares with it is computed."""
+
+    def step(carried, fixed, frame):
+        return [torch.where(frame[0].ne(-100), carried[0], torch.zeros(3))], carried[0].sum()
+
+    given = [torch.ones(3)], [], [torch.tensor([-100.0, 1.0, 2.0])]
+    made, _ = traced(step, *given, in_place=False)(*given[0], *given[2])
+    assert made[0].tolist() == [0.0, 1.0, 1.0]
+
+
 def test_what_a_step_holds_is_known_before_it_is_made():
     def step(carried, fixed, frame):
         big = carried[0].expand(1000, 10) * 2

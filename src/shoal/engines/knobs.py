@@ -45,18 +45,22 @@ def skeleton(site: Site, knobs: Sequence[Knob]) -> tuple:
     return (site.kind or id(site.net.module), site.net.shapes, *parts, str(site.augment))
 
 
-def values(site: Site, knobs: Sequence[Knob]) -> list[Tensor]:
-    """The numbers themselves, those that a site has."""
+def had_by(site: Site, knobs: Sequence[Knob]) -> list[Knob]:
+    """Those that a site has."""
     found = dict(holders(site))
-    own = [k for k in knobs if k[0] in found and hasattr(found[k[0]], k[1])]
-    return [torch.tensor(getattr(found[at], name), dtype=site.net.dtype) for at, name in own]
+    return [(at, name) for at, name in knobs if at in found and hasattr(found[at], name)]
+
+
+def values(site: Site, knobs: Sequence[Knob]) -> list[Tensor]:
+    """The numbers themselves."""
+    found = dict(holders(site))
+    return [torch.tensor(getattr(found[at], name), dtype=site.net.dtype) for at, name in had_by(site, knobs)]
 
 
 def turned(site: Site, knobs: Sequence[Knob], given: Sequence[Tensor]) -> Rule:
     """The site's rule with those numbers as tensors; they were checked when the parts were made."""
     found = {at: copy(holder) for at, holder in holders(site)}
-    own = [k for k in knobs if k[0] in found and hasattr(found[k[0]], k[1])]
-    for (at, name), value in zip(own, given, strict=True):
+    for (at, name), value in zip(had_by(site, knobs), given, strict=True):
         object.__setattr__(found[at], name, value)
     optimiser = found.pop(-1)
     return replace(site.rule, method=Method(tuple(found.values())), optimiser=optimiser)

@@ -10,6 +10,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 aten = torch.ops.aten
 SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 LIKE = (aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+SEEN = (*SAME, *LIKE, aten.unsqueeze.default, aten.squeeze.dims)
 TURN = (aten.t.default, aten.transpose.int)
 
 
@@ -37,8 +38,14 @@ def tidy(graph: fx.Graph) -> None:
 
 
 def never_ignored(condition: fx.Node) -> bool:
-    """Whether a condition asks if targets are those that torch's losses ignore (-100): there are none such."""
-    return condition.target is aten.ne.Scalar and condition.args[1:] == (-100,)
+    """Whether a condition asks if targets, as they were looked up, are those that torch's losses ignore (-100)."""
+    if condition.target is not aten.ne.Scalar or condition.args[1:] != (-100,):
+        return False
+    source: Any = condition.args[0]
+    while isinstance(source, fx.Node) and source.target in SEEN:
+        source = source.args[0]
+    looked_up = isinstance(source, fx.Node) and source.target is aten.index_select.default
+    return looked_up and source.meta["val"].dtype == torch.int64
 
 
 def share(graph: fx.Graph) -> fx.Graph:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-aten = torch.ops.aten
-
 
 def scripted(graph: fx.Graph) -> Callable[..., Any]:
     """The same program, with 1 to 3 us less for each operation; raises where it cannot be written that way."""
