@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
 from shoal.assemble import assemble
 from shoal.core import tree
 from shoal.engines import pick as picking
 from shoal.engines.batched import Batched, roomy
+from shoal.engines.convolve import MANY, convolved, multiplied, reformed, turned_back
 from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
 from shoal.engines.pick import Pick, candidates, quickest, read_pick, settled
@@ -212,12 +216,13 @@ def test_a_cohort_that_does_not_fit_is_split(budget, monkeypatch):
     assert sum(widths) == 8
 
 
-def test_what_runs_out_of_memory_is_halved(monkeypatch, caplog):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("none left"), RuntimeError("CUDA error: out of memory")])
+def test_what_runs_out_of_memory_is_halved(error, monkeypatch, caplog):
     together = Batched.together
 
     def narrow(self, form, members, knobs):
         if len(members) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise error
         return together(self, form, members, knobs)
 
     monkeypatch.setattr(Batched, "together", narrow)
@@ -225,9 +230,27 @@ def test_what_runs_out_of_memory_is_halved(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="shoal"):
         agrees(crew, method="scaffold")
     assert crew.width == 2 and "do not fit into memory" in caplog.text
-    monkeypatch.setattr(Batched, "together", lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError("none left")))
+    monkeypatch.setattr(Batched, "together", lambda *a: (_ for _ in ()).throw(error))
     with pytest.raises(shoal.ShoalError, match="One device alone does not fit"):
         ends(Batched(4), rounds=1)
+
+
+@pytest.mark.parametrize("lanes", [MANY - 1, MANY])
+def test_convolutions_of_many_lanes_take_another_form_and_find_the_same(lanes: int):
+    def loss(few: Tensor, deep: Tensor, images: Tensor) -> Tensor:
+        seen = F.conv2d(images, few, padding=(1, 0), stride=(2, 1)).relu()
+        return F.conv2d(seen, deep, padding=1).square().mean()
+
+    sizes = ((32, 3, 3, 3), (5, 32, 2, 3), (4, 3, 9, 8))
+    given = [torch.randn(lanes, *size, dtype=torch.float64) for size in sizes]
+    step = vmap(grad(loss, (0, 1)))
+    program = make_fx(step)(*given)
+    reformed(program.graph)
+    program.recompile()
+    forms = {node.target for node in program.graph.nodes} & {convolved, turned_back, multiplied}
+    assert forms == ({convolved, turned_back, multiplied} if lanes == MANY else set())
+    for made, expected in zip(program(*given), step(*given)):
+        torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_comparison_with_the_ignored_target_is_kept_where_it_is_about_something_else():

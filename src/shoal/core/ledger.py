@@ -57,7 +57,13 @@ def times_of(jobs: Sequence[Job], outcomes: Sequence[Outcome], fleet: Fleet) -> 
 
 
 def cost(
-    jobs: Sequence[Job], outcomes: Sequence[Outcome], enrolment: int, number: int, fleet: Fleet, end: float
+    jobs: Sequence[Job],
+    outcomes: Sequence[Outcome],
+    enrolment: int,
+    number: int,
+    fleet: Fleet,
+    times: dict[int, Times],
+    end: float,
 ) -> Row:
     """What the round cost: the bytes of what was encoded, the computation done, the time until it ended, by cause."""
     down: dict[str, int] = {}
@@ -73,8 +79,7 @@ def cost(
         joules += profile.joules(job.message.nbytes, outcome.macs_work, nbytes(outcome.message))
         if isfinite(outcome.loss):
             loss, samples = loss + outcome.loss * outcome.samples, samples + outcome.samples
-    times = times_of(jobs, outcomes, fleet).values()
-    slowest = max((t for t in times if t.total <= end), key=lambda t: t.total, default=Times(0.0, 0.0, 0.0))
+    slowest = max((t for t in times.values() if t.total <= end), key=lambda t: t.total, default=Times(0.0, 0.0, 0.0))
     trained = [o for _, o in remote if o.steps]
     return {
         "round": number,

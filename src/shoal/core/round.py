@@ -106,8 +106,9 @@ class Loop:
         round, states, jobs, register = asked.round, asked.states, asked.jobs, asked.register
         found = {outcome.device: outcome for outcome in trained}
         outcomes = [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
-        times = {d: t.total for d, t in times_of(jobs, outcomes, self.fleet).items()}
-        late, end = self.patience.late(times, self.sample, sum(j.device != SERVER for j in jobs))
+        times = times_of(jobs, outcomes, self.fleet)
+        totals, asked_for = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
+        late, end = self.patience.late(totals, self.sample, asked_for)
 
         replies, dropped = self.decode(jobs, outcomes, round, late)
         round, params = replace(round, replies=replies), standing.params
@@ -124,7 +125,7 @@ class Loop:
         if not void:
             standing = self.prune(standing, round)
 
-        row = cost(jobs, outcomes, enrolment, round.number, self.fleet, end)
+        row = cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
         if self.evaluates(row):
             row |= self.judged(standing, replace(round, net=standing.net, params=standing.params))
         if dropped:

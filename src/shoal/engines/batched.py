@@ -1,5 +1,6 @@
 """Many devices in one call: their steps are vectorised over devices, traced once, and run as a flat program."""
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from shoal.engines.crew import Done, Task
 from shoal.engines.knobs import Knob, knobs_of, skeleton
 from shoal.engines.member import Member
 from shoal.engines.program import Program, traced
-from shoal.engines.replay import Replay, recorded, stretch
+from shoal.engines.replay import Replay, out_of_memory, recorded, stretch
 from shoal.engines.serial import alone
 from shoal.engines.step import step_of
 
@@ -52,10 +53,13 @@ class Batched:
             some = left[: self.width]
             try:
                 done |= self.some({i: tasks[i] for i in some}, knobs)
-            except torch.OutOfMemoryError:
-                self.halve(len(some))
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
             else:
                 left = left[self.width :]
+                continue
+            self.halve(len(some))
         return [done[i] for i in range(len(tasks))]
 
     def some(self, tasks: dict[int, Task], knobs: Sequence[Knob]) -> dict[int, Done]:
@@ -159,8 +163,8 @@ class Batched:
 
     def halve(self, width: int) -> None:
         """What was tried did not fit."""
-        self.programs.clear()
-        self.replays.clear()
+        self.close()
+        gc.collect()
         torch.cuda.empty_cache()
         if width == 1:
             problem = "One device alone does not fit into the memory of the compute device."
@@ -171,6 +175,7 @@ class Batched:
     def close(self) -> None:
         self.programs.clear()
         self.replays.clear()
+        self.pool = None
 
 
 class Refused(Exception):
@@ -182,9 +187,9 @@ def refusing(cohort: Cohort) -> Iterator[None]:
     """Whatever goes wrong inside means that the step of this cohort cannot be vectorised."""
     try:
         yield
-    except (torch.OutOfMemoryError, ShoalError):
-        raise
     except Exception as error:
+        if isinstance(error, ShoalError) or out_of_memory(error):
+            raise
         name = cohort.site.kind.partition(" ")[0] or "this model"
         raise Refused(f"A step of {name} cannot be vectorised ({told(error)})") from error
 

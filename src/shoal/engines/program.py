@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from shoal.engines.convolve import reformed
 from shoal.engines.passes import add_biases, fuse_updates, share, tidy
 from shoal.engines.script import scripted
 
@@ -61,6 +62,8 @@ def traced(
     if in_place:
         fuse_updates(graph, len(carried))
         graph.eliminate_dead_code()
+    else:
+        reformed(graph)
     inputs = [n for n in graph.nodes if n.op == "placeholder"][ends[0] : ends[1]]
     reads = tuple(bool(n.users) for n in inputs)
     for node, read in zip(inputs, reads):

@@ -55,13 +55,16 @@ def recorded(program: Program, *given) -> Replay:
     """A program as a graph; where it cannot be compiled, as it was traced."""
     try:
         return Replay(program, *given)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        if program.call == program.module.forward:
+        if out_of_memory(error) or program.call == program.module.forward:
             raise
         log.warning("A step cannot be compiled (%s); it runs as it was traced, which is slower.", told(error))
         return Replay(replace(program, call=program.module.forward), *given)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether that is what an error says; where CUDA itself has no room left, torch names it in words only."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
 
 
 def copied(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
