@@ -87,7 +87,7 @@ def tiny_net() -> Net:
         module.add_module("a", nn.Linear(4, 3))
         module.add_module("relu", nn.ReLU())
         module.add_module("b", nn.Linear(3, 2))
-    axes = (Axis("a", 3, (Cut("a.weight", 0), Cut("a.bias", 0), Cut("b.weight", 1))),)
+    axes = (Axis("a", 3, (Cut("a.weight", 0), Cut("a.bias", 0), Cut("b.weight", 1, reads=True))),)
     return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 

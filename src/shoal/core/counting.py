@@ -47,6 +47,11 @@ def counted(work: Callable[[], object]) -> int:
     return counter.get_total_flops() // 2
 
 
+def masked(plan: Plan) -> tuple:
+    """What the cost of a masked model depends on: it computes all of itself, whatever the masks leave."""
+    return tuple(sorted(plan.kept))
+
+
 def kept(plan: Plan) -> tuple:
     """What the cost of a plan depends on: how many units of each axis it keeps."""
     return tuple(sorted((axis, len(units)) for axis, units in plan.kept.items()))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core import tree, wire
 from shoal.core.compose import Method
-from shoal.core.counting import Tally, kept
+from shoal.core.counting import Tally, masked
 from shoal.core.net import Net
 from shoal.core.plan import Plan
 from shoal.core.schedule import Schedule, schedule
@@ -131,7 +131,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
             memory[name] = part.init_device(anchor)
         if part.acts_at("begin"):
             own = replace(device, part=name, got=got.get(name, {}))
-            key = (name, "begin", first, len(device.samples), len(rows), kept(job.plan), frozenset(own.got))
+            key = (name, "begin", first, len(device.samples), len(rows), masked(job.plan), frozenset(own.got))
             macs += site.tally.of(key, lambda: made.append(part.begin(params, memory[name], own)))
         params, states[name] = made[-1]
     mask = trained_mask(net, job.plan, anchor)
@@ -165,7 +165,7 @@ def end(site: Site, visit: Visit, course: Course) -> Ending:
     for part in method.parts:
         name, own = part.name(), visit.at(part.name())
         state, made = course.states.get(name, {}), []
-        key = (name, "end", len(own.samples), len(visit.rows), kept(job.plan), frozenset(own.got))
+        key = (name, "end", len(own.samples), len(visit.rows), masked(job.plan), frozenset(own.got))
         if part.acts_at("end"):
             macs += site.tally.of(key, lambda: made.append(part.end(params, state, memory[name], own)))
             params, memory[name] = made[-1]

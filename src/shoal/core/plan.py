@@ -13,13 +13,15 @@ from shoal.core.tree import Params, Tree
 class Cut:
     """Where an axis meets a tensor: unit `u` owns `span` neighbouring indices of `dim`, once in each of `copies`.
 
-    A flattened 5x5 map has span 25; the four stacked gates of an LSTM are four copies.
+    A flattened 5x5 map has span 25; the four stacked gates of an LSTM are four copies. `reads` marks the columns that
+    read what a unit makes; the other cuts are those that make it.
     """
 
     tensor: str
     dim: int
     span: int = 1
     copies: int = 1
+    reads: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Axis:
     name: str
     size: int
     cuts: tuple[Cut, ...]
+    tap: str = ""
+    """The module whose output holds a map of numbers for each unit (filters, heads); none where a unit makes one."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,15 @@ class Plan:
 
     `kept` lists the units kept of an axis, in order; `masks` keeps single elements where no axis fits;
     `sent` names the tensors that travel down when they are not all of them; `known` says that the device knows the
-    plan already, so that it need not travel.
+    plan already, so that it need not travel; `level` says that it is one of a few that come again and again, so that a
+    simulation trains the cut-out model and not the masked one.
     """
 
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     sent: frozenset[str] | None = None
     known: bool = False
+    level: bool = False
 
     def __bool__(self) -> bool:
         """Whether less than the whole model is trained."""
@@ -101,11 +107,36 @@ class Slicer:
             if tree and self.names.issuperset(tree):
                 return self.take(tree, plan)
             if tree and self.axes.keys() >= tree.keys():
-                return {name: v[plan.kept[name]] if name in plan.kept else v for name, v in tree.items()}
+                return self.take_units(tree, plan)
             return {k: self.cut_tree(v, plan) for k, v in tree.items()}
         if isinstance(tree, (list, tuple)):
             return type(tree)(self.cut_tree(v, plan) for v in tree)
         return tree
+
+    def take_units(self, units: Mapping[str, Tensor], plan: Plan) -> Params:
+        """Of vectors with one element for each unit of an axis, by the axis: those of the units that a plan keeps."""
+        kept = {name: units_of.to(units[name].device) for name, units_of in plan.kept.items() if name in units}
+        return {name: v[kept[name]] if name in kept else v for name, v in units.items()}
+
+    def place_units(self, small: Mapping[str, Tensor], plan: Plan) -> Params:
+        """The other way: 0 for the units that a plan leaves out."""
+        made = dict(small)
+        for name, units in plan.kept.items():
+            if name in small:
+                full = small[name].new_zeros(self.axes[name].size, *small[name].shape[1:])
+                made[name] = full.index_copy(0, units.to(full.device), small[name])
+        return made
+
+    def scaled(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
+        """The same parameters, as if what the units make were multiplied: the columns that read them are."""
+        made = dict(params)
+        for axis in units:
+            for cut in self.axes[axis].cuts:
+                if cut.reads and cut.tensor in made:
+                    line = units[axis].repeat_interleave(cut.span).repeat(cut.copies)
+                    shape = [-1 if d == cut.dim else 1 for d in range(made[cut.tensor].dim())]
+                    made[cut.tensor] = made[cut.tensor] * line.view(shape)
+        return made
 
     def _indices(self, name: str, plan: Plan, where: torch.device):
         for cut, axis in self.cuts.get(name, ()):

@@ -101,9 +101,10 @@ def pack_message(
 ) -> Message:
     """A message about the named tensors, before any codec: only what the plan keeps is in it."""
     body = slicer.take({k: params[k] for k in names}, plan)
+    taken = lambda t: slicer.take(t, plan), lambda t: slicer.take_units(t, plan)
     return Message(
         {k: {"value": v} for k, v in body.items()},
-        {part: _trees(own, slicer, lambda t: slicer.take(t, plan)) for part, own in beside.items()},
+        {part: _trees(own, slicer, *taken) for part, own in beside.items()},
     )
 
 
@@ -123,8 +124,8 @@ def open_message(
             mask = arrived if mask is None else mask & arrived
         if mask is not None:
             covered[name] = mask
-    placed = {part: _trees(own, slicer, lambda t: slicer.place(t, like, plan)) for part, own in message.beside.items()}
-    return values, covered, placed
+    placed = lambda t: slicer.place(t, like, plan), lambda t: slicer.place_units(t, plan)
+    return values, covered, {part: _trees(own, slicer, *placed) for part, own in message.beside.items()}
 
 
 def encode(
@@ -181,10 +182,12 @@ def raw(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _trees(value: Any, slicer: Slicer, f: Callable[[Params], Params]) -> Any:
-    """Apply `f` to what is keyed by the names of tensors, however deep it lies, and leave the rest alone."""
+def _trees(value: Any, slicer: Slicer, f: Callable[[Params], Params], g: Callable[[Params], Params]) -> Any:
+    """Apply `f` to what is keyed by the names of tensors and `g` to what is keyed by those of axes, however deep."""
     if not isinstance(value, Mapping):
         return value
     if value and slicer.names.issuperset(value):
         return f(dict(value))
-    return {k: _trees(v, slicer, f) for k, v in value.items()}
+    if value and slicer.axes.keys() >= value.keys():
+        return g(dict(value))
+    return {k: _trees(v, slicer, f, g) for k, v in value.items()}

@@ -11,6 +11,7 @@ from shoal.core.net import Net
 from shoal.core.plan import Plan
 from shoal.core.types import Job, Outcome
 from shoal.engines.crew import Crew, Done, Task
+from shoal.engines.levels import Levels
 from shoal.memory import Memory
 
 
@@ -19,18 +20,23 @@ class Machine:
 
     def __init__(self, site: Site, memory: Memory, crew: Crew):
         self.site, self.memory, self.crew = site, memory, crew
+        self.levels = Levels(site)
+        self.plans: dict[int, Plan] = {}
+        """What the devices of the present round train."""
 
     def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
         return self.keep(self.crew.train(self.tasks(jobs)))
 
     def tasks(self, jobs: Sequence[Job]) -> list[Task]:
-        return [Task(self.site, job, self.memory.get(job.device)) for job in jobs]
+        self.plans = {job.device: job.plan for job in jobs}
+        return [self.levels.narrowed(Task(self.site, job, self.memory.get(job.device))) for job in jobs]
 
     def keep(self, done: Sequence[Done]) -> list[Outcome]:
         """Remember for every device that succeeded."""
         for outcome, memory in done:
             if outcome.message is not None:
-                self.memory.put(outcome.device, memory)
+                plan, before = self.plans[outcome.device], self.memory.get(outcome.device)
+                self.memory.put(outcome.device, self.levels.widened(memory, plan, before))
         return [outcome for outcome, _ in done]
 
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
@@ -39,3 +45,4 @@ class Machine:
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)
         self.site = replace(self.site, net=net, tally=Tally())
+        self.levels = Levels(self.site)

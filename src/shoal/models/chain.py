@@ -19,12 +19,16 @@ def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...
 
 def axes_of(module: nn.Sequential) -> tuple[Axis, ...]:
     """The outputs of every layer but the last: its own rows, and the columns of the layer that reads them."""
-    weighty = [(name, layer) for name, layer in module.named_children() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    children = list(module.named_children())
+    weighty = [i for i, (_, layer) in enumerate(children) if isinstance(layer, (nn.Conv2d, nn.Linear))]
     axes = []
-    for (name, layer), (reader, after) in zip(weighty, weighty[1:]):
+    for at, then in zip(weighty, weighty[1:]):
+        (name, layer), (reader, after) = children[at], children[then]
         size, span = len(layer.weight), after.weight.shape[1] // len(layer.weight)
         own = (Cut(f"{name}.weight", 0), *([Cut(f"{name}.bias", 0)] if layer.bias is not None else []))
-        axes.append(Axis(name, size, (*own, Cut(f"{reader}.weight", 1, span=span))))
+        active = next((n for n, child in children[at:then] if isinstance(child, nn.ReLU)), name)
+        tap = active if isinstance(layer, nn.Conv2d) else ""
+        axes.append(Axis(name, size, (*own, Cut(f"{reader}.weight", 1, span=span, reads=True)), tap))
     return tuple(axes)
 
 

@@ -54,9 +54,9 @@ def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
         )
     )
     axes = (
-        Axis("embed", width, (Cut("embed.weight", 1), Cut("lstm1.weight_ih", 1))),
-        Axis("lstm1", width, (*units("lstm1"), Cut("lstm2.weight_ih", 1))),
-        Axis("lstm2", width, (*units("lstm2"), Cut("fc.weight", 1))),
+        Axis("embed", width, (Cut("embed.weight", 1), Cut("lstm1.weight_ih", 1, reads=True))),
+        Axis("lstm1", width, (*units("lstm1"), Cut("lstm2.weight_ih", 1, reads=True))),
+        Axis("lstm2", width, (*units("lstm2"), Cut("fc.weight", 1, reads=True))),
     )
     blocks = (
         Block("embed", ("embed",)),
@@ -73,4 +73,4 @@ def units(layer: str) -> tuple[Cut, ...]:
     Without them its cell stays at 0, and so does what it tells.
     """
     rows = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    return (*(Cut(f"{layer}.{key}", 0, copies=4) for key in rows), Cut(f"{layer}.weight_hh", 1))
+    return (*(Cut(f"{layer}.{key}", 0, copies=4) for key in rows), Cut(f"{layer}.weight_hh", 1, reads=True))

@@ -21,6 +21,7 @@ class Basic(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
         self.bn1 = norm(outputs)
         self.relu = nn.ReLU()
+        self.inner = nn.Identity()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
         self.bn2 = norm(outputs)
         self.downsample = nn.Identity()
@@ -28,7 +29,7 @@ class Basic(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=bias), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.relu(self.bn1(self.conv1(x)))
+        inner = self.inner(self.relu(self.bn1(self.conv1(x))))
         return self.relu(self.bn2(self.conv2(inner)) + self.downsample(x))
 
 
@@ -109,6 +110,6 @@ def inner_channels(module: nn.Module) -> tuple[Axis, ...]:
         if isinstance(layer, Basic) and isinstance(layer.bn1, nn.BatchNorm2d):
             own = [f"{name}.conv1.{key}" for key, value in layer.conv1.named_parameters()]
             own += [f"{name}.bn1.{key}" for key, value in layer.bn1.state_dict().items() if value.dim()]
-            cuts = (*(Cut(tensor, 0) for tensor in own), Cut(f"{name}.conv2.weight", 1))
-            axes.append(Axis(name, layer.conv1.out_channels, cuts))
+            cuts = (*(Cut(tensor, 0) for tensor in own), Cut(f"{name}.conv2.weight", 1, reads=True))
+            axes.append(Axis(name, layer.conv1.out_channels, cuts, f"{name}.inner"))
     return tuple(axes)

@@ -30,12 +30,13 @@ class Attention(nn.Module):
         super().__init__()
         self.head = width // heads
         self.qkv = nn.Linear(width, 3 * width)
+        self.heads = nn.Identity()
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head)).permute(2, 0, 3, 1, 4)
         weights = (q @ k.transpose(-2, -1) * self.head**-0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+        return self.out(self.heads((weights @ v).transpose(1, 2).flatten(2)))
 
 
 class Layer(nn.Module):
@@ -94,10 +95,15 @@ def axes_of(layer: str, heads: int, head: int, hidden: int) -> tuple[Axis, ...]:
     """The heads and the hidden units. The width itself passes through sums and LayerNorms and is no axis."""
     packed = (Cut(f"{layer}.attention.qkv.{key}", 0, span=head, copies=3) for key in ("weight", "bias"))
     return (
-        Axis(f"{layer}.heads", heads, (*packed, Cut(f"{layer}.attention.out.weight", 1, span=head))),
+        Axis(
+            f"{layer}.heads",
+            heads,
+            (*packed, Cut(f"{layer}.attention.out.weight", 1, span=head, reads=True)),
+            f"{layer}.attention.heads",
+        ),
         Axis(
             f"{layer}.fc1",
             hidden,
-            (Cut(f"{layer}.fc1.weight", 0), Cut(f"{layer}.fc1.bias", 0), Cut(f"{layer}.fc2.weight", 1)),
+            (Cut(f"{layer}.fc1.weight", 0), Cut(f"{layer}.fc1.bias", 0), Cut(f"{layer}.fc2.weight", 1, reads=True)),
         ),
     )

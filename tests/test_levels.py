@@ -1,0 +1,66 @@
+"""Plans that are levels: a simulation trains the cut-out model, and nothing else can tell the difference."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from shoal.core.compose import Method
+from shoal.core.part import Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Tree
+from shoal.core.types import Round
+from shoal.engines.batched import Batched
+from shoal.engines.crew import Crew
+from shoal.engines.serial import Serial
+from shoal.parts.feddyn import FedDyn
+from shoal.parts.fedprox import FedProx
+from shoal.parts.scaffold import Scaffold
+from shoal.probe import tiny_run
+from shoal.testing import check_part, close, machine_of, play
+
+
+@dataclass(frozen=True)
+class TwoUnits(Part):
+    """plan: two of the three units, others in every round."""
+
+    sets: ClassVar = frozenset({"plan"})
+
+    level: bool = True
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        def kept(device: int) -> dict[str, torch.Tensor]:
+            return {"a": torch.tensor([u for u in range(3) if u != (device + round.number) % 3])}
+
+        return {d: replace(p, kept=kept(d), level=self.level) for d, p in plans.items()}, state
+
+
+def test_a_part_of_levels_keeps_the_laws():
+    check_part(TwoUnits())
+
+
+@pytest.mark.parametrize("crew", [Serial, lambda: Batched(3)], ids=["serial", "batched"])
+@pytest.mark.parametrize("beside", [FedProx(1.0), Scaffold(), FedDyn(0.1)], ids=str)
+def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part, crew):
+    made = []
+    for level in (True, False):
+        own: Crew = crew()
+        loop, net = tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
+        standing, rows = play(loop, loop.start(net), 0, 4)
+        machine = machine_of(loop)
+        assert len(machine.levels.sites) == (3 if level else 0)
+        memories = [machine.memory.get(d) for d in range(3)]
+        made.append(([standing.params, standing.states, memories], rows))
+    close(made[0][0], made[1][0], 1e-9, "the cut-out model goes elsewhere")
+    for key in ("bytes_up", "bytes_down", "macs_forward"):
+        assert [row[key] for row in made[0][1]] == [row[key] for row in made[1][1]]
+
+
+def test_what_a_cut_out_model_computes_is_counted_to_the_last_product():
+    """4-2-2 instead of 4-3-2: 2 x 4 + 2 x 2 = 12 products forward; backward as many again, and no input gradient."""
+    loop, net = tiny_run(Method((TwoUnits(),)), (2,))
+    _, rows = play(loop, loop.start(net), 0, 1)
+    assert rows[0]["macs_forward"] == 12
+    assert rows[0]["macs_work"] == 2 * (12 + 12 + 4)
