@@ -11,7 +11,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from shoal.core.streams import Streams
 from shoal.data.dataset import digits
-from shoal.data.degree import TOLERANCE, degree, degrees, divergence, histograms, summary
+from shoal.core.divergence import degrees, divergence
+from shoal.data.degree import TOLERANCE, degree, histograms, summary
 from shoal.data.server import hold_back
 from shoal.data.splits import parse_split
 

@@ -91,11 +91,11 @@ def tiny_net() -> Net:
     return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 
-def visits_of(loop: Loop, standing: Standing) -> list[Visit]:
-    """Every device of a loop as it stands before its first step."""
+def visits_of(loop: Loop, standing: Standing, number: int = 0) -> list[Visit]:
+    """Every device of a loop as it stands before its first step of a round; none remembers anything."""
     assert isinstance(loop.engine, Machine)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
-    round = replace(loop.opening(standing, 0, Register({}, loop.engine.enrol)), devices=devices)
+    round = replace(loop.opening(standing, number, Register({}, loop.engine.enrol)), devices=devices)
     plans, states = method.plan({d: WHOLE for d in devices}, standing.states, round)
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)

@@ -65,7 +65,7 @@ def trains_alike_on_every_engine(part: Part) -> None:
     for crew in (make() for make in crews):
         try:
             loop, net = tiny_run(Method((part,)), sizes, momentum=0.5, crew=crew)
-            standing, rows = play(loop, loop.start(net), 0, 2)
+            standing, rows = play(loop, loop.start(net), 0, ROUNDS)
             memories = [memory_of(loop).get(d) for d in range(len(sizes))]
             made.append(([standing.params, standing.states, memories], rows))
         finally:
@@ -87,9 +87,10 @@ def same_rows(rows: list[Row], expected: list[Row], part: Part) -> None:
 
 def masked_equals_sliced(part: Part) -> None:
     """Law 3: where a plan keeps units of axes, the masked model and the cut-out one train to the same numbers."""
-    loop, visits, _ = ready(part, (5, 3))
-    site = site_of(loop)
-    for visit in visits:
+    loop, net = tiny_run(Method((part,)))
+    site, first = site_of(loop), loop.start(net)
+    later, _ = play(loop, first, 0, ROUNDS - 1)
+    for visit in (*visits_of(loop, first), *visits_of(loop, later, ROUNDS - 1)):
         plan, slicer = visit.job.plan, site.net.slicer
         if not plan.kept or plan.masks:
             continue

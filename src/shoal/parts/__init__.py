@@ -9,6 +9,9 @@ from shoal.core.part import Part
 
 PRESETS = {
     "fedavg": "",
+    "feddhad": "feddh+fedad",
+    "feddhe": "feddh(labels='estimated')",
+    "fedjs": "feddh(lr_v=0.0, lr_b=0.0)",
     "serverm": "fedavgm",
 }
 """Names for combinations; a method's own page says where they come from."""

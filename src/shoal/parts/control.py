@@ -1,0 +1,65 @@
+"""How the combined model moves when the weight of one reply changes, over the coordinates that each reply holds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.core.combine import mean_delta
+from shoal.core.tree import Params
+from shoal.core.types import Round
+
+
+def mean_of(trees: Sequence[Mapping[str, Tensor]], round: Round) -> Params:
+    """The weighted mean of trees shaped like the model, one per reply, each coordinate over those that hold it."""
+    replies = [replace(r, delta=dict(own)) for r, own in zip(round.replies, trees, strict=True)]
+    weights = round.weights.tolist()
+    return {k: mean_delta(k, round.anchor[k], replies, weights) for k in round.net.common}
+
+
+def change_of(round: Round) -> Params:
+    """What combining the replies changes."""
+    return mean_of([r.delta for r in round.replies], round)
+
+
+def ways_of(round: Round) -> list[Params]:
+    """For each reply k: d w / d log a_k = a_k / A * (w_k - w) where it holds a coordinate, A the sum over holders."""
+    weights, ways = round.weights.tolist(), [dict[str, Tensor]() for _ in round.replies]
+    for name, change in change_of(round).items():
+        masks = [held(r.covered.get(name), name in r.delta, change) for r in round.replies]
+        mass = sum((m * w for m, w in zip(masks, weights)), torch.zeros_like(change))
+        for way, reply, mask, weight in zip(ways, round.replies, masks, weights):
+            if name in reply.delta:
+                share = torch.where(mass > 0, weight * mask / mass, torch.zeros_like(mass))
+                way[name] = share * (reply.delta[name] - change)
+    return ways
+
+
+def held(mask: Tensor | None, there: bool, like: Tensor) -> Tensor:
+    if mask is None:
+        return torch.full_like(like, float(there))
+    return mask.to(like.dtype)
+
+
+def along(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str, Tensor]) -> Tensor:
+    """How fast the loss rises along each way."""
+    found = [
+        torch.stack([(g * way[k]).sum(dtype=torch.float64) for k, g in gradient.items() if k in way]) for way in ways
+    ]
+    return torch.stack([f.sum() for f in found]).cpu()
+
+
+def capped(weights: Tensor, cap: float) -> Tensor:
+    """No weight above a share of all; what is taken from the heaviest goes to the others in proportion."""
+    if cap >= 1 or not weights.sum() > 0:
+        return weights
+    shares = weights / weights.sum()
+    bound = max(cap, 1 / int((shares > 0).sum()))
+    full = torch.zeros_like(shares, dtype=torch.bool)
+    while bool((shares[~full] > bound * (1 + 1e-12)).any()):
+        full |= shares > bound
+        rest = shares[~full].sum()
+        left = 1 - bound * int(full.sum())
+        shares = torch.where(full, bound, shares * (left / rest if rest > 0 else 0))
+    return shares

@@ -1,0 +1,170 @@
+"""FedAD: slow devices leave out units that matter little, drawn anew in every round (Liu et al., FedDHAD)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.wire import REQUEST
+from shoal.parts.checks import require
+from shoal.parts.rates import device_rates, drawn, unit_rates
+from shoal.parts.scores import scores
+from shoal.parts.spectrum import Loss, rate
+
+RULES = ("slq_plateau", "eigen_gap", "fixed")
+
+
+@dataclass(frozen=True)
+class FedAD(Part):
+    """Every `check` rounds devices report how much each unit matters. When that settles they report, in the next round,
+    which share of the model the curvature of their loss says can go; from then on devices train sub-models.
+
+    It settles when the change of the reports has not fallen for `patience` rounds, at the latest in round `force`, and
+    later whenever the change is smaller than at the last time. `rule` names how the share is found (`fixed`: `rate`).
+    No unit drops out with a higher chance than `most`, and of every axis the share `least` is always kept.
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0, "check": 1, "force": 0})
+
+    rule: str = "slq_plateau"
+    rate: float = 0.378
+    direction: str = "corrected"
+    check: int = 5
+    patience: int = 10
+    force: int = 50
+    most: float = 0.9
+    least: float = 0.1
+    images: int = 100
+    steps: int = 50
+
+    def __post_init__(self):
+        require(self, f"rule one of {', '.join(RULES)}", self.rule in RULES)
+        require(self, "direction corrected or literal", self.direction in ("corrected", "literal"))
+        require(
+            self, "0 <= rate <= most < 1, 0 <= least <= 1", 0 <= self.rate <= self.most < 1 and 0 <= self.least <= 1
+        )
+        require(self, "check, images and steps > 0", min(self.check, self.images, self.steps) > 0)
+
+    def init_server(self, round: Round) -> Tree:
+        return {"scores": {}, "rate": -1.0, "asking": False, "change": -1.0, "best": -1.0, "since": 0}
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        matter = {axis: own.cpu().numpy() for axis, own in state["scores"].items()}
+        made = dict(plans)
+        for device, rates in self.rates(state, round).items():
+            generator = round.generator(f"device {device}")
+            kept = {a: torch.from_numpy(drawn(d, matter[a], self.least, generator)) for a, d in rates.items()}
+            made[device] = replace(plans[device], kept=kept)
+        return made, state
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        asked = {"scores": REQUEST} if round.number % self.check == 0 else {}
+        asked |= {"rate": REQUEST} if state["asking"] else {}
+        told: dict[int, dict] = {device: dict(asked) for device in round.devices}
+        like = round.anchor[round.net.trainable[0]]
+        for device, rates in self.rates(state, round).items():
+            told[device]["scale"] = {axis: torch.from_numpy(1 / (1 - d)).to(like) for axis, d in rates.items()}
+        return told, state
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        if "scale" not in local.got:
+            return inner
+
+        def scaled(params: Params, batch: Batch) -> Scored:
+            return inner(local.net.slicer.scaled(params, local.got["scale"]), batch)
+
+        return scaled
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        found: dict = {}
+        if not (device.asked("scores") or device.asked("rate")):
+            return found
+        batch = device.samples.batch(device.samples.index[: self.images])
+        if device.asked("scores"):
+            found["scores"] = scores(device.net, device.anchor, batch.inputs)
+        if device.asked("rate"):
+            like = device.anchor
+            cover = {k: device.covered.get(k, torch.ones_like(like[k])) for k in device.net.common}
+            loss = Loss(device.net, params, batch)
+            loss.held = loss.flat(cover).to(loss.flat(params)) if device.covered else None
+            share = rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
+            found["rate"] = torch.tensor(share)
+        return found
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        told = [(r, r.report.get(self.name(), {})) for r in round.replies if r.device != SERVER]
+        rates = [(r.size, float(own["rate"])) for r, own in told if "rate" in own]
+        if rates:
+            mean = sum(n * d for n, d in rates) / sum(n for n, _ in rates)
+            state = state | {"rate": mean, "asking": False}
+        reports = [(r.size, own["scores"], round.plans[r.device]) for r, own in told if "scores" in own]
+        if reports:
+            state = self.watched(state, merged(reports, state["scores"]), round.number)
+        return params, state
+
+    def watched(self, state: Tree, new: dict[str, Tensor], number: int) -> Tree:
+        """Whether the scores have settled, so that rates are due."""
+        old, due = state["scores"], number >= self.force and state["rate"] < 0
+        state = state | {"scores": new}
+        if old:
+            change = float(torch.cat([new[axis] - old[axis] for axis in new]).norm())
+            if state["rate"] >= 0:
+                due = change < state["change"]
+            elif state["best"] < 0 or change < state["best"] * (1 - 1e-3):
+                state = state | {"best": change, "since": number}
+            else:
+                due |= number - state["since"] >= self.patience
+            state = state | ({"change": change} if due else {})
+        if not due:
+            return state
+        return state | ({"rate": self.rate} if self.rule == "fixed" else {"asking": True})
+
+    def rates(self, state: Tree, round: Round) -> dict[int, dict[str, np.ndarray]]:
+        """By device and axis, the chance of each unit to drop out; nothing before the first update."""
+        devices = [d for d in round.devices if d != SERVER]
+        if state["rate"] < 0 or not state["scores"]:
+            return {}
+        shares = device_rates(seconds_of(round, devices), state["rate"], self.direction == "literal")
+        matter = {axis: own.cpu().numpy() for axis, own in state["scores"].items()}
+        taps = {axis.name: bool(axis.tap) for axis in round.net.axes}
+        made: dict[int, dict[str, np.ndarray]] = {}
+        for device, share in zip(devices, shares.tolist()):
+            groups = [{a: own for a, own in matter.items() if taps[a] == mapped} for mapped in (True, False)]
+            found = [unit_rates(group, share, self.most) for group in groups]
+            made[device] = found[0] | found[1]
+        return made
+
+
+def seconds_of(round: Round, devices: list[int]) -> np.ndarray:
+    """How long each device would take with the whole model: both ways, and three passes for each sample it looks at."""
+    size = sum(round.anchor[k].nbytes for k in round.net.named("shared"))
+    work, found = round.work, []
+    for device in devices:
+        looks = work.steps * work.batch if work.steps else work.epochs * round.sizes[device]
+        macs = ceil(3 * round.net.macs_forward * looks)
+        found.append(round.fleet.profile(device, round.number).times(size, macs, size).total)
+    return np.array(found)
+
+
+def merged(reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores weighed by samples, over the devices that held a unit; a unit that nobody held keeps its score."""
+    total = {axis: torch.zeros_like(own) for axis, own in reports[0][1].items()}
+    mass = {axis: torch.zeros_like(own) for axis, own in total.items()}
+    for size, own, plan in reports:
+        for axis, value in own.items():
+            units = plan.kept.get(axis, torch.arange(len(value))).to(value.device)
+            total[axis].index_add_(0, units, value[units], alpha=size)
+            mass[axis].index_add_(0, units, torch.full_like(value[units], size))
+    base = {axis: old.get(axis, torch.zeros_like(own)) for axis, own in total.items()}
+    return {
+        axis: torch.where(mass[axis] > 0, own / mass[axis].clamp(min=1e-12), base[axis]) for axis, own in total.items()
+    }

@@ -1,0 +1,135 @@
+"""FedDH: replies count less the further their labels are from everybody's (Liu et al., FedDHAD)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from shoal.core.combine import holders_mean
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.part import Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Device, Round, Samples
+from shoal.parts.checks import require
+from shoal.parts.control import along, capped, change_of, mean_of, ways_of
+from shoal.parts.histogram import counted, degrees_of, estimated
+from shoal.parts.slope import slope
+
+EVERYBODY = 1000
+"""Populations up to this size are asked for their labels before the first round, larger ones device by device."""
+
+
+@dataclass(frozen=True)
+class FedDH(Part):
+    """A reply counts n_k / D_k with D_k = v_k JS_k + b_k, where JS_k is the non-IID degree of the device.
+
+    v_k and b_k start at 1 and 0 and follow the slope of the global loss: as the devices' progress shows it (`pseudo`),
+    on the server's samples (`server_data`), or as the devices of the next round report it (`client_grad`). Histograms
+    are `told` by devices, or `estimated` by the server from its own samples (`literal`: by the printed formula).
+    """
+
+    lr_v: float = 1e-4
+    decay_v: float = 0.999
+    lr_b: float = 1e-4
+    decay_b: float = 0.99
+    gradient: str = "pseudo"
+    labels: str = "told"
+    beta: float = 4.0
+    cap: float = 1.0
+    reaggregate: bool = False
+
+    def __post_init__(self):
+        rates = min(self.lr_v, self.lr_b, self.decay_v, self.decay_b, self.beta) >= 0
+        require(self, "rates, decays and beta >= 0", rates)
+        require(self, "0 < cap <= 1", 0 < self.cap <= 1)
+        require(self, "gradient one of pseudo, server_data, client_grad", self.gradient in GRADIENTS)
+        require(self, "labels one of told, estimated, literal", self.labels in ("told", "estimated", "literal"))
+
+    def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
+        return card | {"labels": counted(samples, net.classes)} if self.labels == "told" else card
+
+    def init_server(self, round: Round) -> Tree:
+        if round.server is None and (self.gradient == "server_data" or self.labels != "told"):
+            problem = f"{self} needs samples on the server, and there are none."
+            raise ShoalError("no-data", problem, "Give it some: --server-data per-class:10.")
+        known: dict[str, Tensor] = {}
+        if self.labels == "told" and len(round.sizes) <= EVERYBODY:
+            asked = round.roster.ask([int(d) for d in (round.sizes > 0).nonzero()[0]])
+            known = {str(d): card["labels"].double() for d, card in asked.items()}
+        return {"labels": known, "control": {}, "late": []}
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        told = self.gradient == "client_grad"
+        return {"gradient": slope(device.net, device.anchor, device.samples)} if told else {}
+
+    def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        state = state | {"labels": self.met(state["labels"], round)}
+        degree = self.degree(state, [r.device for r in round.replies])
+        return capped(weights * (degree.min() / degree), self.cap), state
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        devices = [r.device for r in round.replies]
+        before = self.degree(state, devices)
+        now = {"devices": devices, "degree": before, "ways": ways_of(round)}
+        due, late = (state["late"], [now]) if self.gradient == "client_grad" else ([now], [])
+        if due:
+            state = self.steered(state, due[0], along(due[0]["ways"], self.uphill(params, round)), round.number)
+        if self.reaggregate:
+            weights = round.weights * before / self.degree(state, devices)
+            once, again = holders_mean(round), holders_mean(replace(round, weights=weights / weights.sum()))
+            params = params | {k: params[k] + again[k] - once[k] for k in round.net.common}
+        return params, state | {"late": late}
+
+    def met(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
+        """The histograms known so far, with those of devices that are seen for the first time."""
+        new = [r for r in round.replies if str(r.device) not in known and r.device >= 0]
+        if self.labels == "told":
+            return known | {str(r.device): round.roster[r.device]["labels"].double() for r in new}
+        assert round.server is not None
+        made = {}
+        for reply in new:
+            trained = round.anchor | {k: round.anchor[k] + d for k, d in reply.delta.items()}
+            shares = estimated(round.net, trained, round.server, self.beta, self.labels == "literal")
+            made[str(reply.device)] = shares * reply.size
+        return known | made
+
+    def degree(self, state: Tree, devices: Sequence[int]) -> Tensor:
+        """D of these devices, with a floor under it."""
+        js, floor = degrees_of(state["labels"], devices)
+        control = [state["control"].get(str(d), [1.0, 0.0]) for d in devices]
+        raw = torch.tensor([v * degree + b for degree, (v, b) in zip(js, control)], dtype=torch.float64)
+        return raw.clamp(min=floor)
+
+    def uphill(self, params: Params, round: Round) -> Params:
+        """The gradient of the global loss, or what stands for it."""
+        if self.gradient == "server_data":
+            assert round.server is not None
+            return slope(round.net, params, round.server)
+        if self.gradient == "client_grad":
+            return mean_of([r.report[self.name()]["gradient"] for r in round.replies], round)
+        steps = sum(w * r.outcome.steps for w, r in zip(round.weights.tolist(), round.replies))
+        size = max(round.work.lr * steps, 1e-12)
+        return {k: -change / size for k, change in change_of(round).items()}
+
+    def steered(self, state: Tree, past: Tree, pull: Tensor, number: int) -> Tree:
+        """v and b one step down the slope dF/dD_k = -pull_k / D_k; where the floor holds D, only upwards.
+
+        Where all labels are alike there is nothing to tell devices apart by, and nothing moves.
+        """
+        js, floor = degrees_of(state["labels"], past["devices"])
+        if max(js) < 1e-9:
+            return state
+        control = dict(state["control"])
+        rate_v, rate_b = self.lr_v * self.decay_v**number, self.lr_b * self.decay_b**number
+        for device, degree, slant in zip(past["devices"], js, (-pull / past["degree"]).tolist()):
+            v, b = control.get(str(device), [1.0, 0.0])
+            slant = min(slant, 0.0) if v * degree + b < floor else slant
+            moved = [v - rate_v * degree * slant, b - rate_b * slant]
+            control[str(device)] = moved if all(map(isfinite, moved)) else [1.0, 0.0]
+        return state | {"control": control}
+
+
+GRADIENTS = ("pseudo", "server_data", "client_grad")

@@ -1,0 +1,50 @@
+"""The labels of a device: counted by itself, or estimated by a server that sees only its trained model."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.divergence import degrees
+from shoal.core.net import Net
+from shoal.core.tree import Params
+from shoal.core.types import Samples
+from shoal.parts.slope import slope
+
+
+def counted(samples: Samples, classes: int) -> Tensor:
+    """How often each label occurs; of text, at every position."""
+    targets = samples.targets[samples.index.to(samples.targets.device)].flatten().cpu()
+    return torch.bincount(targets[targets >= 0], minlength=classes).int()
+
+
+def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:
+    """The share of each class, from how steep the loss on it is: a model is flat where it was trained.
+
+    The printed formula, a softmax of the squared norms themselves, says the opposite; it is kept under `literal`.
+    """
+    targets = samples.targets[samples.index.to(samples.targets.device)].cpu()
+    steep = torch.zeros(net.classes, dtype=torch.float64)
+    for label in range(net.classes):
+        rows = samples.index[(targets == label).reshape(len(targets), -1).any(1)]
+        if len(rows):
+            own = slope(net, params, Samples(samples.inputs, samples.targets, rows))
+            steep[label] = torch.stack([g.double().square().sum() for g in own.values()]).sum().cpu()
+        else:
+            steep[label] = torch.inf
+    flat = 1 / (steep + 1e-12)
+    shares = torch.softmax(steep if literal else beta * flat / flat.mean(), 0)
+    return shares if bool(shares.isfinite().all()) else torch.full_like(shares, 1 / net.classes)
+
+
+def degrees_of(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[list[float], float]:
+    """The non-IID degrees of some devices among all that are known, and the least that a degree counts as.
+
+    A device that is not known has the mean degree.
+    """
+    counts = np.stack([own.cpu().numpy() for own in known.values()]) if known else np.zeros((0, 1))
+    found = degrees(counts)
+    mean = float(found.mean()) if len(found) else 0.0
+    by_device = dict(zip(known, found.tolist()))
+    return [by_device.get(str(device), mean) for device in devices], max(1e-3, 0.02 * mean)

@@ -1,0 +1,24 @@
+"""The gradient of the loss on given samples, as a model sees them when it is judged."""
+
+import torch
+
+from shoal.core import tree
+from shoal.core.net import Net
+from shoal.core.train import mean_loss
+from shoal.core.tree import Params
+from shoal.core.types import Samples
+
+AT_ONCE = 500
+"""Samples that are looked at together."""
+
+
+def slope(net: Net, params: Params, samples: Samples) -> Params:
+    """The gradient of the mean loss with respect to all that devices train and the server combines."""
+    total = tree.zeros(tree.only(params, net.common))
+    for rows in samples.index.split(AT_ONCE):
+        leaves = {k: params[k].detach().requires_grad_() for k in net.common}
+        batch = samples.batch(rows)
+        loss = mean_loss(net.apply(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        total = tree.plus(total, dict(zip(leaves, found)))
+    return total

@@ -1,0 +1,145 @@
+"""The curvature of a loss and the share of a model that it says can go, without ever forming the Hessian.
+
+Lanczos steps with Hessian-vector products give a few Ritz values and their weights, which stand for the whole spectrum.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.net import Net
+from shoal.core.train import mean_loss
+from shoal.core.tree import Params
+from shoal.core.types import Batch
+
+MOST = 0.8
+"""No rule gives a higher rate."""
+
+
+class Spectrum(NamedTuple):
+    """Ritz values in ascending order, and their weights, which sum to 1."""
+
+    values: np.ndarray
+    weights: np.ndarray
+
+
+class Loss:
+    """The loss of a model on one batch as a function of one flat vector; `held` are the elements that may move."""
+
+    def __init__(self, net: Net, params: Params, batch: Batch, held: Tensor | None = None):
+        self.net, self.params, self.batch = net, params, batch
+        self.names = net.common
+        self.held = held
+
+    def flat(self, params: Params) -> Tensor:
+        return torch.cat([params[k].detach().flatten() for k in self.names])
+
+    def gradient(self, at: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
+        """The point as a leaf, and the gradient there."""
+        leaf = at.detach().requires_grad_()
+        pieces = leaf.split([self.params[k].numel() for k in self.names])
+        own = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
+        loss = mean_loss(self.net.apply(self.params | own, self.batch.inputs)[0], self.batch)
+        (found,) = torch.autograd.grad(loss, leaf, create_graph=graph)
+        return leaf, found if self.held is None else found * self.held
+
+    def curvature(self, at: Tensor) -> Callable[[Tensor], Tensor]:
+        """Vector -> Hessian times vector, at one point: the first derivative is taken once for all of them."""
+        leaf, gradient = self.gradient(at, graph=True)
+
+        def product(vector: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(vector)
+            (found,) = torch.autograd.grad(gradient @ vector, leaf, retain_graph=True)
+            return found if self.held is None else found * self.held
+
+        return product
+
+
+def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Spectrum:
+    """With every new direction made orthogonal to all before it; fewer steps where nothing new is left."""
+    basis = [start / start.norm()]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    while True:
+        image = product(basis[-1])
+        diagonal.append(float(image @ basis[-1]))
+        if len(basis) >= min(steps, len(start)):
+            break
+        stack = torch.stack(basis)
+        for _ in range(2):
+            image = image - stack.t() @ (stack @ image)
+        length = float(image.norm())
+        if not length > 1e-6 * max(1e-6, *map(abs, diagonal)):
+            break
+        beside.append(length)
+        basis.append(image / length)
+    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
+    return Spectrum(values, vectors[0] ** 2)
+
+
+def spectrum(loss: Loss, at: Tensor, steps: int, generator: torch.Generator) -> Spectrum:
+    """The spectrum at a point, seen from one random direction of signs."""
+    start = torch.randint(0, 2, at.shape, generator=generator).to(at) * 2 - 1
+    return lanczos(loss.curvature(at), start if loss.held is None else start * loss.held, steps)
+
+
+def lipschitz(loss: Loss, at: Tensor, way: Tensor) -> float:
+    """How far the gradient is from linear on the way from a point: the largest secant among three."""
+    product, (_, here) = loss.curvature(at), loss.gradient(at)
+    found = [0.0]
+    for share in (0.05, 0.2, 1.0):
+        step = share * way
+        bend = product(step) - (loss.gradient(at + step)[1] - here)
+        found.append(float(bend.norm() / step.norm().clamp(min=1e-12)))
+    return max(found)
+
+
+def above(spectrum: Spectrum, place: float) -> float:
+    """The share of the smoothed spectrum that lies above a value."""
+    width = np.sqrt(1e-5 * max(1.0, spectrum.values[-1] - spectrum.values[0]))
+    return float(spectrum.weights @ torch.special.ndtr(torch.from_numpy((spectrum.values - place) / width)).numpy())
+
+
+def plateau(spectrum: Spectrum) -> float:
+    """The share above the first value from 0 up after which it hardly falls: three changes in a row below 0.005.
+
+    Where it falls to half before that, the steps were too wide: they are halved, down to a ten-thousandth of the range.
+    """
+    top = spectrum.values[-1] + 0.01
+    bin = (top - spectrum.values[0] + 0.01) / 10_000
+    wide, whole = 0.1, above(spectrum, 0.0)
+    while True:
+        wide = max(wide, bin)
+        place, before, calm = 0.0, whole, 0
+        while place < top:
+            place += wide
+            now = above(spectrum, place)
+            if now < whole / 2 and wide > bin:
+                break
+            calm = calm + 1 if before - now < 0.005 else 0
+            if calm == 3:
+                return now
+            before = now
+        else:
+            return before
+        wide /= 2
+
+
+def gap(spectrum: Spectrum, constant: float) -> float | None:
+    """The share of the spectrum up to the first gap wider than 4 Lipschitz constants; None where there is none."""
+    wide = np.flatnonzero(np.diff(spectrum.values) > 4 * constant)
+    return float(spectrum.weights[: wide[0] + 1].sum()) if len(wide) else None
+
+
+def rate(rule: str, loss: Loss, start: Params, end: Params, steps: int, generator: torch.Generator) -> float:
+    """The share of a model that can go, by `slq_plateau` or by `eigen_gap`, where the literal rule says anything."""
+    at = loss.flat(end)
+    found = spectrum(loss, at, steps, generator)
+    share = gap(found, lipschitz(loss, at, loss.flat(start) - at)) if rule == "eigen_gap" else None
+    if share is None or share > MOST:
+        share = plateau(found)
+    return min(max(share, 0.0), MOST)

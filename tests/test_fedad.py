@@ -1,0 +1,355 @@
+"""FedAD: scores, curvature, rates and sub-models, by hand and by what must always hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import shoal
+from shoal.core.counting import Tally
+from shoal.core.net import Net
+from shoal.core.plan import Plan
+from shoal.core.types import Batch
+from shoal.models import build
+from shoal.parts.fedad import FedAD, merged
+from shoal.parts.rates import device_rates, drawn, unit_rates
+from shoal.parts.scores import maps, ranks, scores
+from shoal.parts.spectrum import Loss, Spectrum, above, gap, lanczos, lipschitz, plateau, rate, spectrum
+
+IMAGES = (3, 32, 32)
+QUICK = "fedad(rule='fixed', rate=0.5, check=1, force=0)"
+
+
+# scores ---------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_those_of_the_maps():
+    column, row = torch.arange(1.0, 6.0)[:, None], torch.arange(2.0, 9.0)
+    found = torch.stack([column * row, torch.eye(5, 7), torch.zeros(5, 7)])[None].repeat(4, 1, 1, 1)
+    assert ranks(found).tolist() == pytest.approx([1 / 5, 1.0, 0.0])
+
+
+def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them():
+    net = build("lenet", IMAGES, 10, 0)
+    x = torch.randn(8, *IMAGES)
+    params = {k: v.clone() for k, v in net.initial.items()}
+    params["conv1.weight"][2] = params["conv1.bias"][2] = 0.0
+    params["fc1.weight"][5] *= 10
+    found = scores(net, params, x)
+    after = net.apply(params, x, ("relu1",))[2]["relu1"]
+    assert after.shape[1:] == (6, 28, 28) and float(found["conv1"][2]) == 0.0
+    assert float(found["conv1"][0]) == pytest.approx(float(torch.linalg.matrix_rank(after[:, 0]).float().mean()) / 28)
+    sums = params["fc1.weight"].abs().sum(1)
+    torch.testing.assert_close(found["fc1"], sums / sums.mean())
+    assert {k: len(v) for k, v in found.items()} == {a.name: a.size for a in net.axes}
+
+
+def test_heads_are_scored_by_the_rank_of_what_they_put_out():
+    net = build("vit", IMAGES, 10, 0)
+    axis = next(a for a in net.axes if a.name == "layer1.heads")
+    x = torch.randn(3, *IMAGES)
+    made = net.apply(net.initial, x, (axis.tap,))[2][axis.tap]
+    assert maps(made, axis).shape == (3, 4, 64, 16)
+    torch.testing.assert_close(maps(made, axis)[1, 2], made[1, :, 32:48])
+    found = scores(net, net.initial, x)
+    assert {len(v) for k, v in found.items() if k.endswith("heads")} == {4}
+    assert all(0 < float(v.min()) <= float(v.max()) <= 1 for k, v in found.items() if k.endswith("heads"))
+
+
+def test_scores_are_weighed_by_samples_over_those_who_held_a_unit():
+    whole, part = Plan(), Plan({"a": torch.tensor([0, 2])})
+    reports = [(1, {"a": torch.tensor([1.0, 2.0, 3.0])}, whole), (3, {"a": torch.tensor([5.0, 0.0, 7.0])}, part)]
+    assert merged(reports, {})["a"].tolist() == [4.0, 2.0, 6.0]
+    nobody = [(3, {"a": torch.tensor([5.0, 0.0, 7.0])}, part)]
+    assert merged(nobody, {"a": torch.tensor([1.0, 9.0, 1.0])})["a"].tolist() == [5.0, 9.0, 7.0]
+
+
+# curvature ------------------------------------------------------------------------------------------------------------
+
+
+class Bowl(nn.Module):
+    """Logits (z, 0) with z made so that the loss is a known function of the weights."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.stack((x @ self.w, torch.zeros(len(x), dtype=x.dtype)), 1)
+
+
+class Quadratic(Loss):
+    """w' H w / 2 + c'w instead of a model's loss."""
+
+    def __init__(self, curvature: torch.Tensor, slope: torch.Tensor):
+        super().__init__(Net(Bowl(len(slope)), (len(slope),), 2), {"w": slope}, Batch(slope[None], ()))
+        self.h, self.c = curvature, slope
+
+    def gradient(self, at, graph=False):
+        leaf = at.detach().requires_grad_()
+        found = leaf @ self.h + self.c
+        return leaf, found if graph else found.detach()
+
+
+def symmetric(values: list[float], seed: int = 0) -> torch.Tensor:
+    turn = torch.linalg.qr(
+        torch.randn(len(values), len(values), generator=torch.Generator().manual_seed(seed)).double()
+    )[0]
+    return turn @ torch.diag(torch.tensor(values).double()) @ turn.t()
+
+
+def test_lanczos_finds_the_ends_of_a_known_spectrum():
+    values = [-2.0, *np.linspace(-0.1, 0.1, 37), 5.0, 30.0]
+    h = symmetric(values)
+    start = torch.randn(40, generator=torch.Generator().manual_seed(1)).double().sign()
+    found = lanczos(lambda v: h @ v, start, 12)
+    assert found.values[[0, -2, -1]] == pytest.approx([-2.0, 5.0, 30.0], abs=1e-6)
+    assert found.weights.sum() == pytest.approx(1.0)
+    whole = lanczos(lambda v: h @ v, start, 50)
+    assert len(whole.values) <= 40 and whole.values[[0, -1]] == pytest.approx([-2.0, 30.0])
+
+
+def test_lanczos_stops_where_nothing_new_is_left():
+    found = lanczos(lambda v: 3 * v, torch.ones(5).double(), 50)
+    assert found.values.tolist() == pytest.approx([3.0]) and found.weights.tolist() == pytest.approx([1.0])
+    nothing = lanczos(lambda v: 0 * v, torch.ones(5).double(), 50)
+    assert nothing.values.tolist() == [0.0] and 0 <= plateau(nothing) <= 1
+
+
+def smooth_loss(held: bool = False) -> tuple[Loss, torch.Tensor]:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    net = Net(module, (4,), 3)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 4, generator=generator).double(), torch.randint(0, 3, (9,), generator=generator)
+    loss = Loss(net, net.initial, Batch(x, ((y, None),)))
+    at = loss.flat(net.initial)
+    if held:
+        loss.held = (torch.rand(len(at), generator=generator) < 0.5).double()
+    return loss, at
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_hessian_vector_product_is_a_difference_of_gradients(held: bool):
+    loss, at = smooth_loss(held)
+    vector = torch.randn(len(at), generator=torch.Generator().manual_seed(2)).double()
+    vector = vector * loss.held if loss.held is not None else vector
+    h = 1e-5
+    expected = (loss.gradient(at + h * vector)[1] - loss.gradient(at - h * vector)[1]) / (2 * h)
+    torch.testing.assert_close(loss.curvature(at)(vector), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_the_secant_of_a_quadratic_loss_is_nothing_and_of_another_something():
+    loss = Quadratic(symmetric([1.0, 2.0, -3.0]), torch.ones(3).double())
+    way = torch.tensor([0.3, -1.0, 2.0]).double()
+    assert lipschitz(loss, torch.zeros(3).double(), way) < 1e-12
+    tanh, at = smooth_loss()
+    assert lipschitz(tanh, at, torch.ones_like(at)) > 1e-3
+    assert lipschitz(tanh, at, torch.zeros_like(at)) == 0.0
+
+
+def test_what_lies_above_a_value_is_read_off_the_weights():
+    found = Spectrum(np.array([-1.0, 0.5, 2.0]), np.array([0.2, 0.5, 0.3]))
+    assert [above(found, v) for v in (-2.0, 0.0, 1.0, 3.0)] == pytest.approx([1.0, 0.8, 0.3, 0.0], abs=1e-6)
+
+
+def test_a_plateau_is_where_the_share_stays():
+    """From 0 the share above is 0.8 at 0.1, 0.2, 0.3 and 0.4: three changes of nothing in a row."""
+    assert plateau(Spectrum(np.array([-1.0, 0.95, 2.0]), np.array([0.2, 0.5, 0.3]))) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_steps_that_are_too_wide_for_a_plateau_are_halved():
+    """Half of the mass lies just above 0: with steps of 0.1 it is gone before three of them are made."""
+    found = Spectrum(np.array([-1.0, 0.16, 5.0]), np.array([0.1, 0.8, 0.1]))
+    assert plateau(found) == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_gap_is_four_constants_wide():
+    found = Spectrum(np.array([0.0, 1.0, 1.5, 9.0, 30.0]), np.array([0.1, 0.3, 0.3, 0.2, 0.1]))
+    assert gap(found, 1.0) == pytest.approx(0.7) and gap(found, 3.0) == pytest.approx(0.9) and gap(found, 9.0) is None
+
+
+@pytest.mark.parametrize("rule", ["slq_plateau", "eigen_gap"])
+def test_a_rate_is_a_share_and_the_same_for_the_same_probe(rule: str):
+    loss, at = smooth_loss()
+    start = {k: v + 0.1 for k, v in loss.params.items()}
+    found = [rate(rule, loss, start, loss.params, 20, torch.Generator().manual_seed(s)) for s in (3, 3)]
+    assert found[0] == found[1] and 0 <= found[0] <= 0.8
+    assert spectrum(loss, at, 20, torch.Generator()).weights.sum() == pytest.approx(1.0)
+
+
+# rates ----------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12), st.floats(0, 0.8))
+def test_slow_devices_drop_and_fast_ones_do_not(seconds, mean):
+    times = np.array(seconds)
+    found = device_rates(times, mean)
+    assert found[times.argmax()] == pytest.approx(mean)
+    assert (found[times <= times.max() * (1 - mean) * (1 - 1e-12)] == 0).all()
+    assert (np.diff(found[times.argsort(kind="stable")]) >= -1e-12).all()
+
+
+def test_the_printed_rates_are_the_other_way_round():
+    times = np.array([1.0, 2.0, 4.0])
+    assert device_rates(times, 0.4).tolist() == pytest.approx([0.0, 0.0, 0.4])
+    assert device_rates(times, 0.4, literal=True).tolist() == pytest.approx([1.0, 0.8, 0.4])
+    assert device_rates(np.array([3.0, 4.0]), 0.4).tolist() == pytest.approx([1 - 4 * 0.6 / 3, 0.4])
+
+
+SCORES = st.dictionaries(
+    st.sampled_from("abc"), st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9).map(np.array), min_size=1
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SCORES, st.floats(0, 1), st.floats(0.5, 0.95))
+def test_unit_rates_have_the_mean_that_is_asked_for_and_a_bound(found, mean, most):
+    made = np.concatenate(list(unit_rates(found, mean, most).values()))
+    assert (made >= 0).all() and (made <= most + 1e-12).all()
+    assert made.mean() == pytest.approx(min(mean, most), abs=1e-6)
+
+
+def test_units_that_matter_less_drop_out_more():
+    made = unit_rates({"a": np.array([3.0, 1.0, 2.0]), "b": np.array([5.0, 5.0])}, 0.3, 0.9)
+    assert made["a"][1] > made["a"][2] > made["a"][0] and made["b"][0] == made["b"][1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0, 0.9), min_size=1, max_size=30), st.floats(0, 1), st.integers(0, 1000))
+def test_of_every_axis_something_is_kept(rates, least, seed):
+    matter = np.arange(len(rates), dtype=float)
+    kept = drawn(np.array(rates), matter, least, np.random.default_rng(seed))
+    assert len(kept) >= max(1, int(np.ceil(least * len(rates)))) and (np.diff(kept) > 0).all()
+    assert 0 <= kept.min() and kept.max() < len(rates)
+
+
+def test_those_that_are_kept_by_force_are_those_that_matter_most():
+    kept = drawn(np.full(10, 1.0), np.array([0, 9, 1, 8, 2, 7, 3, 6, 4, 5.0]), 0.3, np.random.default_rng(0))
+    assert kept.tolist() == [1, 3, 5]
+
+
+def test_scaled_activations_are_in_the_mean_what_they_were():
+    """Invariant 16: over many draws, the mean output of the layer that reads scaled units is that of the whole."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    axis = build("mlp", (4,), 3, 0).axes[0]
+    cuts = tuple(replace(c, tensor={"fc1": "0", "fc2": "2"}[c.tensor[:3]] + c.tensor[3:]) for c in axis.cuts)
+    net = Net(module, (4,), 3, (replace(axis, size=6, cuts=cuts),))
+    rates = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 0.5])
+    x, generator, total = torch.randn(5, 4).double(), np.random.default_rng(0), torch.zeros(5, 3).double()
+    for _ in range(4000):
+        kept = torch.from_numpy(drawn(rates, rates, 0.0, generator))
+        plan = Plan({axis.name: kept})
+        scale = torch.from_numpy(1 / (1 - rates))
+        sliced = net.slicer.place(net.slicer.take(net.initial, plan), net.initial, plan)
+        total += net.apply(net.slicer.scaled(sliced, {axis.name: scale}), x)[0]
+    torch.testing.assert_close(total / 4000, net.apply(net.initial, x)[0], rtol=0, atol=0.06)
+
+
+# the part -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_of_nothing_is_fedavg_to_the_bit_and_costs_its_plan():
+    setting = {"model": "lenet", "rounds": 3, "devices": 6, "sample": 3, "engine": "serial", "fleet": "tiers"}
+    plain, none = (shoal.run(m, **setting) for m in ("fedavg", "fedad(rule='fixed', rate=0.0, check=100, force=0)"))
+    assert all(torch.equal(plain.params[k], none.params[k]) for k in plain.params)
+    units = sum(a.size for a in none.net.axes)
+    more = [a["bytes_down"] - b["bytes_down"] for a, b in zip(none.history.rows, plain.history.rows)]
+    assert more == [3 * 1, 3 * (-(-units // 8) + 4 * units), 3 * (-(-units // 8) + 4 * units)]
+    assert [a["bytes_up"] - b["bytes_up"] for a, b in zip(none.history.rows, plain.history.rows)] == [
+        3 * 4 * units,
+        0,
+        0,
+    ]
+
+
+def test_slow_devices_compute_and_send_less():
+    setting = {"model": "lenet", "rounds": 4, "devices": 6, "sample": 6, "engine": "serial", "fleet": "tiers:1:1:0.2"}
+    plain, dropped = (shoal.run(m, **setting).history.rows for m in ("fedavg", QUICK))
+    assert dropped[0]["macs_forward"] == plain[0]["macs_forward"]
+    for key in ("macs_forward", "macs_work", "bytes_down", "sim_seconds"):
+        assert dropped[2][key] < plain[2][key]
+
+
+def test_engines_agree_on_sub_models():
+    setting = {"model": "lenet", "rounds": 4, "devices": 6, "sample": 4, "fleet": "tiers", "precision": "float64"}
+    ends = [shoal.run(f"feddh+{QUICK}", engine=e, **setting) for e in ("serial", "batched")]
+    for name, value in ends[0].params.items():
+        torch.testing.assert_close(value, ends[1].params[name], rtol=0, atol=1e-9)
+    keys = ("bytes_up", "bytes_down", "macs_forward", "macs_work", "sim_seconds")
+    assert [[r[k] for k in keys] for r in ends[0].history.rows] == [[r[k] for k in keys] for r in ends[1].history.rows]
+
+
+@pytest.mark.parametrize(
+    ("patience", "force", "changes", "due"),
+    [
+        (10, 50, [5.0, 4.0, 3.0, 3.0, 3.0], [False, False, False, False, True]),
+        (5, 50, [5.0, 4.0, 4.0], [False, False, True]),
+        (10, 10, [5.0, 4.0, 3.0], [False, True, True]),
+        (100, 100, [5.0, 4.0, 3.0], [False, False, False]),
+    ],
+)
+def test_rates_are_due_when_scores_have_settled(patience, force, changes, due):
+    part = FedAD(rule="slq_plateau", patience=patience, force=force)
+    state = part.init_server(None) | {"scores": {"a": torch.zeros(4)}}  # pyright: ignore[reportArgumentType]
+    value, asked = torch.zeros(4), []
+    for number, change in enumerate(changes, 1):
+        value = value + torch.tensor([change, 0, 0, 0])
+        state = part.watched(state, {"a": value}, 5 * number)
+        asked.append(state["asking"])
+        if state["asking"]:
+            state = state | {"asking": False, "rate": 0.4}
+    assert asked == due
+
+
+def test_after_the_first_time_rates_are_due_when_the_change_is_smaller_than_then():
+    part = FedAD(rule="fixed")
+    state = part.init_server(None) | {"scores": {"a": torch.zeros(1)}, "rate": 0.3, "change": 2.0}  # pyright: ignore
+    same = part.watched(state, {"a": torch.tensor([2.0])}, 60)
+    assert same["rate"] == 0.3
+    again = part.watched(state, {"a": torch.tensor([1.9])}, 60)
+    assert again["rate"] == part.rate and again["change"] == pytest.approx(1.9)
+
+
+def test_the_curvature_of_devices_sets_the_rate():
+    setting = {"rounds": 3, "devices": 4, "sample": 2, "fleet": "tiers:1:0.1", "engine": "serial"}
+    rows = shoal.run("fedad(check=1, force=0, images=20, steps=10)", **setting).history.rows
+    assert rows[1]["bytes_up"] - rows[2]["bytes_up"] > 0 and rows[1]["macs_work"] > 1.2 * rows[0]["macs_work"]
+    assert rows[2]["macs_forward"] <= rows[0]["macs_forward"]
+
+
+@pytest.mark.parametrize("method", ["fedprox+feddh+fedad", f"scaffold+{QUICK}", f"feddh+{QUICK}", "feddhad"])
+def test_it_composes(method: str):
+    run = shoal.run(method, rounds=4, fleet="tiers", engine="serial")
+    assert all(bool(v.isfinite().all()) for v in run.params.values()) and not any("void" in r for r in run.history.rows)
+
+
+def test_a_transformer_loses_heads_and_neurons_and_keeps_one_of_each():
+    data = (torch.randn(60, 3, 8, 8), torch.arange(60) % 3)
+    setting = {"data": data, "model": "vit", "rounds": 3, "devices": 4, "sample": 4, "fleet": "tiers:1:1:0.1"}
+    method = "fedad(rule='fixed', rate=0.8, most=0.9, least=0.0, check=1, force=0)"
+    run = shoal.run(method, engine="serial", batch=8, **setting)
+    assert run.history.rows[2]["macs_forward"] < run.history.rows[0]["macs_forward"]
+
+
+# costs of a plan ------------------------------------------------------------------------------------------------------
+
+
+def lenet_of(c1: int, c2: int, f1: int, f2: int) -> tuple[int, int]:
+    """Parameters and multiply-accumulates of a LeNet of these widths, by hand."""
+    params = c1 * 75 + c1 + c2 * c1 * 25 + c2 + f1 * c2 * 25 + f1 + f2 * f1 + f2 + 10 * f2 + 10
+    return params, 784 * c1 * 75 + 100 * c2 * c1 * 25 + f1 * c2 * 25 + f2 * f1 + 10 * f2
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.tuples(st.integers(1, 6), st.integers(1, 16), st.integers(1, 120), st.integers(1, 84)))
+def test_bytes_and_products_of_a_plan_are_those_of_the_cut_out_model(widths):
+    net = build("lenet", IMAGES, 10, 0)
+    plan = Plan({a.name: torch.randperm(a.size)[:n].sort().values for a, n in zip(net.axes, widths)})
+    params, macs = lenet_of(*widths)
+    assert Tally().forward(net, plan) == macs
+    assert sum(v.nbytes for v in net.slicer.take(net.initial, plan).values()) == 4 * params
