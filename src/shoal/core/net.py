@@ -7,7 +7,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.counting import counted
@@ -205,7 +206,19 @@ def tell_widths(layer: nn.Module) -> None:
     match layer:
         case nn.Linear():
             layer.out_features, layer.in_features = layer.weight.shape
-        case nn.Conv2d():
-            layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
-        case _BatchNorm() if layer.weight is not None:
-            layer.num_features = len(layer.weight)
+        case _ConvNd():
+            if layer.groups == layer.in_channels == layer.out_channels:
+                layer.groups = len(layer.weight) // layer.weight.shape[1]
+            own, other = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+            layer.out_channels, layer.in_channels = (other, own) if layer.transposed else (own, other)
+        case nn.Embedding():
+            layer.num_embeddings, layer.embedding_dim = layer.weight.shape
+        case nn.RNNBase():
+            layer.input_size = layer.get_parameter("weight_ih_l0").shape[1]
+            if not layer.proj_size:
+                layer.hidden_size = layer.get_parameter("weight_hh_l0").shape[1]
+        case nn.PReLU():
+            layer.num_parameters = len(layer.weight)
+        case _NormBase():
+            told = layer.running_mean if layer.weight is None else layer.weight
+            layer.num_features = layer.num_features if told is None else len(told)

@@ -20,10 +20,9 @@ def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...
 def axes_of(module: nn.Sequential) -> tuple[Axis, ...]:
     """The outputs of every layer but the last: its own rows, and the columns of the layer that reads them."""
     children = list(module.named_children())
-    weighty = [i for i, (_, layer) in enumerate(children) if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    weighty = [(i, n, m) for i, (n, m) in enumerate(children) if isinstance(m, (nn.Conv2d, nn.Linear))]
     axes = []
-    for at, then in zip(weighty, weighty[1:]):
-        (name, layer), (reader, after) = children[at], children[then]
+    for (at, name, layer), (then, reader, after) in zip(weighty, weighty[1:]):
         size, span = len(layer.weight), after.weight.shape[1] // len(layer.weight)
         own = (Cut(f"{name}.weight", 0), *([Cut(f"{name}.bias", 0)] if layer.bias is not None else []))
         active = next((n for n, child in children[at:then] if isinstance(child, nn.ReLU)), name)

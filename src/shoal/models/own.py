@@ -11,6 +11,7 @@ from shoal.core.errors import told
 from shoal.core.net import Net
 from shoal.models.chain import blocks_of
 from shoal.models.file import broken, called
+from shoal.models.traced import axes_of
 from shoal.pyfile import named_in
 
 
@@ -39,7 +40,8 @@ def net_of(module: Any, input_shape: tuple[int, ...], classes: int, name: str = 
     """A copy of a user's module as a net, after one pass of two samples has shown that it is one.
 
     Its inputs are taken for words where it has an embedding and a sample is a sequence, or where the module says
-    `token_inputs = True`. An `nn.Sequential` has one block for each child with parameters.
+    `token_inputs = True`. Its axes are found by tracing it, where torch_pruning is installed. An `nn.Sequential` has
+    one block for each child with parameters.
     """
     if isinstance(module, Net):
         passed(name, module.module, input_shape, classes, module.token_inputs)
@@ -64,7 +66,8 @@ def net_of(module: Any, input_shape: tuple[int, ...], classes: int, name: str = 
         module,
         input_shape,
         classes,
-        blocks=blocks_of(module) if isinstance(module, nn.Sequential) else (),
+        axes_of(module, input_shape, tokens),
+        blocks_of(module) if isinstance(module, nn.Sequential) else (),
         token_inputs=tokens,
     )
 

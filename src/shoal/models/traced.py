@@ -1,0 +1,192 @@
+"""Axes of any module, found with the dependency graph of torch_pruning (Fang et al., 2023), and each one tried out.
+
+Left out are the widths that a GroupNorm or LayerNorm spans, since a mean over units changes when some are missing;
+those that are joined with others in a concatenation or parted by a grouped convolution, for which there is no cut; and
+the heads of attention: `nn.MultiheadAttention` refuses weights that are not as wide as its inputs, and in attention
+written by hand nothing tells what a head is.
+"""
+
+import warnings
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from shoal.core.plan import Axis, Cut
+from shoal.models.tried import Unfit, inputs_for, trial_of, tried
+
+MAKERS = (_ConvNd, nn.Linear, nn.Embedding)
+GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
+SEEN_THROUGH = (_NormBase, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity)
+"""What may stand between a convolution and the tap on its maps."""
+
+
+def axes_of(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> tuple[Axis, ...]:
+    """The widths of a module that can shrink; none without torch_pruning or where its forward cannot be followed.
+
+    A tracer may be wrong about a stranger's forward, so an axis counts only if a copy of the module, with random
+    weights, says the same whether some of the units are cut out, masked, or made but not read.
+    """
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(0)
+        try:
+            found = Tracer(deepcopy(module), inputs_for(module, input_shape, token_inputs)).axes()
+            return tuple(tried(*trial_of(module, input_shape, token_inputs), found, [])) if found else ()
+        except Exception:  # anything may go wrong in there, and a model without axes is still a model
+            return ()
+
+
+class StandIn(nn.Linear):
+    """A recurrent layer as the tracer sees it: a linear layer with the same inputs and outputs."""
+
+    def __init__(self, layer: nn.RNNBase, ways: int):
+        super().__init__(layer.input_size, (layer.proj_size or layer.hidden_size) * ways)
+        self.of = (layer,)
+        self.one = StandIn(layer, 1) if ways == 2 else None
+        """For the state of one direction of two: the tracer cannot follow outputs that are parted and joined again."""
+
+    def run(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        """What the forward of the layer returns, in shape."""
+        (layer,), out = self.of, self(x)
+        last = (self.one(x) if self.one else out).select(int(layer.batch_first), -1)
+        hidden = torch.stack([last] * layer.num_layers * (1 + layer.bidirectional))
+        return out, (hidden, hidden) if isinstance(layer, nn.LSTM) else hidden
+
+
+class Tracer:
+    """Reads the groups of torch_pruning as axes. It spoils the module."""
+
+    def __init__(self, module: nn.Module, inputs: Tensor):
+        from torch_pruning import DependencyGraph
+
+        self.shapes = {name: value.shape for name, value in module.state_dict().items()}
+        self.names: dict[Any, str] = {layer: name for name, layer in module.named_modules()}
+        self.order = {name: at for at, name in enumerate(self.names.values())}
+        self.calls = calls_of(module.eval(), inputs)
+        recurrent = [layer for layer in self.names if type(layer) in GATES]
+        for layer in recurrent:
+            layer.stand_in = StandIn(layer, 1 + layer.bidirectional).to(layer.weight_ih_l0)
+            layer.forward = layer.stand_in.run
+            self.names |= {part: self.names[layer] for part in layer.stand_in.modules()}
+        with torch.enable_grad():
+            module.requires_grad_(True)
+            self.graph = DependencyGraph().build_dependency(module, (inputs,), ignored_layers=recurrent, verbose=False)
+        self.names |= self.graph._param_to_name
+
+    def axes(self) -> list[Axis]:
+        """The axes that the tracer proposes, in the order of the modules that make them."""
+        axes: dict[str, Axis] = {}
+        for layer in self.graph.module2node:
+            if isinstance(layer, MAKERS) and not depthwise(layer):
+                try:
+                    axis = self.axis(layer)
+                except Exception:  # the tracer has faults too, and what it says about others may be right
+                    continue
+                axes.setdefault(axis.name, axis)
+        return sorted(axes.values(), key=lambda axis: self.order[axis.name])
+
+    def axis(self, root: nn.Module) -> Axis:
+        """All that goes along with the outputs of a layer: who makes them, what is cut with them, who reads them."""
+        pruner: Any = self.graph.get_pruner_of_module(root)
+        size = width = pruner.get_out_channels(root)
+        if isinstance(root, StandIn):
+            size = root.of[0].hidden_size
+        makers, cuts = [root], []
+        for item in self.graph.get_pruning_group(root, pruner.prune_out_channels, list(range(width))):
+            node, reads = item.dep.target, item.dep.handler.__name__ == "prune_in_channels"
+            owners = dict(zip(item.idxs, (unit % size for unit in item.root_idxs)))
+            cuts += [self.cut(*part, owners, size) for part in self.parts(node, reads)]
+            if not reads and isinstance(node.module, MAKERS) and not depthwise(node.module):
+                makers.append(node.module)
+        if size < 2 or not any(cut.reads for cut in cuts):
+            raise Unfit
+        maker = min(makers, key=lambda layer: self.order[self.names[layer]])
+        tap = self.names.get(tap_of(maker, self.calls), "") if isinstance(maker, _ConvNd) else ""
+        places = {tensor: at for at, tensor in enumerate(self.shapes)}
+        cuts = sorted(dict.fromkeys(cuts), key=lambda cut: (cut.reads, places[cut.tensor], cut.dim))
+        return Axis(self.names[maker], size, tuple(cuts), tap)
+
+    def parts(self, node: Any, reads: bool) -> Iterator[tuple[str, int, int, bool]]:
+        """The tensors of a layer that shrink: name, dimension, copies (0: to be found), and whether they read."""
+        layer, name = node.module, self.names.get(node.module, "")
+        own = [f"{name}.{key}".strip(".") for key in ("weight", "bias", "running_mean", "running_var")]
+        match layer:
+            case nn.LayerNorm() | nn.GroupNorm() | nn.MultiheadAttention() | _InstanceNorm(affine=False):
+                raise Unfit
+            case _ConvNd() if layer.groups > 1 and not depthwise(layer):
+                raise Unfit
+            case nn.Parameter():
+                yield name, node.pruning_dim % layer.dim(), 0, False
+            case StandIn():
+                yield from gates_of(name, layer.of[0], reads)
+            case nn.Linear() | _ConvNd():
+                rows = int(getattr(layer, "transposed", False) and not depthwise(layer))
+                yield own[0], 1 - rows if reads else rows, 0, reads
+                if layer.bias is not None and not reads:
+                    yield own[1], 0, 0, False
+            case nn.Embedding():
+                yield own[0], 1, 0, False
+            case _NormBase() | nn.PReLU():
+                yield from ((key, 0, 0, False) for key in own if self.shapes.get(key, (1,)) != (1,))
+
+    def cut(self, tensor: str, dim: int, copies: int, reads: bool, owners: dict[int, int], size: int) -> Cut:
+        """The cut that gives each index along a dimension to the unit that owns it."""
+        length, span = self.shapes[tensor][dim], 1
+        if not copies:
+            units = [owners[i] for i in range(len(owners))]
+            span = length // size if len(units) == size else units.index(1)
+            copies = length // (size * span)
+            if units != [i // span % size for i in range(length)] and units != list(range(size)):
+                raise Unfit
+        if size * span * copies != length:
+            raise Unfit
+        return Cut(tensor, dim, span, copies, reads)
+
+
+def gates_of(name: str, layer: nn.RNNBase, reads: bool) -> Iterator[tuple[str, int, int, bool]]:
+    """A hidden unit has a row in each gate of each layer and direction, and is read by its own layer and the next."""
+    if layer.proj_size and not reads:
+        raise Unfit
+    for key, value in layer.named_parameters(recurse=False):
+        tensor, kind = f"{name}.{key}".strip("."), (key[:9], "_l0" in key)
+        if reads and kind == ("weight_ih", True):
+            yield tensor, 1, 0, True
+        if not reads:
+            yield tensor, 0, GATES[type(layer)], False
+            if value.dim() == 2 and kind != ("weight_ih", True):
+                yield tensor, 1, 1 + layer.bidirectional if key[:9] == "weight_ih" else 1, True
+
+
+def depthwise(layer: nn.Module) -> bool:
+    return isinstance(layer, _ConvNd) and layer.groups == layer.in_channels == layer.out_channels > 1
+
+
+@torch.no_grad()
+def calls_of(module: nn.Module, inputs: Tensor) -> list[tuple[nn.Module, Any, Any]]:
+    """Every layer that a pass runs, with what it is given and what it makes."""
+    calls = []
+    note = lambda layer, given, made: calls.append((layer, given[0] if given else None, made))  # noqa: E731
+    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+    module(inputs)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def tap_of(maker: nn.Module, calls: list[tuple[nn.Module, Any, Any]]) -> nn.Module | None:
+    """The last layer, of those that run once, where the maps of a convolution pass by alone."""
+    ran = [layer for layer, _, _ in calls]
+    at = ran.index(maker)
+    once, made = ran.count(maker) == 1, calls[at][2]
+    tap = maker if once else None
+    for layer, given, then in calls[at + 1 :]:
+        if given is made and isinstance(layer, SEEN_THROUGH) and not (once and isinstance(layer, nn.Identity)):
+            once, made = ran.count(layer) == 1, then
+            tap = layer if once else tap
+    return tap

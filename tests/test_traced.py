@@ -1,0 +1,446 @@
+"""Axes of strangers' models: which are found, and that a model cut along them is the model with those units masked."""
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.core import tree
+from shoal.core.net import Net
+from shoal.core.plan import Axis, Cut, Plan
+from shoal.core.tree import Params
+from shoal.models import MODELS
+from shoal.models.own import net_of
+from shoal.models.resnet import resnet
+from shoal.models.traced import axes_of
+from shoal.models.tried import lawful
+from shoal.models.vgg import vgg11
+
+CLASSES = 5
+
+# strangers' models, made with the sizes of the axes that they have ---------------------------------------------------
+
+
+class Plain(nn.Module):
+    """Convolutions with BatchNorm, then flattened maps."""
+
+    def __init__(self, first: int = 6, second: int = 4, hidden: int = 7):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, first, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(first)
+        self.act = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(first, second, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(second, affine=False)
+        self.fc1 = nn.Linear(second * 3 * 3, hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.act(self.bn1(self.conv1(x))), 2)
+        x = F.relu(self.bn2(self.conv2(x)))[:, :, :3, :3]
+        return F.log_softmax(self.fc2(torch.tanh(self.fc1(x.flatten(1)))), 1)
+
+
+class Residual(nn.Module):
+    """Two stages whose widths meet in sums."""
+
+    def __init__(self, stage1: int = 4, inner: int = 5, stage2: int = 6):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, stage1, 3, padding=1), nn.BatchNorm2d(stage1), nn.ReLU())
+        self.inner = nn.Sequential(nn.Conv2d(stage1, inner, 3, padding=1), nn.BatchNorm2d(inner), nn.ReLU())
+        self.back = nn.Sequential(nn.Conv2d(inner, stage1, 3, padding=1), nn.BatchNorm2d(stage1))
+        self.down = nn.Conv2d(stage1, stage2, 1, 2, bias=False)
+        self.wide = nn.Sequential(nn.Conv2d(stage1, stage2, 3, 2, 1), nn.BatchNorm2d(stage2), nn.PReLU(stage2))
+        self.fc = nn.Linear(stage2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = F.relu(self.back(self.inner(x)) + x)
+        return self.fc(F.relu(self.wide(x) + self.down(x)).mean((2, 3)))
+
+
+class Noisy(nn.Module):
+    """A dropout that is no layer, before a BatchNorm."""
+
+    def __init__(self, hidden: int = 6):
+        super().__init__()
+        self.fc1 = nn.Linear(6, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.norm(F.dropout(self.fc1(x), 0.5, self.training)))
+
+
+class Single(nn.Module):
+    """It computes in single precision whatever it is given."""
+
+    def __init__(self, hidden: int = 6):
+        super().__init__()
+        self.fc1 = nn.Linear(6, hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(x.float()).relu())
+
+
+class Words(nn.Module):
+    """An embedding and recurrent layers of any of torch's kinds, read at every position or at the last one."""
+
+    def __init__(self, width: int = 6, hidden: int = 4, kind: Callable = nn.LSTM, last: bool = False, **options):
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, width)
+        self.rnn = kind(width, hidden, batch_first=True, **options)
+        self.fc = nn.Linear((self.rnn.proj_size or hidden) * (1 + self.rnn.bidirectional), CLASSES)
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, hidden = self.rnn(self.embed(x))
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        last = torch.cat([hidden[-2], hidden[-1]], 1) if self.rnn.bidirectional else hidden[-1]
+        return self.fc(last if self.last else out)
+
+
+class Positions(nn.Module):
+    """Words with places; all positions are flattened, so that the units of one position lie next to each other."""
+
+    def __init__(self, width: int = 4, hidden: int = 5):
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, width)
+        self.place = nn.Parameter(torch.zeros(1, 3, width))
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(3 * hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(self.embed(x) + self.place).relu().flatten(1))
+
+
+class Transformer(nn.Module):
+    def __init__(self, hidden: int = 12, **options):
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, hidden, batch_first=True, **options)
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layer(self.embed(x)).mean(1))
+
+
+class Attention(nn.Module):
+    """Attention written by hand after a norm that is no layer; heads and width are numbers in its forward."""
+
+    def __init__(self, hidden: int = 7):
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+        self.fc1 = nn.Linear(8, hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.layer_norm(self.embed(x), (8,))
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Groups(nn.Module):
+    """GroupNorm and LayerNorm mix units; the last hidden layer is free of them."""
+
+    def __init__(self, hidden: int = 4):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.norm = nn.GroupNorm(2, 6)
+        self.fc1 = nn.Linear(6, 7)
+        self.norm1 = nn.LayerNorm(7)
+        self.fc2 = nn.Linear(7, hidden)
+        self.fc3 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(self.norm1(self.fc1(self.norm(self.conv(x)).amax((2, 3)))))))
+
+
+class Joined(nn.Module):
+    """Two halves that are read as one, and a width after them."""
+
+    def __init__(self, after: int = 6):
+        super().__init__()
+        self.left = nn.Conv2d(3, 4, 3)
+        self.right = nn.Conv2d(3, 4, 3)
+        self.both = nn.Conv2d(8, after, 1)
+        self.fc = nn.Linear(after, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.both(torch.cat([self.left(x), self.right(x)], 1)).relu().mean((2, 3)))
+
+
+class Mobile(nn.Module):
+    """A depthwise convolution goes along with what it is given; a grouped one is left out."""
+
+    def __init__(self, first: int = 6, up: int = 4):
+        super().__init__()
+        self.deep = nn.Conv2d(first, first, 3, padding=1, groups=first)
+        self.conv = nn.Conv2d(3, first, 3)
+        self.point = nn.Conv2d(first, 8, 1)
+        self.grouped = nn.Conv2d(8, 8, 1, groups=2)
+        self.up = nn.ConvTranspose2d(8, up, 2)
+        self.fc = nn.Linear(up, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.grouped(self.point(self.deep(self.conv(x)).relu())).relu()
+        return self.fc(self.up(x).relu().mean((2, 3)))
+
+
+class Signals(nn.Module):
+    """A convolution over time, and a norm of each unit alone."""
+
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.conv = nn.Conv1d(2, width, 3)
+        self.norm = nn.InstanceNorm1d(width, affine=True)
+        self.fc = nn.Linear(width * 6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
+
+
+class Branching(nn.Module):
+    """What runs depends on the data, and the width is written into the forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(6, 4)
+        self.fc2 = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.fc1(x)
+        if hidden.sum() > 0:
+            hidden = hidden.flip(1)
+        return self.fc2(hidden.view(-1, 4))
+
+
+class Sorted(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(x).sort(1).values)
+
+
+class Detached(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.fc2(self.fc1(x)).detach().numpy())
+
+
+def mlp(first: int = 7, second: int = 6) -> nn.Module:
+    layers = (nn.Linear(12, first), nn.Sigmoid(), nn.Dropout(), nn.Linear(first, second), nn.Linear(second, CLASSES))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+IMAGE, WORDS = (3, 8, 8), (3,)
+STRANGERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], dict[str, int]]] = {
+    "plain": (Plain, IMAGE, {"conv1": 6, "conv2": 4, "fc1": 7}),
+    "residual": (Residual, IMAGE, {"stem.0": 4, "inner.0": 5, "down": 6}),
+    "mlp": (mlp, (3, 4), {"1": 7, "4": 6}),
+    "noisy": (Noisy, (6,), {"fc1": 6}),
+    "lstm": (Words, WORDS, {"embed": 6, "rnn": 4}),
+    "lstm-last": (partial(Words, last=True), WORDS, {"embed": 6, "rnn": 4}),
+    "lstm-deep": (partial(Words, num_layers=2, dropout=0.1), WORDS, {"embed": 6, "rnn": 4}),
+    "lstm-both": (partial(Words, bidirectional=True, num_layers=2), WORDS, {"embed": 6, "rnn": 4}),
+    "lstm-both-last": (partial(Words, bidirectional=True, last=True), WORDS, {"embed": 6, "rnn": 4}),
+    "lstm-projected": (partial(Words, proj_size=3, bias=False), WORDS, {"embed": 6}),
+    "gru": (partial(Words, kind=nn.GRU, last=True), WORDS, {"embed": 6, "rnn": 4}),
+    "rnn": (partial(Words, kind=nn.RNN, bias=False), WORDS, {"embed": 6, "rnn": 4}),
+    "positions": (Positions, WORDS, {"embed": 4, "fc1": 5}),
+    "transformer": (Transformer, WORDS, {"layer.linear1": 12}),
+    "transformer-first": (partial(Transformer, norm_first=True), WORDS, {"layer.linear1": 12}),
+    "attention": (Attention, WORDS, {"fc1": 7}),
+    "groups": (Groups, IMAGE, {"fc2": 4}),
+    "joined": (Joined, IMAGE, {"both": 6}),
+    "mobile": (Mobile, IMAGE, {"conv": 6, "up": 4}),
+    "signals": (Signals, (2, 8), {"conv": 4}),
+    "branching": (Branching, (6,), {}),
+    "sorted": (Sorted, (6,), {}),
+    "detached": (Detached, (6,), {}),
+}
+CUTTABLE = [name for name, (_, _, axes) in STRANGERS.items() if axes]
+
+
+def stranger(name: str, *sizes: int) -> Net:
+    torch.manual_seed(3)
+    make, shape, _ = STRANGERS[name]
+    return net_of(make(*sizes).double(), shape, CLASSES)
+
+
+def axes_in(net: Net) -> dict[str, Axis]:
+    return {axis.name: axis for axis in net.axes}
+
+
+# which are found ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_which_axes_are_found(name):
+    assert {axis.name: axis.size for axis in stranger(name).axes} == STRANGERS[name][2]
+
+
+def test_a_sum_is_one_axis_with_all_that_meets_in_it():
+    axes = axes_in(stranger("residual"))
+    norm = ("weight", "bias", "running_mean", "running_var")
+    made = {Cut(f"{conv}.{key}", 0) for conv in ("stem.0", "back.0") for key in ("weight", "bias")}
+    normed = {Cut(f"{bn}.{key}", 0) for bn in ("stem.1", "back.1") for key in norm}
+    read = {Cut(f"{conv}.weight", 1, reads=True) for conv in ("inner.0", "down", "wide.0")}
+    assert set(axes["stem.0"].cuts) == made | normed | read and axes["stem.0"].tap == "stem.2"
+    assert Cut("wide.2.weight", 0) in axes["down"].cuts and axes["down"].tap == "down"
+
+
+def test_what_a_unit_of_each_kind_owns():
+    plain = axes_in(stranger("plain"))
+    assert plain["conv2"].cuts[-1] == Cut("fc1.weight", 1, span=9, reads=True)
+    assert [plain[name].tap for name in ("conv1", "conv2", "fc1")] == ["act", "bn2", ""]
+    assert axes_in(stranger("positions"))["fc1"].cuts[-1] == Cut("fc2.weight", 1, copies=3, reads=True)
+    words = axes_in(stranger("lstm-both"))
+    ends = [f"l{layer}{way}" for layer in (0, 1) for way in ("", "_reverse")]
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    assert set(words["rnn"].cuts) == {
+        *(Cut(f"rnn.{kind}_{end}", 0, copies=4) for kind in kinds for end in ends),
+        *(Cut(f"rnn.weight_hh_{end}", 1, reads=True) for end in ends),
+        *(Cut(f"rnn.weight_ih_{end}", 1, copies=2, reads=True) for end in ends[2:]),
+        Cut("fc.weight", 1, copies=2, reads=True),
+    }
+    assert {c for c in words["embed"].cuts if c.reads} == {Cut(f"rnn.weight_ih_{e}", 1, reads=True) for e in ends[:2]}
+
+
+def test_the_tap_is_behind_what_runs_twice():
+    """ResNet's ReLU runs twice in a block, and once before what only marks its first output."""
+    net = resnet(IMAGE, CLASSES, 4)
+    found = {axis.name: axis for axis in axes_of(net.module, IMAGE, False)}
+    stages = {"conv1": "relu"} | {f"layer{i}.0.conv2": f"layer{i}.0.bn2" for i in (2, 3, 4)}
+    inner = {f"{axis.name}.conv1": axis.tap for axis in net.axes}
+    assert {name: axis.tap for name, axis in found.items()} == stages | inner
+    assert all(set(found[f"{axis.name}.conv1"].cuts) == set(axis.cuts) for axis in net.axes)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda: MODELS["mlp"]((1, 6, 6), 5),
+        lambda: MODELS["lenet"]((1, 28, 20), 7),
+        lambda: MODELS["cnn"]((3, 32, 36), 6),
+        lambda: MODELS["conv2cifar"]((1, 28, 28), 6),
+        lambda: vgg11((1, 28, 28), 6, width=4),
+    ],
+)
+def test_axes_that_a_model_states_are_those_that_are_found(net):
+    stated = net()
+    found = net_of(stated.module, stated.input_shape, stated.classes)
+    of = lambda net: {(axis.name, axis.size, axis.tap, frozenset(axis.cuts)) for axis in net.axes}  # noqa: E731
+    assert of(found) == of(stated)
+
+
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-nobias-gn"])
+def test_group_norm_leaves_none(name):
+    assert axes_of(MODELS[name]((3, 16, 16), 6).module, (3, 16, 16), False) == ()
+
+
+# the law --------------------------------------------------------------------------------------------------------------
+
+
+def some_plan(net: Net, generator: torch.Generator) -> Plan:
+    sizes = {a.name: int(torch.randint(1, a.size + 1, (), generator=generator)) for a in net.axes}
+    return Plan({a.name: torch.randperm(a.size, generator=generator)[: sizes[a.name]].sort().values for a in net.axes})
+
+
+def some_inputs(net: Net, generator: torch.Generator) -> Tensor:
+    if net.token_inputs:
+        return torch.randint(0, CLASSES, (4, *net.input_shape), generator=generator)
+    return torch.randn(4, *net.input_shape, generator=generator, dtype=torch.float64)
+
+
+def slopes(net: Net, params: Params, x: Tensor, training: bool) -> tuple[Tensor, Params]:
+    """What a net says; its gradients, and its buffers after the pass."""
+    leaves = {name: params[name].clone().requires_grad_() for name in net.trainable}
+    logits, _, _, buffers = net.apply(params | leaves, x, training=training)
+    loss = (logits * torch.linspace(-1, 2, CLASSES)).square().sum()
+    return logits, dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())))) | buffers
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_masked_and_sliced_models_are_the_same(name, seed):
+    """Law 3: logits, gradients on kept coordinates and statistics; and a model made with these widths is that model."""
+    net, generator = stranger(name), torch.Generator().manual_seed(seed)
+    plan, x = some_plan(net, generator), some_inputs(net, generator)
+    shift = lambda v: v + 0.1 * torch.rand(v.shape, generator=generator) if v.is_floating_point() else v  # noqa: E731
+    start = tree.map(shift, net.initial)
+    cut = net.slicer.take(start, plan)
+    small, fresh = net.cut(plan), stranger(name, *map(len, plan.kept.values()))
+    masked = net.slicer.place(cut, start, plan)
+    for training in (False, net.mixes_batch and name != "noisy"):
+        logits, moved = slopes(net, masked, x, training)
+        for each in (small, fresh):
+            alike, ended = slopes(each, cut, x, training)
+            torch.testing.assert_close(alike, logits)
+            torch.testing.assert_close(ended, net.slicer.take(moved, plan))
+    assert small.macs_forward == fresh.macs_forward
+    assert small.shapes == fresh.shapes == tuple((k, v.shape, v.dtype) for k, v in cut.items())
+    assert tree.nbytes(cut) == tree.nbytes(fresh.initial)
+
+
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_units_that_nobody_reads_are_as_if_cut_out(name):
+    net, generator = stranger(name), torch.Generator().manual_seed(5)
+    plan, x = some_plan(net, generator), some_inputs(net, generator)
+    kept = {a.name: torch.zeros(a.size).double().index_fill(0, plan.kept[a.name], 1) for a in net.axes}
+    unread = net.apply(net.slicer.scaled(net.initial, kept), x)[0]
+    torch.testing.assert_close(unread, net.cut(plan).apply(net.slicer.take(net.initial, plan), x)[0])
+
+
+@pytest.mark.parametrize("name", ["plain", "residual", "lstm-both", "positions", "mobile", "signals"])
+def test_the_trial_sees_every_damage(name):
+    """An axis without one of its cuts, or with one that does not say that it reads, breaks the law."""
+    net = stranger(name)
+    x = some_inputs(net, torch.Generator().manual_seed(0))
+    assert lawful(net, list(net.axes), x)
+    for at, axis in enumerate(net.axes):
+        for one in axis.cuts:
+            rest = tuple(cut for cut in axis.cuts if cut != one)
+            for cuts in (rest, (*rest, replace(one, reads=False))) if one.reads else (rest,):
+                damaged = [*net.axes[:at], replace(axis, cuts=cuts), *net.axes[at + 1 :]]
+                assert not lawful(net, damaged, x), (axis.name, one)
+
+
+def test_a_model_that_insists_on_its_precision():
+    net = net_of(Single(), (6,), CLASSES)
+    assert [(axis.name, axis.size) for axis in net.axes] == [("fc1", 6)]
+
+
+# manners --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "lstm", "transformer", "detached"])
+def test_looking_for_axes_leaves_no_trace(name, capfd):
+    make, shape, _ = STRANGERS[name]
+    module = make().train()
+    before, words = tree.map(torch.clone, module.state_dict()), shape == WORDS
+    state, layers = torch.get_rng_state(), str(module)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        once = axes_of(module, shape, words)
+    assert once == axes_of(module, shape, words) and not told and not any(capfd.readouterr())
+    assert torch.equal(state, torch.get_rng_state()) and module.training and str(module) == layers
+    assert tree.same(before, module.state_dict())
+    assert not any(layer._forward_hooks or "forward" in vars(layer) for layer in module.modules())
+
+
+def test_without_torch_pruning_there_are_no_axes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    net = stranger("plain")
+    assert net.axes == () and net.macs_forward > 0
+
+
+def test_a_model_without_numbers_has_no_axes():
+    with torch.device("meta"):
+        assert axes_of(mlp(), (3, 4), False) == ()
