@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from shoal.core.divergence import degrees, divergence
 from shoal.core.streams import Streams
 from shoal.data.dataset import digits
-from shoal.core.divergence import degrees, divergence
 from shoal.data.degree import TOLERANCE, degree, histograms, summary
 from shoal.data.server import hold_back
 from shoal.data.splits import parse_split

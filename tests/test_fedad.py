@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
-from shoal.core.counting import Tally
+from shoal.core.counting import Tally, trusted
 from shoal.core.net import Net
 from shoal.core.plan import Plan
 from shoal.core.types import Batch
+from shoal.core.widths import Widths, counts_needed
 from shoal.models import build
 from shoal.parts.fedad import FedAD, merged
 from shoal.parts.rates import device_rates, drawn, unit_rates
@@ -43,7 +44,7 @@ def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them()
     after = net.apply(params, x, ("relu1",))[2]["relu1"]
     assert after.shape[1:] == (6, 28, 28) and float(found["conv1"][2]) == 0.0
     assert float(found["conv1"][0]) == pytest.approx(float(torch.linalg.matrix_rank(after[:, 0]).float().mean()) / 28)
-    sums = params["fc1.weight"].abs().sum(1)
+    sums = params["fc1.weight"].abs().sum(1) + params["fc1.bias"].abs()
     torch.testing.assert_close(found["fc1"], sums / sums.mean())
     assert {k: len(v) for k, v in found.items()} == {a.name: a.size for a in net.axes}
 
@@ -353,3 +354,26 @@ def test_bytes_and_products_of_a_plan_are_those_of_the_cut_out_model(widths):
     params, macs = lenet_of(*widths)
     assert Tally().forward(net, plan) == macs
     assert sum(v.nbytes for v in net.slicer.take(net.initial, plan).values()) == 4 * params
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes"),
+    [("lenet", IMAGES, 10), ("cnn", IMAGES, 10), ("mlp", (20,), 5), ("lstm", (4,), 30), ("vit", (3, 8, 8), 4)],
+)
+def test_what_widths_cost_follows_from_a_few_counts(model, shape, classes):
+    net = build(model, shape, classes, 0)
+    tally, generator = Tally(), torch.Generator().manual_seed(0)
+    needed = counts_needed(len(net.axes))
+    for number in range(needed + 5):
+        sizes = [int(torch.randint(1, a.size + 1, (), generator=generator)) for a in net.axes]
+        plan = Plan({a.name: torch.arange(n) for a, n in zip(net.axes, sizes)})
+        found = tally.forward(net, plan)
+        if number >= needed:
+            assert found == net.cut(plan).macs_forward
+    assert tally.widths is not None
+
+
+def test_a_formula_that_does_not_fit_is_not_used():
+    net = build("lenet", IMAGES, 10, 0)
+    wrong = {(("conv1", 3),): 1}
+    assert trusted(Widths(net), wrong) is None

@@ -23,6 +23,7 @@ from shoal.models import build
 from shoal.parts.control import along, capped, ways_of
 from shoal.parts.feddh import FedDH
 from shoal.parts.histogram import counted, estimated
+from shoal.parts.units import key
 from shoal.probe import tiny_run
 
 SIZES = (6, 3, 5)
@@ -44,7 +45,7 @@ def a_round(sizes=SIZES, masked: bool = False, seed: int = 0) -> Round:
 
 
 def state_of(histograms: list[list[int]], control: dict | None = None) -> dict:
-    known = {str(d): torch.tensor(own, dtype=torch.float64) for d, own in enumerate(histograms)}
+    known = {key(d): torch.tensor(own, dtype=torch.float64) for d, own in enumerate(histograms)}
     return {"labels": known, "control": control or {}, "late": []}
 
 
@@ -69,7 +70,7 @@ def test_weights_are_sizes_over_degrees():
 
 
 def test_control_parameters_are_a_line_through_the_degree():
-    state = state_of(HISTOGRAMS, {"0": [2.0, 0.1], "2": [1.0, 0.5]})
+    state = state_of(HISTOGRAMS, {key(0): [2.0, 0.1], key(2): [1.0, 0.5]})
     js = degrees(np.array(HISTOGRAMS))
     expected = [2 * js[0] + 0.1, js[1], js[2] + 0.5]
     torch.testing.assert_close(FedDH().degree(state, [0, 1, 2]), torch.tensor(expected, dtype=torch.float64))
@@ -138,7 +139,7 @@ def test_pulls_sum_to_nothing():
 def test_a_common_factor_on_all_degrees_changes_nothing():
     js = degrees(np.array(HISTOGRAMS))
     one = weights_of(FedDH(), state_of(HISTOGRAMS), a_round())
-    many = weights_of(FedDH(), state_of(HISTOGRAMS, {str(d): [7.0, 0.0] for d in range(len(js))}), a_round())
+    many = weights_of(FedDH(), state_of(HISTOGRAMS, {key(d): [7.0, 0.0] for d in range(len(js))}), a_round())
     torch.testing.assert_close(one, many)
 
 
@@ -148,7 +149,7 @@ NUMBERS = st.floats(-1e30, 1e30)
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=3, max_size=3), st.sampled_from([1.0, 0.5]))
 def test_weights_are_shares_whatever_the_control_parameters_are(control, cap):
-    state = state_of(HISTOGRAMS, {str(d): list(own) for d, own in enumerate(control)})
+    state = state_of(HISTOGRAMS, {key(d): list(own) for d, own in enumerate(control)})
     found = weights_of(FedDH(cap=cap), state, a_round())
     assert bool((found >= 0).all()) and bool(found.isfinite().all()) and abs(float(found.sum()) - 1) < 1e-9
     assert float(found.max()) <= cap + 1e-9
@@ -165,15 +166,17 @@ def test_control_parameters_that_are_no_numbers_start_again():
 def test_a_floor_lets_a_degree_rise_and_not_fall():
     part, state = FedDH(lr_v=0.0, lr_b=1.0), state_of([[3, 3], [3, 3], [6, 0]])
     past = {"devices": [0, 1], "degree": part.degree(state, [0, 1])}
-    moved = part.steered(state | {"control": {"0": [0.0, -1.0], "1": [0.0, -1.0]}}, past, torch.tensor([1.0, -1.0]), 0)
-    assert moved["control"]["0"][1] > -1.0 and moved["control"]["1"][1] == -1.0
+    moved = part.steered(
+        state | {"control": {key(0): [0.0, -1.0], key(1): [0.0, -1.0]}}, past, torch.tensor([1.0, -1.0]), 0
+    )
+    assert moved["control"][key(0)][1] > -1.0 and moved["control"][key(1)][1] == -1.0
 
 
 def test_one_device_alone_is_not_steered():
     part, round = FedDH(lr_v=1.0, lr_b=1.0), a_round((5,))
     round = replace(round, weights=torch.ones(1, dtype=torch.float64))
     _, state = part.serve(round.anchor, state_of([[3, 2], [0, 9]]), round)
-    assert state["control"]["0"] == [1.0, 0.0]
+    assert state["control"][key(0)] == [1.0, 0.0]
 
 
 def test_the_order_of_devices_does_not_matter():
@@ -183,7 +186,7 @@ def test_the_order_of_devices_does_not_matter():
         own = replace(round, replies=[round.replies[i] for i in order])
         own = replace(own, weights=weights_of(part, state_of(HISTOGRAMS), own))
         _, state = part.serve(round.anchor, state_of(HISTOGRAMS), own)
-        ends.append([state["control"][str(d)] for d in range(3)])
+        ends.append([state["control"][key(d)] for d in range(3)])
     for other in ends[1:]:
         np.testing.assert_allclose(ends[0], other, rtol=1e-9)
 

@@ -17,6 +17,15 @@ OTHER_VALUES = [
     "weighted(power=0.0)",
     "uniform(share=0.5)",
     "feddyn(alpha=1.0)",
+    "feddh(lr_v=1.0, lr_b=1.0, gradient='server_data', reaggregate=True)",
+    "feddh(lr_b=1.0, gradient='client_grad')",
+    "feddh(labels='estimated', cap=0.6)",
+    "fedad(rule='fixed', rate=0.5, check=1, force=0)",
+    "fedad(check=1, force=0, direction='literal')",
+    "feddrop(rate=0.3, filters=True)",
+    "fjord(widths='0.3,1', distil=True)",
+    "heterofl(rates='1,0.4', mask_loss=False)",
+    "fedmp(arms='0.6')",
 ]
 TABLE: list[Part] = [
     *(cls() for cls in shipped().values()),

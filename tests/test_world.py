@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.core import tree
+from shoal.core.divergence import divergence
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import digits
-from shoal.core.divergence import divergence
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, split="iid", batch=16)
 

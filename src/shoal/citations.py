@@ -94,6 +94,60 @@ ROBUST = """@inproceedings{yin2018robust,
   archivePrefix = {arXiv}
 }"""
 
+FEDDHAD = """@article{liu2025feddhad,
+  title     = {Efficient Federated Learning with Heterogeneous Data and Adaptive Dropout},
+  author    = {Liu, Ji and Ma, Beichen and Yu, Qiaolin and Jin, Ruoming and Zhou, Jingbo and Zhou, Yang and
+               Dai, Huaiyu and Wang, Haixun and Dou, Dejing and Valduriez, Patrick},
+  journal   = {ACM Transactions on Knowledge Discovery from Data},
+  year      = {2025},
+  eprint    = {2507.10430},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDROP = """@article{caldas2018feddrop,
+  title     = {Expanding the Reach of Federated Learning by Reducing Client Resource Requirements},
+  author    = {Caldas, Sebastian and Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Talwalkar, Ameet},
+  journal   = {arXiv preprint arXiv:1812.07210},
+  year      = {2018}
+}"""
+
+FJORD = """@inproceedings{horvath2021fjord,
+  title     = {{FjORD}: Fair and Accurate Federated Learning under Heterogeneous Targets with Ordered Dropout},
+  author    = {Horv{\\'a}th, Samuel and Laskaridis, Stefanos and Almeida, Mario and Leontiadis, Ilias and
+               Venieris, Stylianos and Lane, Nicholas},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {34},
+  pages     = {12876--12889},
+  year      = {2021},
+  eprint    = {2102.13451},
+  archivePrefix = {arXiv}
+}"""
+
+HETEROFL = """@inproceedings{diao2021heterofl,
+  title     = {{HeteroFL}: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},
+  author    = {Diao, Enmao and Ding, Jie and Tarokh, Vahid},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021},
+  eprint    = {2010.01264},
+  archivePrefix = {arXiv}
+}"""
+
+AFD = """@article{bouacida2020afd,
+  title     = {Adaptive Federated Dropout: Improving Communication Efficiency and Generalization for
+               Federated Learning},
+  author    = {Bouacida, Nader and Hou, Jiahui and Zang, Hui and Liu, Xin},
+  journal   = {arXiv preprint arXiv:2011.04050},
+  year      = {2020}
+}"""
+
+FEDMP = """@inproceedings{jiang2022fedmp,
+  title     = {{FedMP}: Federated Learning through Adaptive Model Pruning in Heterogeneous Edge Computing},
+  author    = {Jiang, Zhida and Xu, Yang and Xu, Hongli and Wang, Zhiyuan and Qiao, Chunming and Zhao, Yangming},
+  booktitle = {IEEE 38th International Conference on Data Engineering},
+  year      = {2022},
+  doi       = {10.1109/ICDE53745.2022.00062}
+}"""
+
 CITATIONS = {
     "fedavg": FEDAVG,
     "fedprox": FEDPROX,
@@ -103,6 +157,13 @@ CITATIONS = {
     "fedavgm": FEDAVGM,
     "fedadam": FEDOPT,
     "fedyogi": FEDOPT,
+    "feddh": FEDDHAD,
+    "fedad": FEDDHAD,
+    "feddrop": FEDDROP,
+    "fjord": FJORD,
+    "heterofl": HETEROFL,
+    "afd": AFD,
+    "fedmp": FEDMP,
     "median": ROBUST,
     "trimmedmean": ROBUST,
 }

@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from shoal.core.plan import Plan
+from shoal.core.widths import Widths, counts_needed
 
 if TYPE_CHECKING:
     from shoal.core.net import Net
@@ -21,6 +22,9 @@ class Tally:
         self.known: dict[tuple, int] = {}
         self.drawn: dict[tuple, list[torch.Size]] = {}
         """What the layers draw in a step, by the same keys."""
+        self.slices: dict[tuple, int] = {}
+        """What one sample costs, by the widths of the slice it goes through."""
+        self.widths: Widths | None = None
 
     def of(self, key: tuple, work: Callable[[], object]) -> int:
         """Do the work, and say what it costs."""
@@ -34,10 +38,18 @@ class Tally:
         """One sample through the slice that a plan trains."""
         if not plan.kept:
             return net.macs_forward
-        key = ("forward", kept(plan))
-        if key not in self.known:
-            self.known[key] = net.cut(replace(plan, masks={})).macs_forward
-        return self.known[key]
+        key = kept(plan)
+        if key not in self.slices:
+            if len(self.slices) == counts_needed(len(net.axes)):
+                self.widths = trusted(Widths(net), self.slices)
+            counts = self.widths.cost(dict(key)) if self.widths else net.cut(replace(plan, masks={})).macs_forward
+            self.slices[key] = counts
+        return self.slices[key]
+
+
+def trusted(widths: Widths, counted: dict[tuple, int]) -> Widths | None:
+    """The formula, if it gives all that was counted."""
+    return widths if all(widths.cost(dict(key)) == macs for key, macs in counted.items()) else None
 
 
 def counted(work: Callable[[], object]) -> int:

@@ -72,14 +72,18 @@ class Visit:
     course: Course
     scene: Scene
     rows: Schedule
+    got: dict[str, dict]
+    """By part, what came beside the model; of it, steps see all but the requests."""
     macs: int
     """Multiply-accumulates of what ran before training."""
 
     def at(self, part: str) -> Device:
-        return replace(self.device, part=part, got=self.scene.got.get(part, {}))
+        return replace(self.device, part=part, got=self.got.get(part, {}))
 
     def scene_at(self, step: int, draws: dict[str, dict[str, Tensor]]) -> Scene:
         """What surrounds one step of this visit."""
+        if self.device.net.place.type != "cpu":
+            draws = tree.map(lambda t: t.to(self.device.net.place), draws)
         numbers = self._numbers | {"step": self._steps[step], "epoch": self._steps[step // self.rows.per_epoch]}
         return self.scene._replace(numbers=numbers, draws=draws)
 
@@ -135,8 +139,8 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
             macs += site.tally.of(key, lambda: made.append(part.begin(params, memory[name], own)))
         params, states[name] = made[-1]
     mask = trained_mask(net, job.plan, anchor)
-    scene = Scene(anchor, got, numbers, {}, mask)
-    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, macs)
+    scene = Scene(anchor, {part: unasked(own) for part, own in got.items()}, numbers, {}, mask)
+    return Visit(job, device, memory, site.rule.start(params, states), scene, rows, got, macs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +229,11 @@ def receive(site: Site, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict
             anchor[name] = torch.zeros_like(value)
             covered[name] = torch.zeros_like(value, dtype=torch.bool)
     return anchor, covered, got
+
+
+def unasked(got: dict) -> dict:
+    """What a part's steps can use: a request is for `begin`, `end` and `measure`, and makes no step another one."""
+    return {k: v for k, v in got.items() if not (isinstance(v, Tensor) and v.dtype == torch.bool and v.dim() == 0)}
 
 
 @lru_cache(4096)

@@ -129,13 +129,19 @@ class Slicer:
 
     def scaled(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
         """The same parameters, as if what the units make were multiplied: the columns that read them are."""
-        made = dict(params)
-        for axis in units:
-            for cut in self.axes[axis].cuts:
-                if cut.reads and cut.tensor in made:
-                    line = units[axis].repeat_interleave(cut.span).repeat(cut.copies)
-                    shape = [-1 if d == cut.dim else 1 for d in range(made[cut.tensor].dim())]
-                    made[cut.tensor] = made[cut.tensor] * line.view(shape)
+        return self._times(params, units, [(a, cut) for a in units for cut in self.axes[a].cuts if cut.reads])
+
+    def confined(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
+        """Values like parameters, multiplied wherever a unit has to do with them; factors of 0 and 1 mask them."""
+        return self._times(values, units, [(a, cut) for a in units for cut in self.axes[a].cuts])
+
+    def _times(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor], cuts: list[tuple[str, Cut]]) -> Params:
+        made = dict(values)
+        for axis, cut in cuts:
+            if cut.tensor in made:
+                line = units[axis].repeat_interleave(cut.span).repeat(cut.copies)
+                shape = [-1 if d == cut.dim else 1 for d in range(made[cut.tensor].dim())]
+                made[cut.tensor] = made[cut.tensor] * line.view(shape)
         return made
 
     def _indices(self, name: str, plan: Plan, where: torch.device):

@@ -125,8 +125,8 @@ def finite_each(trees: Sequence[Tree]) -> list[bool]:
         return [finite(one) for one in trees]
     flat = [t for own in floats for t in own]
     largest = torch._foreach_norm(flat, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
-    same = len({n.dtype for n in largest}) == 1
-    found = iter(torch.stack(largest if same else [n.double() for n in largest]).isfinite().tolist())
+    same = len({(n.dtype, n.device) for n in largest}) == 1
+    found = iter(torch.stack(largest if same else [n.double().cpu() for n in largest]).isfinite().tolist())
     return [all([next(found) for _ in own]) for own in floats]
 
 

@@ -1,4 +1,4 @@
-"""FedAD: slow devices leave out units that matter little, drawn anew in every round (Liu et al., FedDHAD)."""
+"""FedAD: slow devices leave out units that matter little, others in every round (Liu et al. 2025, arXiv:2507.10430)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -97,7 +97,7 @@ class FedAD(Part):
             loss = Loss(device.net, params, batch)
             loss.held = loss.flat(cover).to(loss.flat(params)) if device.covered else None
             share = rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
-            found["rate"] = torch.tensor(share)
+            found["rate"] = torch.tensor(share, device=device.net.place)
         return found
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:

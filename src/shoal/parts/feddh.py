@@ -1,4 +1,4 @@
-"""FedDH: replies count less the further their labels are from everybody's (Liu et al., FedDHAD)."""
+"""FedDH: replies count less the further their labels are from everybody's (Liu et al. 2025, arXiv:2507.10430)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from shoal.parts.checks import require
 from shoal.parts.control import along, capped, change_of, mean_of, ways_of
 from shoal.parts.histogram import counted, degrees_of, estimated
 from shoal.parts.slope import slope
+from shoal.parts.units import key
 
 EVERYBODY = 1000
 """Populations up to this size are asked for their labels before the first round, larger ones device by device."""
@@ -58,7 +59,7 @@ class FedDH(Part):
         known: dict[str, Tensor] = {}
         if self.labels == "told" and len(round.sizes) <= EVERYBODY:
             asked = round.roster.ask([int(d) for d in (round.sizes > 0).nonzero()[0]])
-            known = {str(d): card["labels"].double() for d, card in asked.items()}
+            known = {key(d): card["labels"].double() for d, card in asked.items()}
         return {"labels": known, "control": {}, "late": []}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
@@ -85,21 +86,21 @@ class FedDH(Part):
 
     def met(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
         """The histograms known so far, with those of devices that are seen for the first time."""
-        new = [r for r in round.replies if str(r.device) not in known and r.device >= 0]
+        new = [r for r in round.replies if key(r.device) not in known and r.device >= 0]
         if self.labels == "told":
-            return known | {str(r.device): round.roster[r.device]["labels"].double() for r in new}
+            return known | {key(r.device): round.roster[r.device]["labels"].double() for r in new}
         assert round.server is not None
         made = {}
         for reply in new:
             trained = round.anchor | {k: round.anchor[k] + d for k, d in reply.delta.items()}
             shares = estimated(round.net, trained, round.server, self.beta, self.labels == "literal")
-            made[str(reply.device)] = shares * reply.size
+            made[key(reply.device)] = shares * reply.size
         return known | made
 
     def degree(self, state: Tree, devices: Sequence[int]) -> Tensor:
         """D of these devices, with a floor under it."""
         js, floor = degrees_of(state["labels"], devices)
-        control = [state["control"].get(str(d), [1.0, 0.0]) for d in devices]
+        control = [state["control"].get(key(d), [1.0, 0.0]) for d in devices]
         raw = torch.tensor([v * degree + b for degree, (v, b) in zip(js, control)], dtype=torch.float64)
         return raw.clamp(min=floor)
 
@@ -125,10 +126,10 @@ class FedDH(Part):
         control = dict(state["control"])
         rate_v, rate_b = self.lr_v * self.decay_v**number, self.lr_b * self.decay_b**number
         for device, degree, slant in zip(past["devices"], js, (-pull / past["degree"]).tolist()):
-            v, b = control.get(str(device), [1.0, 0.0])
+            v, b = control.get(key(device), [1.0, 0.0])
             slant = min(slant, 0.0) if v * degree + b < floor else slant
             moved = [v - rate_v * degree * slant, b - rate_b * slant]
-            control[str(device)] = moved if all(map(isfinite, moved)) else [1.0, 0.0]
+            control[key(device)] = moved if all(map(isfinite, moved)) else [1.0, 0.0]
         return state | {"control": control}
 
 

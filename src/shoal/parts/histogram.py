@@ -11,6 +11,7 @@ from shoal.core.net import Net
 from shoal.core.tree import Params
 from shoal.core.types import Samples
 from shoal.parts.slope import slope
+from shoal.parts.units import key
 
 
 def counted(samples: Samples, classes: int) -> Tensor:
@@ -47,4 +48,4 @@ def degrees_of(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[lis
     found = degrees(counts)
     mean = float(found.mean()) if len(found) else 0.0
     by_device = dict(zip(known, found.tolist()))
-    return [by_device.get(str(device), mean) for device in devices], max(1e-3, 0.02 * mean)
+    return [by_device.get(key(device), mean) for device in devices], max(1e-3, 0.02 * mean)

@@ -6,6 +6,7 @@ from torch import Tensor
 from shoal.core.net import Net
 from shoal.core.plan import Axis
 from shoal.core.tree import Params
+from shoal.parts.units import strengths
 
 
 @torch.no_grad()
@@ -18,7 +19,8 @@ def scores(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
     """
     taps = tuple(dict.fromkeys(axis.tap for axis in net.axes if axis.tap))
     seen = net.apply(params, inputs, taps)[2] if taps else {}
-    return {a.name: ranks(maps(seen[a.tap], a)) if a.tap else sizes(params, a) for a in net.axes}
+    sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in strengths(net, params).items()}
+    return {a.name: ranks(maps(seen[a.tap], a)) if a.tap else sizes[a.name].float().to(inputs.device) for a in net.axes}
 
 
 def maps(output: Tensor, axis: Axis) -> Tensor:
@@ -27,14 +29,5 @@ def maps(output: Tensor, axis: Axis) -> Tensor:
 
 
 def ranks(found: Tensor) -> Tensor:
-    return torch.linalg.matrix_rank(found.float()).float().mean(0) / min(found.shape[-2:])
-
-
-def sizes(params: Params, axis: Axis) -> Tensor:
-    total = torch.zeros(axis.size)
-    for cut in axis.cuts:
-        weight = params[cut.tensor]
-        if not cut.reads and weight.dim() > 1:
-            lines = weight.abs().sum([d for d in range(weight.dim()) if d != cut.dim])
-            total = total.to(lines) + lines.view(cut.copies, axis.size, cut.span).sum((0, 2))
-    return (total / total.mean().clamp(min=1e-12)).float()
+    """Of many small matrices, which a processor is quicker at than a GPU."""
+    return torch.linalg.matrix_rank(found.float().cpu()).float().mean(0).to(found.device) / min(found.shape[-2:])

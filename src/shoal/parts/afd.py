@@ -1,0 +1,96 @@
+"""Adaptive federated dropout: a device keeps the sub-model that helped it (Bouacida et al. 2020, arXiv:2011.04050)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Axis, Plan
+from shoal.core.streams import part_stream
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Device, Local, Round, Scored
+from shoal.parts.checks import require
+from shoal.parts.units import drawn_units, key, left, recurrent
+
+
+@dataclass(frozen=True)
+class AFD(Part):
+    """Drops the share `rate` of the units of every device's own sub-model, of which the server keeps a score map.
+
+    Filters and heads stay where `filters` is False; units of recurrent layers always do.
+
+    If a device's loss fell since its last time, it keeps its sub-model, and the units in it are scored by how much it
+    fell. Otherwise the units are drawn anew by their scores.
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    neutral: ClassVar = Neutral({"rate": 0.0})
+
+    rate: float = 0.25
+    filters: bool = True
+
+    def __post_init__(self):
+        require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        known = {d: state.get(key(d), {"scores": self.blank(round.net)}) for d in plans}
+        masks = {d: self.chosen(known[d], round, d) for d in plans}
+        made = {d: {axis: mask.nonzero().flatten() for axis, mask in masks[d].items()} for d in plans}
+        state = state | {key(d): own | {"kept": masks[d]} for d, own in known.items()}
+        return {d: replace(p, kept=made[d]) for d, p in plans.items()}, state
+
+    def chosen(self, known: Tree, round: Round, device: int) -> dict[str, Tensor]:
+        """By axis, which units a device trains in this round."""
+        counts = {a.name: left(a.size, self.rate) for a in self.axes(round.net)}
+        if known.get("fell") and all(int(known["kept"][name].sum()) == n for name, n in counts.items()):
+            return known["kept"]
+        draw = round.streams.numpy(part_stream(self.name()), round.number, device)
+        scores: dict[str, Tensor] = known["scores"]
+        return {
+            name: torch.zeros(len(own), dtype=torch.bool).index_fill(
+                0, drawn_units(draw, len(own), counts[name], chances(own)), True
+            )
+            for name, own in scores.items()
+        }
+
+    def axes(self, net: Net) -> list[Axis]:
+        """The axes whose units may be dropped."""
+        return [a for a in net.axes if not recurrent(a) and (self.filters or not a.tap)]
+
+    def blank(self, net: Net) -> dict[str, Tensor]:
+        """Scores before anything is known."""
+        return {a.name: torch.zeros(a.size) for a in self.axes(net)}
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"loss": torch.zeros((), dtype=device.net.dtype, device=device.net.place)}
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        return update, {"loss": state["loss"] + scored.loss}
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        """The mean loss of the device's mini-batches."""
+        return {"loss": (state["loss"] / device.numbers["steps"]).float()}
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        learnt = {}
+        for reply in round.replies:
+            known, loss = state[key(reply.device)], float(reply.report[self.name()]["loss"])
+            before = known.get("loss", loss)
+            gain = (before - loss) / max(abs(before), 1e-12)
+            scores, kept = known["scores"], known["kept"]
+            if gain > 0:
+                scores = {name: torch.where(kept[name], gain, own) for name, own in scores.items()}
+            learnt[key(reply.device)] = known | {"scores": scores, "loss": loss, "fell": gain > 0}
+        return params, state | learnt
+
+
+def chances(scores: Tensor) -> np.ndarray:
+    """The chance of each unit; one without a score yet counts as the mean of those that have one."""
+    known = scores[scores > 0]
+    weights = torch.where(scores > 0, scores, known.mean() if len(known) else 1.0).double()
+    return (weights / weights.sum()).numpy()

@@ -1,0 +1,60 @@
+"""Federated Dropout: every device trains a random part of the units (Caldas et al. 2018, arXiv:1812.07210)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Axis, Plan
+from shoal.core.streams import part_stream
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.parts.checks import require
+from shoal.parts.units import drawn_units, left, recurrent
+
+
+@dataclass(frozen=True)
+class FedDrop(Part):
+    """Drops the share `rate` of the neurons, others for every device and round; the rest counts for them all.
+
+    What kept units make is multiplied by their axis's size over the number kept. Filters and heads are dropped as well
+    if `filters` says so; units of recurrent layers never are.
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    neutral: ClassVar = Neutral({"rate": 0.0})
+
+    rate: float = 0.5
+    filters: bool = False
+
+    def __post_init__(self):
+        require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+
+    def axes(self, net: Net) -> list[Axis]:
+        """The axes whose units are dropped."""
+        return [a for a in net.axes if not recurrent(a) and (self.filters or not a.tap)]
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        axes = self.axes(round.net)
+
+        def kept(device: int) -> dict[str, Tensor]:
+            draw = round.streams.numpy(part_stream(self.name()), round.number, device)
+            return {a.name: drawn_units(draw, a.size, left(a.size, self.rate)) for a in axes}
+
+        return {d: replace(p, kept=kept(d)) for d, p in plans.items()}, state
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        net, kept = device.net, device.plan.kept
+        counts = {a.name: len(kept[a.name]) if a.name in kept else a.size for a in self.axes(net)}
+        like = torch.empty(0, dtype=net.dtype, device=net.place)
+        return params, {a.name: like.new_full((a.size,), a.size / counts[a.name]) for a in self.axes(net)}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def scaled(params: Params, batch: Batch) -> Scored:
+            return inner(local.net.slicer.scaled(params, local.state), batch)
+
+        return scaled

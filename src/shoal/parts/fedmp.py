@@ -1,0 +1,117 @@
+"""FedMP: a bandit finds how much of the model each device prunes (Jiang et al., ICDE 2022)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.combine import holders_mean
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.streams import part_stream
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Device, Local, Reply, Round, Scored
+from shoal.parts.checks import require
+from shoal.parts.units import key, left, numbers, strengths
+
+
+@dataclass(frozen=True)
+class FedMP(Part):
+    """Every device trains the strongest units of every axis; the share that it prunes is an arm of its own bandit.
+
+    An arm is rewarded with the fall of the loss, the more so the nearer the device's time is to the mean of all. What a
+    device does not hold counts with its old value when replies are combined (R2SP).
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    neutral: ClassVar = Neutral({"arms": "0"})
+
+    arms: str = "0,0.2,0.4,0.6"
+    explore: float = 0.1
+    discount: float = 0.95
+
+    def __post_init__(self):
+        own = numbers(self.arms)
+        require(self, "arms such as '0,0.2,0.4', different and 0 <= arm < 1", bool(own) and 0 <= own[0] <= own[-1] < 1)
+        require(self, "explore >= 0 and 0 < discount <= 1", self.explore >= 0 and 0 < self.discount <= 1)
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        ratios, ranks = numbers(self.arms), strengths(round.net, round.anchor)
+        none = torch.zeros(len(ratios), dtype=torch.float64)
+        asked = {d: state.get(key(d), {"tried": none, "total": none}) for d in plans if d != SERVER}
+        arms = {d: self.pulled(own["tried"], own["total"], round, d) for d, own in asked.items()}
+        kept = {arm: strongest(ranks, ratios[arm]) for arm in set(arms.values())}
+        made = {d: replace(plans[d], kept=kept[arm]) for d, arm in arms.items()}
+        return dict(plans) | made, state | {key(d): own | {"arm": arms[d]} for d, own in asked.items()}
+
+    def pulled(self, tried: Tensor, total: Tensor, round: Round, device: int) -> int:
+        """The arm with the highest bound; those never tried come first, by chance."""
+        new = (tried == 0).nonzero().flatten().tolist()
+        if new:
+            draw = round.streams.numpy(part_stream(self.name()), round.number, device)
+            return new[int(draw.integers(len(new)))]
+        doubt = (2 * max(log(float(tried.sum())), 0.0) / tried).sqrt()
+        return int((total / tried + self.explore * doubt).argmax())
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        none = torch.zeros((), dtype=device.net.dtype, device=device.net.place)
+        return params, {"first": none, "second": none}
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        early = (2 * local.numbers["step"] < local.numbers["steps"]).to(scored.loss.dtype)
+        first, second = state["first"] + early * scored.loss, state["second"] + (1 - early) * scored.loss
+        return update, {"first": first, "second": second}
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        return {"fall": fall(state, int(device.numbers["steps"])).float()}
+
+    def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
+        """A reply's change is 0 where it has none: there it stands for the old value, and counts."""
+        return holders_mean(replace(round, replies=[replace(r, covered={}) for r in replies])), state
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        rewards, learnt = self.rewards(round), {}
+        for device in round.devices:
+            if device != SERVER:
+                own = state[key(device)]
+                pulled = torch.zeros_like(own["tried"]).index_fill(0, torch.tensor(own["arm"]), 1.0)
+                tried = self.discount * own["tried"] + pulled
+                total = self.discount * own["total"] + pulled * rewards.get(device, 0.0)
+                learnt[key(device)] = own | {"tried": tried, "total": total}
+        return params, state | learnt
+
+    def rewards(self, round: Round) -> dict[int, float]:
+        """Of the devices that answered: the fall of the loss over 1 plus the relative distance from the mean time."""
+        falls = {r.device: float(r.report[self.name()]["fall"]) for r in round.replies if r.device != SERVER}
+        times = {r.device: seconds(r, round) for r in round.replies if r.device != SERVER}
+        mean = max(sum(times.values()) / max(len(times), 1), 1e-12)
+        return {d: own / (1 + abs(times[d] - mean) / mean) for d, own in falls.items()}
+
+
+def strongest(ranks: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:
+    """The units of each axis with the largest norms, in order."""
+    counts = {name: left(len(own), ratio) for name, own in ranks.items()}
+    return {
+        name: own.argsort(descending=True, stable=True)[: counts[name]].sort().values for name, own in ranks.items()
+    }
+
+
+def fall(state: Tree, steps: int) -> Tensor:
+    """How much lower the loss was in the second half of the local run than in the first, relative to that."""
+    early = (steps + 1) // 2
+    first, second = state["first"] / early, state["second"] / max(steps - early, 1)
+    return ((first - second) / first.abs().clamp(min=1e-12)).clamp(-1, 1) * float(steps > 1)
+
+
+def seconds(reply: Reply, round: Round) -> float:
+    """How long a device took, by its profile: its slice down, its work, its answer up."""
+    net: Net = round.net
+    sent = net.slicer.take(tree.only(round.anchor, net.named("shared", "server")), round.plans[reply.device])
+    outcome = reply.outcome
+    up = outcome.message.nbytes if outcome.message is not None else 0
+    return round.fleet.profile(reply.device, round.number).times(tree.nbytes(sent), outcome.macs_work, up).total

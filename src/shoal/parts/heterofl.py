@@ -1,0 +1,108 @@
+"""HeteroFL: every device trains a model of its own fixed width (Diao et al. 2021, arXiv:2010.01264)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan, Slicer
+from shoal.core.train import mean_loss
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.wire import Link, Message, bits, unbits
+from shoal.parts.checks import require
+from shoal.parts.units import first_units, normalised, numbers, tier
+
+
+@dataclass(frozen=True)
+class HeteroFL(Part):
+    """A device holds the first units of every axis at its own rate; what they make is divided by the rate in training.
+
+    With `mask_loss` the logits of classes that a device does not hold count as 0 in its loss, and their rows of the
+    last layer stay at home: only devices that hold a class say what becomes of it.
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    stage: ClassVar = "rows"
+    codes_delta: ClassVar = False
+    neutral: ClassVar = Neutral({"rates": "1", "mask_loss": False})
+
+    rates: str = "1,0.5,0.25,0.125,0.0625"
+    mask_loss: bool = True
+
+    def __post_init__(self):
+        own = numbers(self.rates)
+        require(
+            self, "rates such as '1,0.5,0.25', different and 0 < rate <= 1", bool(own) and 0 < own[0] <= own[-1] <= 1
+        )
+
+    @property
+    def replaces_loss(self) -> bool:
+        """Masked logits make a loss of their own; without them the given one is only scaled."""
+        return self.mask_loss
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        rates = {d: tier(round.streams, self.name(), d, numbers(self.rates)) for d in plans}
+        kept = {rate: first_units(round.net, rate) for rate in set(rates.values())}
+        return {d: replace(p, kept=kept[rates[d]], known=True, level=True) for d, p in plans.items()}, state
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        net, rate = device.net, tier(device.streams, self.name(), device.id, numbers(self.rates))
+        like = torch.empty(0, dtype=net.dtype, device=net.place)
+        scale = {a.name: like.new_full((a.size,), 1 / rate) for a in net.axes if not normalised(net, a)}
+        return params, {"scale": scale, "present": present(device)}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def scaled(params: Params, batch: Batch) -> Scored:
+            return inner(local.net.slicer.scaled(params, local.state["scale"]), batch)
+
+        def masked(params: Params, batch: Batch) -> Scored:
+            scored = scaled(params, batch)
+            return scored._replace(loss=mean_loss(torch.where(local.state["present"], scored.logits, 0.0), batch))
+
+        return masked if self.mask_loss else scaled
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"present": state["present"]} if self.mask_loss else {}
+
+    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+        held: Tensor | None = memory.get("present")
+        if held is None:
+            return message, memory
+        names = [k for k in last_layer(link.like, link.slicer, len(held)) if k in message.body]
+        rows = {k: message.body[k] | {"value": message.body[k]["value"][held], "rows": bits(held)} for k in names}
+        return replace(message, body=message.body | rows), memory
+
+    def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
+        rows = {k: unbits(e["rows"], shapes[k][:1]) for k, e in message.body.items() if "rows" in e}
+        return shapes | {k: torch.Size([int(held.sum()), *shapes[k][1:]]) for k, held in rows.items()}
+
+    def decode(self, message: Message, link: Link) -> Message:
+        body = dict(message.body)
+        for name, entry in message.body.items():
+            if "rows" in entry:
+                held, value = unbits(entry["rows"], link.shapes[name][:1]), entry["value"]
+                full = value.new_zeros(link.shapes[name])
+                full[held] = value
+                covered = held.view(-1, *[1] * (full.dim() - 1)).expand(full.shape)
+                rest = {k: v for k, v in entry.items() if k != "rows"}
+                body[name] = rest | {"value": full, "covered": covered}
+        return replace(message, body=body)
+
+
+def present(device: Device) -> Tensor:
+    """Which classes a device holds samples of."""
+    samples = device.samples
+    labels = samples.targets.index_select(0, samples.index.to(samples.targets.device)).flatten()
+    return (torch.bincount(labels, minlength=device.net.classes) > 0).to(device.net.place)
+
+
+def last_layer(like: Params, slicer: Slicer, classes: int) -> list[str]:
+    """The tensors of the last layer that has a row for each class."""
+    cut = {name for name, cuts in slicer.cuts.items() if any(c.dim == 0 for c, _ in cuts)}
+    rows = [k for k, v in like.items() if v.dim() and v.shape[0] == classes and k not in cut]
+    owner = next((k.rpartition(".")[0] for k in reversed(rows) if like[k].dim() > 1), None)
+    return [k for k in rows if k.rpartition(".")[0] == owner]

@@ -1,0 +1,86 @@
+"""Units of axes: how many of them a sub-model keeps, which, and what follows from it."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.net import Net
+from shoal.core.plan import Axis
+from shoal.core.streams import Streams, part_stream
+from shoal.core.types import SERVER
+
+
+def key(device: int) -> str:
+    """The name of what a state keeps about a device; no axis is called so, and states by axis are cut when pruned."""
+    return f"device {device}"
+
+
+@lru_cache(256)
+def numbers(text: str) -> tuple[float, ...]:
+    """The numbers of a text such as "0.2,0.4,1" in rising order; none where it holds anything else or one twice."""
+    try:
+        found = tuple(sorted(float(word) for word in text.split(",")))
+    except ValueError:
+        return ()
+    return found if len(set(found)) == len(found) else ()
+
+
+def fraction(size: int, width: float) -> int:
+    """How many of `size` units a model of that width has: rounded up, and at least one."""
+    return max(1, ceil(width * size - 1e-9))
+
+
+def left(size: int, rate: float) -> int:
+    """How many of `size` units are left when that share of them is dropped: at least one."""
+    return max(1, size - round(rate * size))
+
+
+def first_units(net: Net, width: float) -> dict[str, Tensor]:
+    """The first units of every axis."""
+    return {axis.name: torch.arange(fraction(axis.size, width)) for axis in net.axes}
+
+
+def drawn_units(draw: np.random.Generator, size: int, count: int, chances: np.ndarray | None = None) -> Tensor:
+    """So many different units, in order."""
+    return torch.from_numpy(np.sort(draw.choice(size, count, replace=False, p=chances)))
+
+
+@lru_cache(65536)
+def tier(streams: Streams, part: str, device: int, levels: tuple[float, ...]) -> float:
+    """The level that a device has for the whole run, equally likely each; the server has the largest.
+
+    Both ends can draw it, so that it need not travel.
+    """
+    if device == SERVER:
+        return max(levels)
+    return levels[int(streams.numpy(part_stream(part, "tier"), 0, device).integers(len(levels)))]
+
+
+def recurrent(axis: Axis) -> bool:
+    """Whether a layer reads its own units, as an LSTM does at the next position."""
+    made = {cut.tensor for cut in axis.cuts if not cut.reads}
+    return any(cut.reads and cut.tensor in made for cut in axis.cuts)
+
+
+def normalised(net: Net, axis: Axis) -> bool:
+    """Whether the units of an axis go through a batch normalisation, which keeps running statistics of each."""
+    statistics = {name for name, _ in net.module.named_buffers()}
+    return any(cut.tensor in statistics for cut in axis.cuts)
+
+
+def strengths(net: Net, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By axis, the sum of the absolute values of the parameters that make each unit."""
+    found = {}
+    for axis in net.axes:
+        total = torch.zeros(axis.size, dtype=torch.float64)
+        for cut in axis.cuts:
+            if not cut.reads and cut.tensor in net.trainable:
+                value = params[cut.tensor].abs().double()
+                line = value.movedim(cut.dim, 0).flatten(1).sum(1) if value.dim() > 1 else value
+                total = total + line.view(cut.copies, axis.size, cut.span).sum((0, 2)).cpu()
+        found[axis.name] = total
+    return found
