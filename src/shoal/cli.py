@@ -1,4 +1,4 @@
-"""The command line: run, compare and resume; what only looks is in `look.py`."""
+"""The command line: run, compare, reproduce and resume; what only looks is in `look.py`."""
 
 import inspect
 import json
@@ -18,8 +18,9 @@ from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
 from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
+from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
-from shoal.show import Progress, comparison_table, summary
+from shoal.show import Progress, comparison_table, listing, sheet_tables, summary
 
 app = typer.Typer(
     add_completion=False,
@@ -135,6 +136,31 @@ def compare(
 
 
 @app.command()
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="The name of a table, or a TOML file.")] = None,
+    scale: Annotated[str, typer.Option(help="full: as in the paper; smoke: two rounds on a sliver.")] = "full",
+    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1, max=1000)] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Run these methods of the paper alone.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Folder of the runs and of the table. [dim]\\[runs/TABLE][/dim]")] = "",
+    sets: Sets = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a table of a paper and put what comes out beside what was published; without a table, list them."""
+    if table is None:
+        return Console().print(listing("tables", ()))
+    with Progress(quiet or as_json, False, runs=2, varied=("data", "model")) as progress:
+        sheet = reproduced(table, scale, seeds, only or (), out, from_text(sets or []), fading(progress))
+    if as_json:
+        typer.echo(json.dumps(sheet.to_dict()))
+    elif not quiet:
+        for part in sheet_tables(sheet):
+            Console().print(part)
+
+
+@app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
     sets: Annotated[
@@ -176,6 +202,17 @@ def watcher(progress: Progress, log: str | None) -> Watcher:
         also(recipe, row, history)
 
     return both
+
+
+def fading(progress: Progress) -> Watcher:
+    """A table has more cells than a screen has lines: the bar of a run that is over goes away."""
+
+    def row(recipe: Recipe, row: dict[str, Any], history: History) -> None:
+        progress.row(recipe, row, history)
+        if len(history) >= recipe.rounds:
+            progress.bar.update(progress.tasks[recipe.fingerprint()], visible=False)
+
+    return row
 
 
 def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:

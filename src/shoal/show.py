@@ -9,9 +9,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from shoal.core.errors import unknown
 from shoal.core.ledger import Row
@@ -131,6 +133,19 @@ def comparison_table(comparison) -> Table:
     return table
 
 
+def sheet_tables(sheet) -> list[Table | Text]:
+    """A paper's table, one part per column, and the remarks that belong to it."""
+    parts: list[Table | Text] = [Text(sheet.table.heading, style="bold")]
+    for name, heads, lines in sheet.sections():
+        table = Table(title=Text(name), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for number, head in enumerate(heads):
+            table.add_column(Text(head), justify="right" if number else "left", no_wrap=True)
+        for line in lines:
+            table.add_row(*map(Text, line))
+        parts.append(table)
+    return [*parts, *(Text(remark, style="dim") for remark in sheet.remarks)]
+
+
 def cost_to_target(row: dict[str, Any]) -> str:
     """The mean over the seeds that reached it, and how many did where not all of them."""
     if not row["reached"]:
@@ -145,6 +160,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     from shoal.data.sources import SOURCES
     from shoal.data.splits import SPLITS
     from shoal.fleet.fleets import FORMS
+    from shoal.tables.file import titles
 
     known: dict[str, Callable[[], dict[str, str]]] = {
         "methods": lambda: methods(files),
@@ -154,6 +170,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
         ),
         "models": models,
         "splits": lambda: {name: described(function) for name, (function, _, _) in SPLITS.items()},
+        "tables": lambda: {escape(name): escape(title) for name, title in titles().items()},
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FORMS.values()},
     }
     if what not in known:

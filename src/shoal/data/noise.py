@@ -1,0 +1,35 @@
+"""Noise in the shape of real data sets, to try a recipe without their files. What is learnt from it means nothing."""
+
+from collections.abc import Callable
+
+import torch
+
+from shoal.data.dataset import DATASETS, Dataset
+
+SHAPES = {
+    "mnist": ((1, 28, 28), 10),
+    "fashion-mnist": ((1, 28, 28), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "svhn": ((3, 32, 32), 10),
+    "tiny-imagenet": ((3, 64, 64), 200),
+    "tiny-imagenet-32": ((3, 32, 32), 200),
+}
+TRAIN, TEST = 400, 40
+
+
+def like(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Dataset]:
+    """A maker of such noise: the same bytes every time, all classes equally often."""
+
+    def make() -> Dataset:
+        generator = torch.Generator().manual_seed(classes)
+        images = torch.randint(0, 256, (TRAIN + TEST, *shape), dtype=torch.uint8, generator=generator)
+        labels = torch.arange(TRAIN + TEST) % classes
+        return Dataset(f"noise-{name}", images[:TRAIN], labels[:TRAIN], images[TRAIN:], labels[TRAIN:], classes)
+
+    make.__doc__ = f"{TRAIN} images of noise in the shape of {name}, to try things out without its files."
+    return make
+
+
+NOISE = {f"noise-{name}": like(name, shape, classes) for name, (shape, classes) in SHAPES.items()}
+DATASETS.update(NOISE)

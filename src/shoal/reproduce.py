@@ -1,0 +1,149 @@
+"""Reproductions: the cells of a paper's table are run, and what came out is put beside what was published."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.compare import played
+from shoal.core.errors import ShoalError, unknown
+from shoal.history import History, read_history
+from shoal.recipe import Recipe
+from shoal.ride import Watcher, spent
+from shoal.store import Folder, refuse_taken
+from shoal.strangers import method_of
+from shoal.tables.figures import figures, published, refuse_nowhere
+from shoal.tables.file import RESERVED, read_table
+from shoal.tables.sheet import Sheet
+from shoal.tables.table import Column, Row, Table
+
+MARK = "table.json"
+"""The file by which the folder of a reproduction is known."""
+log = logging.getLogger("shoal")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one column: its recipes, one per seed."""
+
+    column: Column
+    row: Row
+    recipes: tuple[Recipe, ...]
+
+
+def reproduce(
+    name: str,
+    scale: str = "full",
+    seeds: int = 1,
+    only: Sequence[str] = (),
+    out: str = "",
+    changes: Mapping[str, Any] | None = None,
+    watch: Watcher | None = None,
+) -> Sheet:
+    """Run the cells of a table, or those of some methods; called again, it goes on where it was stopped.
+
+    Runs of other methods that are complete in the same folder are shown too.
+    """
+    table, place = read_table(name), Path(out or default_place(name, scale))
+    cells = cells_of(table, scale, seeds, changes or {}, place)
+    asked = {row.method for row in asked_for(table, only)}
+    refuse_nowhere(table)
+    for cell in cells:
+        if cell.row.method in asked:
+            method_of(cell.recipes[0])
+        for recipe in cell.recipes:
+            refuse_other(recipe)
+    sheet = Sheet(table, scale, seeds)
+    if not (place / MARK).is_file():
+        refuse_taken(place)
+        sheet.write(place)
+    for column in table.columns:
+        own = {cell.row.method: cell for cell in cells if cell.column is column}
+        bring_to_end([cell for cell in own.values() if cell.row.method in asked], place, watch)
+        for row in table.rows:
+            cell = own.get(row.method)
+            runs = complete(cell) if cell else None
+            if row.method in asked or runs:
+                target = cell.recipes[0].target if cell else 0.0
+                found = figures(column, row, published(table, column, row), runs, target)
+                sheet = replace(sheet, figures=(*sheet.figures, *found))
+        sheet.write(place)
+        log.info("%s is done; the table so far: %s", column.name, place / "table.md")
+    return sheet
+
+
+def default_place(name: str, scale: str) -> str:
+    return f"runs/{Path(name).stem if name.endswith('.toml') else name}" + ("-smoke" if scale == "smoke" else "")
+
+
+def asked_for(table: Table, only: Sequence[str]) -> list[Row]:
+    """The rows of these methods, or all."""
+    known = {row.method.lower(): row for row in table.rows}
+    names = [name.strip() for text in only for name in text.split(",") if name.strip()]
+    for name in names:
+        if name.lower() not in known:
+            advice = f"Its methods are: {', '.join(row.method for row in table.rows)}."
+            raise ShoalError("unknown-name", f"{table.name} has no method called {name[:80]!r}.", advice)
+    return [known[name.lower()] for name in names] or list(table.rows)
+
+
+def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], place: Path) -> list[Cell]:
+    """Every cell that shoal can run."""
+    if scale not in ("full", "smoke"):
+        raise unknown("scale", scale, ("full", "smoke"))
+    if not 1 <= seeds <= 1000:
+        raise ShoalError("bad-value", f"{seeds} seeds were asked for.", "Give 1 to 1000.")
+    for key in changes.keys() & RESERVED.keys():
+        raise ShoalError("bad-value", f"{key} is not set with -s here.", f"{RESERVED[key]}.")
+    found = []
+    for column in table.columns:
+        for row in table.rows:
+            if row.expression(column) is None:
+                continue
+            first = table.recipe(column, row, scale, changes)
+            folder = place / column.folder / row.folder
+            numbers = range(first.seed, first.seed + seeds)
+            recipes = tuple(replace(first, seed=n, out=str(folder / f"seed-{n}")) for n in numbers)
+            found.append(Cell(column, row, recipes))
+    return found
+
+
+def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> None:
+    """Play what is not complete yet; a stop says how to go on."""
+    try:
+        played({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
+    except (ShoalError, KeyboardInterrupt) as error:
+        if isinstance(error, ShoalError) and error.kind.name != "interrupted":
+            raise
+        told = error.problem if isinstance(error, ShoalError) else "Stopped."
+        advice = f"The same command goes on from there; what is finished lies in {place}."
+        raise ShoalError("interrupted", told, advice) from None
+
+
+def complete(cell: Cell) -> list[History] | None:
+    """The histories of a cell whose runs are all over; None if one is not."""
+    found = []
+    for recipe in cell.recipes:
+        folder = Folder(Path(recipe.out), None)
+        if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
+            return None
+        history = read_history(folder.history_file)
+        if not spent(recipe, history):
+            return None
+        found.append(history)
+    return found
+
+
+def refuse_other(recipe: Recipe) -> None:
+    """A folder that holds a run of another recipe is not gone on with."""
+    folder = Folder(Path(recipe.out), None)
+    if not folder.recipe_file.is_file():
+        return
+    there = folder.recipe()
+    if there.fingerprint() == recipe.fingerprint():
+        return
+    steering = [f.name for f in fields(Recipe) if f.metadata.get("steers", True)]
+    key = next(name for name in steering if getattr(there, name) != getattr(recipe, name))
+    problem = f"{folder.path} was run with {key} = {getattr(there, key)!r}, not {getattr(recipe, key)!r}"
+    raise ShoalError("other-recipe", f"{problem}.", "Give the same table and -s as then, or another --out.")

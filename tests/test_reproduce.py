@@ -1,0 +1,452 @@
+"""Tables of papers: their files, the figures beside each other, and runs that go on where they were stopped."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal import History, Recipe, ShoalError
+from shoal.assemble import assemble
+from shoal.cli import main
+from shoal.reproduce import reproduce
+from shoal.tables.figures import NEVER, Figure, all_published, figures, measured, published, value_of
+from shoal.tables.file import SHIPPED, from_keys, read_table, tables
+from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, shown, texts
+
+NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+FILE = """
+paper = "FedDHAD"
+table = "3"
+title = "a small one"
+notes = ["said once"]
+[base]
+data = "digits"
+devices = 4
+sample = 2
+rounds = 3
+steps = "1"
+batch = 8
+engine = "serial"
+[[column]]
+name = "LeNet on C10"
+set = { target = 0.54, split = "iid" }
+where = { dataset = "cifar10", model = "lenet5" }
+[[column]]
+name = "Bare"
+[[row]]
+method = "FedAvg"
+run = "fedavg"
+[[row]]
+method = "FedProx"
+run = { "LeNet on C10" = "fedprox(mu=0.1)" }
+[[row]]
+method = "MOON"
+missing = "not there."
+"""
+
+
+@pytest.fixture(name="here", autouse=True)
+def _here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "small.toml").write_text(FILE)
+    return tmp_path
+
+
+def keys(**changes: Any) -> dict[str, Any]:
+    """The least that is a table."""
+    return {"column": [{"name": "A"}], "row": [{"method": "FedAvg", "run": "fedavg"}]} | changes
+
+
+def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["shoal", "reproduce", *words])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0), *capsys.readouterr()
+    return 0, *capsys.readouterr()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in rows]
+
+
+# the shipped tables ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_table_has_the_rows_of_the_paper(name):
+    table = read_table(name)
+    wanted = {
+        line["method"] for line in all_published() if (line["paper"], line["table"]) == (table.paper, table.table)
+    }
+    assert wanted <= {row.method for row in table.rows}
+    for column in table.columns:
+        for row in table.rows:
+            if column.where:
+                assert published(table, column, row), (column.name, row.method)
+            if row.expression(column):
+                assert table.recipe(column, row, "full", {}).rounds == 500
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_table_runs_without_data(name):
+    sheet = reproduce(name, "smoke")
+    assert sheet.remarks[0] == MEANINGLESS
+    for figure in sheet.figures:
+        missing = next(row.missing for row in sheet.table.rows if row.method == figure.method)
+        assert (figure.measured is None) == bool(missing) and figure.seeds == (0 if missing else 1)
+
+
+def test_the_published_figures_of_a_cell():
+    table = read_table("feddhad-3")
+    by = {column.name: column for column in table.columns}
+    row = next(row for row in table.rows if row.method == "FedDyn")
+    found = published(table, by["CIFAR-10, CNN"], row)
+    assert found == {"acc": 0.700, "time_s_to_0.72": NEVER, "mflops": 4.549}
+
+
+def test_the_hyper_parameters_of_table_5():
+    """Two cells read off the paper by hand, with all figures of both rows."""
+    table = read_table("feddhad-3")
+    c100, lenet = table.columns[3], table.columns[0]
+    own = {row.method: row for row in table.rows}
+    rates = "feddh(lr_v=0.001, decay_v=0.9999, lr_b=0.0001, decay_b=0.99)"
+    assert (c100.name, own["FedDH"].expression(c100)) == ("CIFAR-100, CNN", rates)
+    both = "feddh(lr_v=0.01, decay_v=0.9999, lr_b=0.0001, decay_b=0.99)+fedad"
+    assert (lenet.name, own["FedDHAD"].expression(lenet)) == ("CIFAR-10, LeNet", both)
+
+
+# noise ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("data, shape, classes", [("cifar10", (3, 32, 32), 10), ("cifar100", (3, 32, 32), 100)])
+def test_smoke_keeps_shape_and_classes(data, shape, classes):
+    keys_ = keys(base={"data": data, "model": "lenet", "batch": 5})
+    table = from_keys("x", keys_)
+    recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {})
+    assert (recipe.data, recipe.model, recipe.batch, recipe.rounds) == (f"noise-{data}", "lenet", 5, 2)
+    net = assemble(recipe).net
+    assert (net.input_shape, net.classes) == (shape, classes)
+
+
+def test_smoke_leaves_data_that_is_there_alone_and_names_what_has_no_stand_in():
+    table = from_keys("x", keys(base={"data": "digits"}, smoke={"rounds": 1}))
+    recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {"sample": "2"})
+    assert (recipe.data, recipe.rounds, recipe.devices, recipe.sample) == ("digits", 1, 6, 2)
+    table = from_keys("x", keys(base={"data": "ptb"}))
+    with pytest.raises(ShoalError, match="stand in for ptb"):
+        table.recipe(table.columns[0], table.rows[0], "smoke", {})
+
+
+# figures --------------------------------------------------------------------------------------------------------------
+def history(*accuracies: float | None, macs: int = 2_000_000) -> History:
+    costs = {"bytes_down": 1, "bytes_up": 1, "macs_work": 1, "sim_seconds": 0.5, "wall_seconds": 1.0}
+    return History([{"round": n, "accuracy": a, "macs_forward": macs, **costs} for n, a in enumerate(accuracies)])
+
+
+def test_figures_by_hand():
+    runs = [history(None, 0.5, 0.6), history(None, 0.3, 0.4, macs=1_000_000)]
+    assert measured("acc", runs) == (pytest.approx(0.5), pytest.approx(0.02**0.5), 2)
+    assert measured("time_s_to_0.5", runs) == (1.0, None, 1)  # one seed of two, after two rounds of half a second
+    assert measured("time_s_to_0.9", runs) == (NEVER, None, 0)
+    assert measured("mflops", runs) == (1.5, pytest.approx(0.5**0.5), 2)
+    assert measured("server_overhead_fraction", runs) == (None, None, 0)
+    assert measured("time_s_to_nowhere", runs) == (NEVER, None, 0)
+
+
+def test_a_line_by_hand():
+    figure = Figure("A", "M", "time_s_to_0.5", 3.0, 1.0, None, seeds=2, reached=1)
+    assert texts(figure, True) == ["1.000 (1/2)", "3.000", "-2.000"]
+    assert texts(Figure("A", "M", "acc", None, 0.5, 0.25, 2, 2), False) == ["0.500 ± 0.250"]
+    assert texts(None, True) == ["-", "-", "-"]
+
+
+def test_a_gap_is_measured_minus_published():
+    table = read_table("small.toml")
+    column, row = table.columns[0], table.rows[0]
+    by = {f.metric: f for f in figures(column, row, published(table, column, row), [history(0.6)], 0.54)}
+    assert by["acc"].gap == pytest.approx(0.6 - 0.565)
+    assert by["time_s_to_0.54"].gap == 0.5 - 2366
+    assert by["mflops"].gap == pytest.approx(2 - 0.652)
+    never = figures(column, row, {"time_s_to_0.54": 3.0}, [history(0.1)])
+    assert {f.metric: (f.measured, f.gap) for f in never}["time_s_to_0.54"] == (NEVER, None)
+
+
+@pytest.mark.parametrize("text, value", [("0.5", 0.5), ("NaN", NEVER), ("531KB", "531KB"), ("inf", "inf")])
+def test_a_published_value(text, value):
+    assert value_of(text) == value
+
+
+def test_numbers_as_they_are_shown():
+    assert [shown(v, "acc", "+") for v in (-0.0001, 0.12345, None, NEVER)] == ["+0.000", "+0.123", "-", NEVER]
+    assert (shown(1371.4, "time_s_to_0.54"), shown(2.5, "time_s_to_0.54")) == ("1371", "2.500")
+
+
+# running --------------------------------------------------------------------------------------------------------------
+def test_a_table_side_by_side(here):
+    sheet = reproduce("small.toml", seeds=2)
+    found = {(f.column, f.method, f.metric): f for f in sheet.figures}
+    avg = found["LeNet on C10", "FedAvg", "acc"]
+    ends = [lines(here / f"runs/small/lenet-on-c10/fedavg/seed-{s}")[-1]["accuracy"] for s in (0, 1)]
+    assert (avg.measured, avg.published, avg.seeds) == (sum(ends) / 2, 0.565, 2)
+    assert found["LeNet on C10", "MOON", "acc"].published == 0.610
+    assert found["LeNet on C10", "MOON", "acc"].measured is None
+    assert ("Bare", "FedAvg", "time_s_to_0.54") not in found
+    assert ("Bare", "FedProx", "acc") not in found and ("Bare", "MOON", "acc") not in found
+    assert found["Bare", "FedAvg", "acc"].published is None
+
+
+def test_what_is_written(here):
+    sheet = reproduce("small.toml", out="o")
+    text = (here / "o/table.md").read_text()
+    assert "| method | accuracy | M MACs |" in text and SIMULATED not in text
+    assert "# FedDHAD, Table 3: a small one" in text and "## LeNet on C10" in text and "- said once" in text
+    assert f"- {SECONDS}" in text and "- MOON was not run: not there." in text and MEANINGLESS not in text
+    assert json.loads((here / "o/table.json").read_text()) == sheet.to_dict()
+    rows = list(csv.DictReader((here / "o/table.csv").open()))
+    assert len(rows) == len(sheet.figures) and rows[0]["gap"] == repr(sheet.figures[0].gap)
+
+
+def test_finished_cells_are_only_read():
+    played: list[str] = []
+    first = reproduce("small.toml", watch=lambda recipe, row, history: played.append(recipe.method))
+    assert len(played) == 9
+    again = reproduce("small.toml", watch=lambda recipe, row, history: played.append(recipe.method))
+    assert len(played) == 9 and again == first
+
+
+def test_a_stop_is_gone_on_from(here):
+    def stop(recipe, row, history):
+        if recipe.method.startswith("fedprox") and len(history) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ShoalError, match="same command goes on") as error:
+        reproduce("small.toml", out="o", watch=stop)
+    assert error.value.kind.name == "interrupted"
+    assert len(lines(here / "o/lenet-on-c10/fedprox/seed-0")) == 2
+    assert reproduce("small.toml", out="o").figures == reproduce("small.toml", out="whole").figures
+    for run in ("lenet-on-c10/fedprox/seed-0", "bare/fedavg/seed-0"):
+        assert lines(here / "o" / run) == lines(here / "whole" / run)
+
+
+def test_only_some_methods_and_what_was_there_before():
+    first = reproduce("small.toml", only=["fedPROX"])
+    assert {f.method for f in first.figures} == {"FedProx"}
+    second = reproduce("small.toml", only=["FedAvg,moon"])
+    assert {f.method for f in second.figures} == {"FedAvg", "FedProx", "MOON"}
+    assert second.figures == reproduce("small.toml").figures
+
+
+def test_more_rounds_go_on(here):
+    reproduce("small.toml", only=["FedAvg"])
+    reproduce("small.toml", only=["FedAvg"], changes={"rounds": "5"})
+    assert len(lines(here / "runs/small/bare/fedavg/seed-0")) == 5
+
+
+def test_runs_of_another_recipe_are_not_mixed_in():
+    reproduce("small.toml", only=["FedAvg"])
+    with pytest.raises(ShoalError, match="was run with lr = 0.1, not 0.05") as error:
+        reproduce("small.toml", changes={"lr": "0.05"})
+    assert error.value.kind.name == "other-recipe"
+
+
+def test_a_folder_of_something_else_is_left_alone(here):
+    (here / "o").mkdir()
+    (here / "o/thesis.tex").write_text("precious")
+    with pytest.raises(ShoalError) as error:
+        reproduce("small.toml", out="o")
+    assert error.value.kind.name == "folder-exists" and len(list((here / "o").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "more, kind, words",
+    [
+        ({"only": ["FedAvgg"]}, "unknown-name", "Its methods are: FedAvg, FedProx, MOON."),
+        ({"scale": "big"}, "unknown-name", "full, smoke"),
+        ({"seeds": 0}, "bad-value", "1 to 1000"),
+        ({"changes": {"method": "fedavg"}}, "bad-value", "row"),
+        ({"changes": {"out": "x"}}, "bad-value", "--out"),
+        ({"changes": {"roundz": "1"}}, "unknown-name", "rounds"),
+        ({"changes": {"sample": "9"}}, "bad-value", "devices"),
+    ],
+)
+def test_what_cannot_be_asked_for(here, more, kind, words):
+    with pytest.raises(ShoalError) as error:
+        reproduce("small.toml", **more)
+    assert error.value.kind.name == kind and words in str(error.value)
+    assert not (here / "runs").exists()
+
+
+def test_a_method_that_is_not_there_is_told_before_anything_runs(here):
+    (here / "small.toml").write_text(FILE.replace("fedprox(mu=0.1)", "fedunheard"))
+    with pytest.raises(ShoalError, match="no method called 'fedunheard'"):
+        reproduce("small.toml")
+    assert not (here / "runs").exists()
+    reproduce("small.toml", only=["FedAvg"])
+
+
+def test_figures_that_are_nowhere_or_several(here):
+    (here / "small.toml").write_text(FILE.replace('"cifar10", model', '"cifar11", model'))
+    with pytest.raises(ShoalError, match="published.csv has nothing of FedDHAD 3 with dataset 'cifar11'"):
+        reproduce("small.toml")
+    (here / "small.toml").write_text(FILE.replace('dataset = "cifar10", model', "model"))
+    with pytest.raises(ShoalError, match="several figures"):
+        reproduce("small.toml")
+
+
+def test_a_target_for_all_columns_and_one_from_the_command_line(here):
+    (here / "small.toml").write_text(FILE.replace("[base]", "[base]\ntarget = 0.01"))
+    by = {(f.column, f.metric): f.measured for f in reproduce("small.toml", only=["FedAvg"]).figures}
+    assert isinstance(by["Bare", "time_s_to_0.01"], float) and ("LeNet on C10", "time_s_to_0.54") in by
+    later = reproduce("small.toml", only=["FedAvg"], changes={"target": "0.02"}).figures
+    assert {f.metric for f in later if f.column == "Bare"} == {"acc", "time_s_to_0.02", "mflops"}
+
+
+def test_figures_of_ones_own():
+    own = keys(row=[{"method": "X", "run": "fedavg", "published": {"A": {"acc": 1}}}])
+    table = from_keys("x", own)
+    assert published(table, table.columns[0], table.rows[0]) == {"acc": 1.0}
+
+
+# the command line -----------------------------------------------------------------------------------------------------
+def test_the_command(monkeypatch, capsys):
+    code, out, err = command(monkeypatch, capsys, "small.toml", "--only", "FedAvg", "--only", "MOON", "-s", "rounds=1")
+    assert code == 0 and "LeNet on C10" in out and "0.565" in out and SECONDS[:40] in out, err
+    code, out, err = command(monkeypatch, capsys, "small.toml", "--only", "FedAvg", "-s", "rounds=1", "--json")
+    assert {f["method"] for f in json.loads(out)["figures"]} == {"FedAvg"} and err == ""
+    assert command(monkeypatch, capsys, "small.toml", "-s", "rounds=1", "--quiet") == (0, "", "")
+    assert command(monkeypatch, capsys, "small.toml", "--only", "X")[0] == 10
+
+
+def test_smoke_is_said_to_mean_nothing(monkeypatch, capsys):
+    code, out, _ = command(monkeypatch, capsys, "small.toml", "--scale", "smoke")
+    assert (
+        code == 0 and "figures mean nothing" in out.replace("\n", " ") and Path("runs/small-smoke/table.md").is_file()
+    )
+
+
+def test_without_a_table_they_are_listed(here, monkeypatch, capsys):
+    (here / "recipes").mkdir()
+    (here / "recipes/mine.toml").write_text(FILE)
+    (here / "recipes/broken.toml").write_text("[[row]]\nmethod = [/bold]\n")
+    (here / "recipes/one-run.toml").write_text('method = "fedavg"\n')
+    (here / "recipes/folder.toml").mkdir()
+    code, out, _ = command(monkeypatch, capsys)
+    assert code == 0 and all(name in out for name in (*NAMES, "mine", "a small one", "broken", "not a TOML file"))
+    assert "one-run" not in out and "folder" not in out
+    assert command(monkeypatch, capsys, "mine", "--only", "FedAvg", "-q")[0] == 0
+
+
+def test_ones_own_table_goes_before_a_shipped_one(here):
+    (here / "recipes").mkdir()
+    (here / "recipes/feddhad-3.toml").write_text(FILE)
+    assert read_table("feddhad-3").title == "a small one"
+    assert set(tables()) == set(NAMES)
+
+
+def test_the_example_in_the_repository():
+    table = read_table(str(Path(__file__).parents[1] / "recipes/digits-table.toml"))
+    for column in table.columns:
+        for row in table.rows:
+            assert isinstance(table.recipe(column, row, "full", {}), Recipe)
+
+
+# files that are wrong -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "found, words",
+    [
+        ({}, "`column` of a table is not given"),
+        (keys(column=[]), "1 to 200"),
+        (keys(row=[]), "1 to 200"),
+        (keys(row=[5]), "1 to 200"),
+        (keys(row={"method": "A", "run": "fedavg"}), "1 to 200"),
+        (keys(rwo=[]), "Did you mean 'row'?"),
+        (keys(paper=5), "a text of one line"),
+        (keys(title="two\nlines"), "a text of one line"),
+        (keys(notes="one"), "a list of texts"),
+        (keys(base={"roundz": 5}), "Did you mean 'rounds'?"),
+        (keys(base={"method": "fedavg"}), "`run` of a row"),
+        (keys(base={"out": "/"}), "--out"),
+        (keys(base=[]), "a table of recipe keys"),
+        (keys(method="fedavg"), "recipe of one run"),
+        (keys(column=[{"name": "A"}, {"name": "A"}]), "Two columns"),
+        (keys(column=[{"name": "A 1"}, {"name": "a/1"}]), "Two columns"),
+        (keys(column=[{"name": ".."}]), "a letter or digit"),
+        (keys(column=[{"set": {}}]), "`name` of a column is not given"),
+        (keys(column=[{"name": "A", "where": {"page": "3"}}]), "dataset, model and setting"),
+        (keys(row=[{"method": "A", "run": "fedavg"}, {"method": "a", "run": "fedavg"}]), "Two rows"),
+        (keys(row=[{"method": "A"}]), "either `run` or `missing`"),
+        (keys(row=[{"method": "A", "run": "fedavg", "missing": "x"}]), "either `run` or `missing`"),
+        (keys(row=[{"method": "A", "run": 5}]), "a method expression"),
+        (keys(row=[{"method": "A", "run": {"B": "fedavg"}}]), "no column for the row A called 'B'"),
+        (keys(row=[{"method": "A", "run": "fedavg", "published": {"A": {"acc": "high"}}}]), "numbers by column"),
+        (keys(row=[{"method": "A", "run": "fedavg", "published": {"A": {"acc": 10**400}}}]), "numbers by column"),
+    ],
+)
+def test_a_table_that_cannot_be_used(found, words):
+    with pytest.raises(ShoalError) as error:
+        from_keys("x", found)
+    assert words in str(error.value)
+    assert error.value.kind.name in ("bad-recipe", "unknown-name")
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"row = ", b"a = 1\na = 2", b"x = [" * 5000, b"#" * 70_000])
+def test_a_file_that_is_no_table(here, text):
+    (here / "bad.toml").write_bytes(text)
+    with pytest.raises(ShoalError) as error:
+        read_table("bad.toml")
+    assert error.value.kind.name == "bad-recipe" and "bad.toml" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere.toml", "feddhad-33", "../tables/feddhad-3", ""])
+def test_a_table_that_is_not_there(name):
+    with pytest.raises(ShoalError) as error:
+        read_table(name)
+    assert error.value.kind.name in ("bad-recipe", "unknown-name")
+
+
+ANY_FIXTURE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+names = st.text(max_size=12) | st.sampled_from(["A", "B", "a", "FedAvg", "-"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | names | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+recipe_keys = st.dictionaries(
+    st.sampled_from(["rounds", "lr", "data", "steps", "metrics", "seed", "x"]), values, max_size=3
+)
+columns = st.fixed_dictionaries({"name": names}, optional={"set": recipe_keys, "where": values, "note": values})
+rows = st.fixed_dictionaries(
+    {"method": names},
+    optional={"run": names | values, "missing": names, "set": recipe_keys, "published": values, "table": values},
+)
+files = st.fixed_dictionaries(
+    {"column": st.lists(columns, max_size=3), "row": st.lists(rows, max_size=3)},
+    optional={"paper": values, "table": names, "title": names, "notes": values, "base": recipe_keys, "smoke": values},
+)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=ANY_FIXTURE)
+@given(files | st.dictionaries(names, values, max_size=4), st.sampled_from(["full", "smoke"]))
+def test_any_file_is_a_table_or_refused_in_a_sentence(found, scale):
+    try:
+        table = from_keys("x", found)
+        for column in table.columns:
+            assert Path(column.folder).name == column.folder not in ("", ".", "..")
+            for row in table.rows:
+                published(table, column, row)
+                if row.expression(column):
+                    assert isinstance(table.recipe(column, row, scale, {}), Recipe)
+    except ShoalError as error:
+        assert error.problem.endswith(".") and error.advice
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=ANY_FIXTURE)
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode("utf-8", "replace")))
+def test_any_bytes_are_a_table_or_refused_in_a_sentence(content):
+    Path("any.toml").write_bytes(content)
+    with pytest.raises(ShoalError):
+        read_table("any.toml")
