@@ -26,6 +26,7 @@ from shoal.engines.replay import stretch
 from shoal.engines.script import written
 from shoal.engines.serial import Serial
 from shoal.models import MODELS
+from shoal.parts import PRESETS
 from shoal.recipe import Recipe
 from shoal.runner import begun, taken_up
 
@@ -233,6 +234,11 @@ def test_what_runs_out_of_memory_is_halved(error, monkeypatch, caplog):
     monkeypatch.setattr(Batched, "together", lambda *a: (_ for _ in ()).throw(error))
     with pytest.raises(shoal.ShoalError, match="One device alone does not fit"):
         ends(Batched(4), rounds=1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_trains_lenet_alike(preset: str):
+    agrees(Batched(3), model="lenet", method=preset, server_data="per-class:2", fleet="tiers")
 
 
 @pytest.mark.parametrize("lanes", [MANY - 1, MANY])

@@ -10,16 +10,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
+from shoal.core.compose import Method
 from shoal.core.counting import Tally, trusted
 from shoal.core.net import Net
 from shoal.core.plan import Plan
+from shoal.core.tree import Tree
 from shoal.core.types import Batch
 from shoal.core.widths import Widths, counts_needed
 from shoal.models import build
-from shoal.parts.fedad import FedAD, merged
+from shoal.parts.fedad import FedAD
 from shoal.parts.rates import device_rates, drawn, unit_rates
-from shoal.parts.scores import maps, ranks, scores
+from shoal.parts.scores import maps, merged, ranks, scores
 from shoal.parts.spectrum import Loss, Spectrum, above, gap, lanczos, lipschitz, plateau, rate, spectrum
+from shoal.probe import tiny_run
 
 IMAGES = (3, 32, 32)
 QUICK = "fedad(rule='fixed', rate=0.5, check=1, force=0)"
@@ -285,6 +288,14 @@ def test_engines_agree_on_sub_models():
     assert [[r[k] for k in keys] for r in ends[0].history.rows] == [[r[k] for k in keys] for r in ends[1].history.rows]
 
 
+def started() -> Tree:
+    loop, net = tiny_run(Method((FedAD(),)))
+    return loop.start(net).states["fedad"]
+
+
+START = started()
+
+
 @pytest.mark.parametrize(
     ("patience", "force", "changes", "due"),
     [
@@ -296,7 +307,7 @@ def test_engines_agree_on_sub_models():
 )
 def test_rates_are_due_when_scores_have_settled(patience, force, changes, due):
     part = FedAD(rule="slq_plateau", patience=patience, force=force)
-    state = part.init_server(None) | {"scores": {"a": torch.zeros(4)}}  # pyright: ignore[reportArgumentType]
+    state = START | {"scores": {"a": torch.zeros(4)}}
     value, asked = torch.zeros(4), []
     for number, change in enumerate(changes, 1):
         value = value + torch.tensor([change, 0, 0, 0])
@@ -309,7 +320,7 @@ def test_rates_are_due_when_scores_have_settled(patience, force, changes, due):
 
 def test_after_the_first_time_rates_are_due_when_the_change_is_smaller_than_then():
     part = FedAD(rule="fixed")
-    state = part.init_server(None) | {"scores": {"a": torch.zeros(1)}, "rate": 0.3, "change": 2.0}  # pyright: ignore
+    state = START | {"scores": {"a": torch.zeros(1)}, "rate": 0.3, "change": 2.0}
     same = part.watched(state, {"a": torch.tensor([2.0])}, 60)
     assert same["rate"] == 0.3
     again = part.watched(state, {"a": torch.tensor([1.9])}, 60)
@@ -377,3 +388,10 @@ def test_a_formula_that_does_not_fit_is_not_used():
     net = build("lenet", IMAGES, 10, 0)
     wrong = {(("conv1", 3),): 1}
     assert trusted(Widths(net), wrong) is None
+
+
+@pytest.mark.parametrize("method", ["fedad", "feddrop", "fjord", "heterofl", "afd", "fedmp", "afd(filters=False)"])
+def test_a_model_of_which_nothing_can_be_left_out_is_refused(method: str):
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(shoal.ShoalError, match="leaves out units, and this model has none"):
+        shoal.run(method, model=flat, rounds=1)

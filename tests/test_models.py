@@ -11,13 +11,18 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 import shoal
-from shoal.core import tree
+from shoal.core import tree, wire
 from shoal.core.compose import Method
 from shoal.core.counting import counted
+from shoal.core.device import Site
 from shoal.core.net import Net
 from shoal.core.plan import Plan
+from shoal.core.streams import Streams
 from shoal.core.train import Rule, Scene, advance, autograd
-from shoal.core.types import Batch, Optimiser
+from shoal.core.types import Batch, Job, Optimiser, Samples, Work
+from shoal.engines.crew import Task
+from shoal.engines.levels import Levels
+from shoal.engines.serial import alone
 from shoal.models import MODELS, build, describe
 from shoal.models.lstm import LSTM, lstm
 from shoal.models.own import from_file, net_of
@@ -177,6 +182,29 @@ def test_masked_and_sliced_models_are_the_same(name, seed):
         ends.append(course.params | course.buffers)
     torch.testing.assert_close(net.slicer.take(slopes[0], plan), slopes[1])
     torch.testing.assert_close(net.slicer.take(ends[0], plan), ends[1])
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("name", whole)
+def test_a_whole_local_run_of_the_masked_model_is_that_of_the_sliced_one(name, seed):
+    """Law 3: two epochs of unequal batches, from what a device is sent to what it answers; costs as well."""
+    net = double(name)
+    generator = torch.Generator().manual_seed(seed)
+    plan = some_plan(net, generator)
+    x, y = some_batch(net, 10, generator)
+    site = Site(Method(), net, Streams(0), Optimiser(0.5), lambda device: Samples(x, y, torch.arange(10)))
+    message = wire.pack_message(net.initial, {}, plan, net.slicer, list(net.initial))
+    told = []
+    for level in (False, True):
+        job = Job(0, 0, replace(plan, level=level), message, Work(2.0, 0, 6, 0.001))
+        task = Levels(site).narrowed(Task(site, job, {}))
+        assert (task.site is site) == (not level)
+        told.append(alone(task).outcome)
+    masked, sliced = told
+    for key, entry in masked.message.body.items():
+        torch.testing.assert_close(entry["value"], sliced.message.body[key]["value"], rtol=0, atol=1e-9)
+    assert (masked.macs_forward, masked.message.nbytes) == (sliced.macs_forward, sliced.message.nbytes)
+    assert sliced.macs_forward == net.cut(plan).macs_forward and masked.loss == pytest.approx(sliced.loss)
 
 
 @pytest.mark.parametrize("name", whole)

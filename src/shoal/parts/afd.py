@@ -14,7 +14,7 @@ from shoal.core.plan import Axis, Plan
 from shoal.core.streams import part_stream
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Local, Round, Scored
-from shoal.parts.checks import require
+from shoal.parts.checks import require, require_axes
 from shoal.parts.units import drawn_units, key, left, recurrent
 
 
@@ -36,6 +36,10 @@ class AFD(Part):
 
     def __post_init__(self):
         require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, self.axes(round.net), "" if self.filters else "Write filters=True. ")
+        return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         known = {d: state.get(key(d), {"scores": self.blank(round.net)}) for d in plans}

@@ -1,9 +1,12 @@
-"""Checks of hyper-parameters when a part is made."""
+"""Checks of hyper-parameters when a part is made, and of the model when a run begins."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from math import isfinite
 
+from shoal.core.errors import ShoalError
 from shoal.core.part import Part
+from shoal.core.plan import Axis
 
 
 def require(part: Part, rule: str, holds: bool) -> None:
@@ -13,3 +16,11 @@ def require(part: Part, rule: str, holds: bool) -> None:
     if not (holds and finite):
         given = ", ".join(f"{k}={v!r}" for k, v in values.items())
         raise ValueError(f"{part.name()} needs {rule}, got {given}")
+
+
+def require_axes(part: Part, axes: Sequence[Axis], more: str = "") -> None:
+    """Refuse a model of which a part could leave nothing out."""
+    if not axes:
+        problem = f"{part.name()} leaves out units, and this model has none that it could leave out."
+        advice = 'Use lenet, cnn, vgg11, resnet18, lstm or vit; for a module of your own install "shoal[axes]".'
+        raise ShoalError("bad-part", problem, f"{more}{advice}")

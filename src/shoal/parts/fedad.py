@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -14,12 +13,13 @@ from shoal.core.plan import Plan
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import REQUEST
-from shoal.parts.checks import require
-from shoal.parts.rates import device_rates, drawn, unit_rates
-from shoal.parts.scores import scores
+from shoal.parts.checks import require, require_axes
+from shoal.parts.rates import device_rates, drawn, seconds_of, unit_rates
+from shoal.parts.scores import merged, scores
 from shoal.parts.spectrum import Loss, rate
 
 RULES = ("slq_plateau", "eigen_gap", "fixed")
+MANY = 10**9
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,15 @@ class FedAD(Part):
     def __post_init__(self):
         require(self, f"rule one of {', '.join(RULES)}", self.rule in RULES)
         require(self, "direction corrected or literal", self.direction in ("corrected", "literal"))
+        shares = 0 <= self.rate < 1 and 0 < self.most < 1 and 0 <= self.least <= 1
+        require(self, "0 <= rate < 1, 0 < most < 1, 0 <= least <= 1", shares)
         require(
-            self, "0 <= rate <= most < 1, 0 <= least <= 1", 0 <= self.rate <= self.most < 1 and 0 <= self.least <= 1
+            self, "check, images and steps from 1 up", all(0 < n < MANY for n in (self.check, self.images, self.steps))
         )
-        require(self, "check, images and steps > 0", min(self.check, self.images, self.steps) > 0)
+        require(self, "patience and force from 0 up", all(0 <= n < MANY for n in (self.patience, self.force)))
 
     def init_server(self, round: Round) -> Tree:
+        require_axes(self, round.net.axes)
         return {"scores": {}, "rate": -1.0, "asking": False, "change": -1.0, "best": -1.0, "since": 0}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
@@ -142,29 +145,3 @@ class FedAD(Part):
             found = [unit_rates(group, share, self.most) for group in groups]
             made[device] = found[0] | found[1]
         return made
-
-
-def seconds_of(round: Round, devices: list[int]) -> np.ndarray:
-    """How long each device would take with the whole model: both ways, and three passes for each sample it looks at."""
-    size = sum(round.anchor[k].nbytes for k in round.net.named("shared"))
-    work, found = round.work, []
-    for device in devices:
-        looks = work.steps * work.batch if work.steps else work.epochs * round.sizes[device]
-        macs = ceil(3 * round.net.macs_forward * looks)
-        found.append(round.fleet.profile(device, round.number).times(size, macs, size).total)
-    return np.array(found)
-
-
-def merged(reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scores weighed by samples, over the devices that held a unit; a unit that nobody held keeps its score."""
-    total = {axis: torch.zeros_like(own) for axis, own in reports[0][1].items()}
-    mass = {axis: torch.zeros_like(own) for axis, own in total.items()}
-    for size, own, plan in reports:
-        for axis, value in own.items():
-            units = plan.kept.get(axis, torch.arange(len(value))).to(value.device)
-            total[axis].index_add_(0, units, value[units], alpha=size)
-            mass[axis].index_add_(0, units, torch.full_like(value[units], size))
-    base = {axis: old.get(axis, torch.zeros_like(own)) for axis, own in total.items()}
-    return {
-        axis: torch.where(mass[axis] > 0, own / mass[axis].clamp(min=1e-12), base[axis]) for axis, own in total.items()
-    }

@@ -13,7 +13,7 @@ from shoal.core.plan import Axis, Plan
 from shoal.core.streams import part_stream
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.parts.checks import require
+from shoal.parts.checks import require, require_axes
 from shoal.parts.units import drawn_units, left, recurrent
 
 
@@ -37,6 +37,10 @@ class FedDrop(Part):
     def axes(self, net: Net) -> list[Axis]:
         """The axes whose units are dropped."""
         return [a for a in net.axes if not recurrent(a) and (self.filters or not a.tap)]
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, self.axes(round.net), "" if self.filters else "Write filters=True. ")
+        return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         axes = self.axes(round.net)

@@ -16,7 +16,7 @@ from shoal.core.plan import Plan
 from shoal.core.streams import part_stream
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Local, Reply, Round, Scored
-from shoal.parts.checks import require
+from shoal.parts.checks import require, require_axes
 from shoal.parts.units import key, left, numbers, strengths
 
 
@@ -39,6 +39,10 @@ class FedMP(Part):
         own = numbers(self.arms)
         require(self, "arms such as '0,0.2,0.4', different and 0 <= arm < 1", bool(own) and 0 <= own[0] <= own[-1] < 1)
         require(self, "explore >= 0 and 0 < discount <= 1", self.explore >= 0 and 0 < self.discount <= 1)
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, round.net.axes)
+        return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         ratios, ranks = numbers(self.arms), strengths(round.net, round.anchor)

@@ -12,7 +12,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.plan import Plan
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.parts.checks import require
+from shoal.parts.checks import require, require_axes
 from shoal.parts.units import first_units, fraction, numbers, tier
 
 
@@ -35,6 +35,10 @@ class FjORD(Part):
         require(
             self, "widths such as '0.2,0.6,1', different and 0 < width <= 1", bool(own) and 0 < own[0] <= own[-1] <= 1
         )
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, round.net.axes)
+        return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         widest = {d: tier(round.streams, self.name(), d, numbers(self.widths)) for d in plans}

@@ -13,7 +13,7 @@ from shoal.core.train import mean_loss
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import Link, Message, bits, unbits
-from shoal.parts.checks import require
+from shoal.parts.checks import require, require_axes
 from shoal.parts.units import first_units, normalised, numbers, tier
 
 
@@ -43,6 +43,10 @@ class HeteroFL(Part):
     def replaces_loss(self) -> bool:
         """Masked logits make a loss of their own; without them the given one is only scaled."""
         return self.mask_loss
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, round.net.axes)
+        return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         rates = {d: tier(round.streams, self.name(), d, numbers(self.rates)) for d in plans}

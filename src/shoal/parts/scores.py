@@ -1,10 +1,12 @@
 """How much each unit of a model matters: the rank of its maps, or the size of the weights that make it."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from shoal.core.net import Net
-from shoal.core.plan import Axis
+from shoal.core.plan import Axis, Plan
 from shoal.core.tree import Params
 from shoal.parts.units import strengths
 
@@ -31,3 +33,18 @@ def maps(output: Tensor, axis: Axis) -> Tensor:
 def ranks(found: Tensor) -> Tensor:
     """Of many small matrices, which a processor is quicker at than a GPU."""
     return torch.linalg.matrix_rank(found.float().cpu()).float().mean(0).to(found.device) / min(found.shape[-2:])
+
+
+def merged(reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores weighed by samples, over the devices that held a unit; a unit that nobody held keeps its score."""
+    total = {axis: torch.zeros_like(own) for axis, own in reports[0][1].items()}
+    mass = {axis: torch.zeros_like(own) for axis, own in total.items()}
+    for size, own, plan in reports:
+        for axis, value in own.items():
+            units = plan.kept.get(axis, torch.arange(len(value))).to(value.device)
+            total[axis].index_add_(0, units, value[units], alpha=size)
+            mass[axis].index_add_(0, units, torch.full_like(value[units], size))
+    base = {axis: old.get(axis, torch.zeros_like(own)) for axis, own in total.items()}
+    return {
+        axis: torch.where(mass[axis] > 0, own / mass[axis].clamp(min=1e-12), base[axis]) for axis, own in total.items()
+    }
