@@ -16,7 +16,7 @@ from shoal.cli import main
 from shoal.reproduce import reproduce
 from shoal.tables.figures import NEVER, Figure, all_published, figures, measured, published, value_of
 from shoal.tables.file import SHIPPED, from_keys, read_table, tables
-from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, shown, texts
+from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, cells, shown, texts
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
 FILE = """
@@ -159,9 +159,10 @@ def test_figures_by_hand():
 
 def test_a_line_by_hand():
     figure = Figure("A", "M", "time_s_to_0.5", 3.0, 1.0, None, seeds=2, reached=1)
-    assert texts(figure, True) == ["1.000 (1/2)", "3.000", "-2.000"]
-    assert texts(Figure("A", "M", "acc", None, 0.5, 0.25, 2, 2), False) == ["0.500 ± 0.250"]
-    assert texts(None, True) == ["-", "-", "-"]
+    assert texts(figure) == ["1.000 (1/2)", "3.000", "-2.000"]
+    assert texts(Figure("A", "M", "acc", None, 0.5, 0.25, 2, 2)) == ["0.500 ± 0.250", "-", "-"]
+    assert texts(None) == ["-", "-", "-"]
+    assert [cells(m, told) for m in ("acc", "time_s_to_0.5") for told in (True, False)] == [3, 1, 2, 1]
 
 
 def test_a_gap_is_measured_minus_published():

@@ -59,9 +59,9 @@ class Sheet:
             told = {f.metric for f in own if f.published is not None}
             heads = ["method"]
             for metric in metrics:
-                heads += [head_of(metric), "paper", "gap"] if metric in told else [head_of(metric)]
+                heads += [head_of(metric), "paper", "gap"][: cells(metric, metric in told)]
             methods = dict.fromkeys(f.method for f in own)
-            lines = [[m, *(t for k in metrics for t in texts(by.get((m, k)), k in told))] for m in methods]
+            lines = [[m, *(t for k in metrics for t in texts(by.get((m, k)))[: cells(k, k in told)])] for m in methods]
             if lines:
                 yield column.name, heads, lines
 
@@ -101,16 +101,21 @@ def head_of(metric: str) -> str:
     return f"s to {metric.removeprefix(TIME)}" if metric.startswith(TIME) else HEADS.get(metric, metric)
 
 
-def texts(figure: Figure | None, told: bool) -> list[str]:
-    """Measured and, where any method has a published figure, published and gap."""
+def cells(metric: str, told: bool) -> int:
+    """How many of measured, published and gap are shown; seconds of two clocks have no gap worth showing."""
+    return 1 if not told else 2 if metric.startswith(TIME) else 3
+
+
+def texts(figure: Figure | None) -> list[str]:
+    """Measured, published and gap."""
     if figure is None:
-        return ["-", "-", "-"] if told else ["-"]
+        return ["-", "-", "-"]
     metric, own = figure.metric, shown(figure.measured, figure.metric)
     if metric == "acc" and figure.spread is not None:
         own += f" ± {figure.spread:.3f}"
     if metric.startswith(TIME) and 0 < figure.reached < figure.seeds:
         own += f" ({figure.reached}/{figure.seeds})"
-    return [own, shown(figure.published, metric), shown(figure.gap, metric, "+")] if told else [own]
+    return [own, shown(figure.published, metric), shown(figure.gap, metric, "+")]
 
 
 def shown(value: Value, metric: str, sign: str = "") -> str:
