@@ -148,6 +148,16 @@ FEDMP = """@inproceedings{jiang2022fedmp,
   doi       = {10.1109/ICDE53745.2022.00062}
 }"""
 
+FEDBIAD = """@inproceedings{xue2023fedbiad,
+  title     = {{FedBIAD}: Communication-Efficient and Accuracy-Guaranteed Federated Learning with
+               {B}ayesian Inference-Based Adaptive Dropout},
+  author    = {Xue, Jingjing and Liu, Min and Sun, Sheng and Wang, Yuwei and Jiang, Hui and Jiang, Xuefeng},
+  booktitle = {IEEE International Parallel and Distributed Processing Symposium},
+  year      = {2023},
+  eprint    = {2307.07172},
+  archivePrefix = {arXiv}
+}"""
+
 CITATIONS = {
     "fedavg": FEDAVG,
     "fedprox": FEDPROX,
@@ -164,6 +174,7 @@ CITATIONS = {
     "heterofl": HETEROFL,
     "afd": AFD,
     "fedmp": FEDMP,
+    "fedbiad": FEDBIAD,
     "median": ROBUST,
     "trimmedmean": ROBUST,
 }

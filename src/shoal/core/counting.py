@@ -1,6 +1,6 @@
 """Multiply-accumulates, as torch's own counter sees them, counted once for all that they depend on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from shoal.core.plan import Plan
+from shoal.core.plan import Axis, Plan
 from shoal.core.widths import Widths, counts_needed
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class Tally:
 
     def forward(self, net: "Net", plan: Plan) -> int:
         """One sample through the slice that a plan trains."""
-        if not plan.kept:
+        key = kept(plan, net.axes)
+        if not key:
             return net.macs_forward
-        key = kept(plan)
         if key not in self.slices:
             if len(self.slices) == counts_needed(len(net.axes)):
                 self.widths = trusted(Widths(net), self.slices)
@@ -64,9 +64,9 @@ def masked(plan: Plan) -> tuple:
     return tuple(sorted(plan.kept))
 
 
-def kept(plan: Plan) -> tuple:
+def kept(plan: Plan, axes: Sequence[Axis]) -> tuple:
     """What the cost of a plan depends on: how many units of each axis it keeps."""
-    return tuple(sorted((axis, len(units)) for axis, units in plan.kept.items()))
+    return tuple(sorted((axis.name, len(plan.kept[axis.name])) for axis in axes if axis.name in plan.kept))
 
 
 # Rules for what torch's counter passes over. They are given shapes, and count operations: two a multiply-accumulate.

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.counting import counted
-from shoal.core.plan import Axis, Block, Plan, Slicer
+from shoal.core.plan import Axis, Block, Cut, Plan, Slicer
 from shoal.core.tree import Params
 
 ROLES = ("shared", "personal", "server")
@@ -36,6 +36,12 @@ class Net:
     """Whether inputs are whole numbers (words) and not measurements."""
     half: bool = False
     """Whether layers compute in bfloat16; weights, logits and losses stay as they are."""
+    rows: tuple[Axis, ...] = ()
+    """Rows of matrices that can be left out of training and of messages, and count as 0 then; the model still has them.
+
+    They are called LAYER:KIND, with the kinds embedding, output, recurrent (rows of gates), cells (the four gates of a
+    unit together) and input.
+    """
 
     def __post_init__(self):
         _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
@@ -72,7 +78,7 @@ class Net:
 
     @cached_property
     def slicer(self) -> Slicer:
-        return Slicer(self.axes, self.initial)
+        return Slicer((*self.axes, *self.rows), self.initial)
 
     @cached_property
     def mixes_batch(self) -> bool:
@@ -117,7 +123,8 @@ class Net:
 
     def cut(self, plan: Plan) -> "Net":
         """The smaller model that a plan leaves, as a net of its own; parameters are cut with `slicer.take`."""
-        module = deepcopy_of(self)
+        module, own = deepcopy_of(self), {a.name for a in self.axes}
+        plan = replace(plan, kept={name: units for name, units in plan.kept.items() if name in own})
         small = self.slicer.take(self.initial, plan)
         for name, value in small.items():
             owner, _, key = name.rpartition(".")
@@ -129,7 +136,9 @@ class Net:
         for layer in module.modules():
             tell_widths(layer)
         sizes = {a.name: len(plan.kept[a.name]) if a.name in plan.kept else a.size for a in self.axes}
-        return replace(self, module=module, axes=tuple(replace(a, size=sizes[a.name]) for a in self.axes))
+        axes = tuple(replace(a, size=sizes[a.name]) for a in self.axes)
+        rows = tuple(replace(r, size=lines_of(r, small)) for r in self.rows)
+        return replace(self, module=module, axes=axes, rows=rows)
 
     @cached_property
     def macs_forward(self) -> int:
@@ -182,6 +191,18 @@ class Net:
                 self._tapped.add(name)
                 note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
                 self.module.get_submodule(name).register_forward_hook(note)
+
+
+def lines_of(rows: Axis, params: Params) -> int:
+    """How many units rows have with these tensors."""
+    cut = rows.cuts[0]
+    return params[cut.tensor].shape[cut.dim] // (cut.span * cut.copies)
+
+
+def output_rows(layer: str, classes: int, bias: bool = True) -> Axis:
+    """The rows of the last layer, one for each class."""
+    keys = ("weight", "bias") if bias else ("weight",)
+    return Axis(f"{layer}:output", classes, tuple(Cut(f"{layer}.{key}", 0) for key in keys))
 
 
 def deepcopy_of(net: Net) -> nn.Module:

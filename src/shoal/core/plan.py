@@ -94,10 +94,8 @@ class Slicer:
         if not plan:
             return None
         mask = plan.masks.get(name)
-        for index, dim in self._indices(name, plan, like.device):
-            line = torch.zeros(like.shape[dim], dtype=torch.bool, device=like.device)
-            line[index] = True
-            line = line.view([-1 if d == dim else 1 for d in range(like.dim())])
+        for dim, line in self.lines(name, like, plan).items():
+            line = line.to(like.device).view([-1 if d == dim else 1 for d in range(like.dim())])
             mask = line.expand(like.shape) if mask is None else mask & line
         return mask
 
@@ -144,18 +142,23 @@ class Slicer:
                 made[cut.tensor] = made[cut.tensor] * line.view(shape)
         return made
 
-    def _indices(self, name: str, plan: Plan, where: torch.device):
+    def lines(self, name: str, like: Tensor, plan: Plan) -> dict[int, Tensor]:
+        """By dimension, which indices a plan keeps; where several axes meet, what all of them keep."""
+        lines: dict[int, Tensor] = {}
         for cut, axis in self.cuts.get(name, ()):
             if axis.name in plan.kept:
-                yield spread(plan.kept[axis.name].to(where), axis, cut), cut.dim
+                index = spread(plan.kept[axis.name].cpu(), axis, cut)
+                line = torch.zeros(like.shape[cut.dim], dtype=torch.bool, device="cpu").index_fill(0, index, True)
+                lines[cut.dim] = lines[cut.dim] & line if cut.dim in lines else line
+        return lines
 
     def _take(self, name: str, value: Tensor, plan: Plan) -> Tensor:
         if name in plan.masks:
             covered = self.covered(name, value, plan)
             assert covered is not None
             return value[covered]
-        for index, dim in self._indices(name, plan, value.device):
-            value = value.index_select(dim, index)
+        for dim, line in self.lines(name, value, plan).items():
+            value = value.index_select(dim, line.nonzero().flatten().to(value.device))
         return value
 
     def _place(self, name: str, small: Tensor, like: Tensor, plan: Plan) -> Tensor:

@@ -195,7 +195,7 @@ class Loop:
                 jobs.append(Job(device, round.number, plan, everything, self.work(round.number, device)))
                 continue
             sent = names if plan.sent is None else [k for k in names if k in plan.sent]
-            told = {} if plan.known or not plan else {".plan": wire.described(plan, net.axes)}
+            told = {} if plan.known or not plan else {".plan": wire.described(plan, [*net.axes, *net.rows])}
             message = wire.pack_message(round.anchor, told | beside[device], plan, net.slicer, sent)
             if codecs:
                 message, states = wire.encode(message, codecs, states, self.link(round, "down", device))

@@ -20,7 +20,7 @@ class Levels:
     def narrowed(self, task: Task) -> Task:
         """The same task for the smaller model; what travels is the same, since a slice is all of it."""
         plan = task.job.plan
-        if not sliced(plan):
+        if not self.sliced(plan):
             return task
         key = tuple((axis, *units.tolist()) for axis, units in sorted(plan.kept.items()))
         if key not in self.sites:
@@ -31,7 +31,7 @@ class Levels:
 
     def widened(self, memory: dict[str, Tree], plan: Plan, before: Mapping[str, Tree]) -> dict[str, Tree]:
         """What a device remembers, at full shape again; outside of its slice it remembers what it did before."""
-        if not sliced(plan):
+        if not self.sliced(plan):
             return memory
         return {part: self.put(own, before.get(part), plan) for part, own in memory.items()}
 
@@ -57,6 +57,7 @@ class Levels:
             return {key: self.put(value, known.get(key), plan) for key, value in small.items()}
         return full | {name: full[name].where(mask, known[name]) for name, mask in masks.items() if mask is not None}
 
-
-def sliced(plan: Plan) -> bool:
-    return plan.level and bool(plan.kept) and not plan.masks
+    def sliced(self, plan: Plan) -> bool:
+        """Whether a plan is a level, and made of axes alone: rows cannot be cut out."""
+        axes = {axis.name for axis in self.site.net.axes}
+        return plan.level and bool(plan.kept) and not plan.masks and axes >= plan.kept.keys()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from shoal.core.net import Net
+from shoal.core.net import Net, output_rows
 from shoal.core.plan import Axis, Block, Cut
 
 
@@ -14,7 +14,9 @@ def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...
     """A net of convolutions and linear layers; between them only what acts on each unit alone and keeps 0 at 0."""
     module = nn.Sequential(OrderedDict(layers))
     *blocks, head = blocks_of(module)
-    return Net(module, input_shape, classes, axes_of(module), (*blocks, replace(head, name="head")))
+    name, last = [(n, layer) for n, layer in module.named_children() if isinstance(layer, nn.Linear)][-1]
+    rows = (output_rows(name, classes, last.bias is not None),)
+    return Net(module, input_shape, classes, axes_of(module), (*blocks, replace(head, name="head")), rows=rows)
 
 
 def axes_of(module: nn.Sequential) -> tuple[Axis, ...]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.net import Net, output_rows
 from shoal.core.plan import Axis, Block, Cut
 
 
@@ -64,7 +64,21 @@ def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
         Block("lstm2", ("lstm2",)),
         Block("head", ("fc",)),
     )
-    return Net(module, input_shape, classes, axes, blocks, token_inputs=True)
+    rows = (
+        Axis("embed:embedding", classes, (Cut("embed.weight", 0),)),
+        *(row for layer in ("lstm1", "lstm2") for row in gates(layer, width)),
+        output_rows("fc", classes),
+    )
+    return Net(module, input_shape, classes, axes, blocks, token_inputs=True, rows=rows)
+
+
+def gates(layer: str, width: int) -> tuple[Axis, ...]:
+    """The rows of a layer's two matrices, one by one, and those of the recurrent one by hidden unit."""
+    return (
+        Axis(f"{layer}:recurrent", 4 * width, (Cut(f"{layer}.weight_hh", 0),)),
+        Axis(f"{layer}:cells", width, (Cut(f"{layer}.weight_hh", 0, copies=4),)),
+        Axis(f"{layer}:input", 4 * width, (Cut(f"{layer}.weight_ih", 0),)),
+    )
 
 
 def units(layer: str) -> tuple[Cut, ...]:

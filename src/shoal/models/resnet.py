@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from shoal.core.net import Net
+from shoal.core.net import Net, output_rows
 from shoal.core.plan import Axis, Block, Cut
 from shoal.models.images import image
 
@@ -96,7 +96,7 @@ def resnet(
         *(Block(name, (name,)) for name, _ in stages),
         Block("head", tuple(name for name, _ in head)),
     )
-    return Net(module, input_shape, classes, inner_channels(module), blocks)
+    return Net(module, input_shape, classes, inner_channels(module), blocks, rows=(output_rows("fc", classes),))
 
 
 def inner_channels(module: nn.Module) -> tuple[Axis, ...]:

@@ -15,14 +15,15 @@ from shoal.core.streams import part_stream
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Local, Round, Scored
 from shoal.parts.checks import require, require_axes
-from shoal.parts.units import drawn_units, key, left, recurrent
+from shoal.parts.units import KINDS, axes_to_drop, drawn_units, key, left
 
 
 @dataclass(frozen=True)
 class AFD(Part):
     """Drops the share `rate` of the units of every device's own sub-model, of which the server keeps a score map.
 
-    Filters and heads stay where `filters` is False; units of recurrent layers always do.
+    Filters and heads stay where `filters` is False; units of recurrent layers always do. `rows` names kinds of rows
+    that are dropped instead, of a language model: "output,input" is what FedBIAD compares itself with.
 
     If a device's loss fell since its last time, it keeps its sub-model, and the units in it are scored by how much it
     fell. Otherwise the units are drawn anew by their scores.
@@ -33,9 +34,11 @@ class AFD(Part):
 
     rate: float = 0.25
     filters: bool = True
+    rows: str = ""
 
     def __post_init__(self):
         require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+        require(self, f"rows among {', '.join(KINDS)}", not self.rows or {*self.rows.split(",")} <= {*KINDS})
 
     def init_server(self, round: Round) -> Tree:
         require_axes(self, self.axes(round.net), "" if self.filters else "Write filters=True. ")
@@ -64,7 +67,7 @@ class AFD(Part):
 
     def axes(self, net: Net) -> list[Axis]:
         """The axes whose units may be dropped."""
-        return [a for a in net.axes if not recurrent(a) and (self.filters or not a.tap)]
+        return axes_to_drop(net, self.filters, self.rows)
 
     def blank(self, net: Net) -> dict[str, Tensor]:
         """Scores before anything is known."""

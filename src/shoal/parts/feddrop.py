@@ -14,7 +14,7 @@ from shoal.core.streams import part_stream
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
 from shoal.parts.checks import require, require_axes
-from shoal.parts.units import drawn_units, left, recurrent
+from shoal.parts.units import KINDS, axes_to_drop, drawn_units, left
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class FedDrop(Part):
     """Drops the share `rate` of the neurons, others for every device and round; the rest counts for them all.
 
     What kept units make is multiplied by their axis's size over the number kept. Filters and heads are dropped as well
-    if `filters` says so; units of recurrent layers never are.
+    if `filters` says so; units of recurrent layers never are. `rows` names kinds of rows that are dropped instead, of a
+    language model: "output" is what FedBIAD compares itself with.
     """
 
     sets: ClassVar = frozenset({"plan"})
@@ -30,13 +31,15 @@ class FedDrop(Part):
 
     rate: float = 0.5
     filters: bool = False
+    rows: str = ""
 
     def __post_init__(self):
         require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+        require(self, f"rows among {', '.join(KINDS)}", not self.rows or {*self.rows.split(",")} <= {*KINDS})
 
     def axes(self, net: Net) -> list[Axis]:
         """The axes whose units are dropped."""
-        return [a for a in net.axes if not recurrent(a) and (self.filters or not a.tap)]
+        return axes_to_drop(net, self.filters, self.rows)
 
     def init_server(self, round: Round) -> Tree:
         require_axes(self, self.axes(round.net), "" if self.filters else "Write filters=True. ")

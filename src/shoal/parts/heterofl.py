@@ -106,7 +106,7 @@ def present(device: Device) -> Tensor:
 
 def last_layer(like: Params, slicer: Slicer, classes: int) -> list[str]:
     """The tensors of the last layer that has a row for each class."""
-    cut = {name for name, cuts in slicer.cuts.items() if any(c.dim == 0 for c, _ in cuts)}
+    cut = {name for name, cuts in slicer.cuts.items() if any(c.dim == 0 and ":" not in a.name for c, a in cuts)}
     rows = [k for k, v in like.items() if v.dim() and v.shape[0] == classes and k not in cut]
     owner = next((k.rpartition(".")[0] for k in reversed(rows) if like[k].dim() > 1), None)
     return [k for k in rows if k.rpartition(".")[0] == owner]

@@ -1,6 +1,6 @@
 """Units of axes: how many of them a sub-model keeps, which, and what follows from it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from math import ceil
 
@@ -58,6 +58,21 @@ def tier(streams: Streams, part: str, device: int, levels: tuple[float, ...]) ->
     if device == SERVER:
         return max(levels)
     return levels[int(streams.numpy(part_stream(part, "tier"), 0, device).integers(len(levels)))]
+
+
+KINDS = ("embedding", "output", "recurrent", "cells", "input")
+
+
+def rows_of(net: Net, kinds: Collection[str]) -> list[Axis]:
+    """The rows of these kinds."""
+    return [rows for rows in net.rows if rows.name.rpartition(":")[2] in kinds]
+
+
+def axes_to_drop(net: Net, filters: bool, rows: str) -> list[Axis]:
+    """What a method drops: rows of the kinds it names, or units of all layers that are not recurrent."""
+    if rows:
+        return rows_of(net, rows.split(","))
+    return [a for a in net.axes if not recurrent(a) and (filters or not a.tap)]
 
 
 def recurrent(axis: Axis) -> bool:

@@ -1,0 +1,113 @@
+"""Patterns of rows: which can be dropped, which are kept, and how what is kept travels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import floor
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.plan import Axis, Plan, Slicer
+from shoal.core.tree import Params
+from shoal.core.wire import Entry, Message, bits, unbits
+from shoal.parts.units import rows_of
+
+
+def droppable(net: Net, tie_gates: bool, output: bool) -> list[Axis]:
+    """Of a language model the rows of the embedding, of the output and of the recurrent matrices; else the units."""
+    kinds = {"embedding", "output", "cells" if tie_gates else "recurrent"} if net.token_inputs else set()
+    kinds |= {"output"} if output else set()
+    return [*(() if net.token_inputs else net.axes), *rows_of(net, kinds)]
+
+
+def count(size: int, rate: float) -> int:
+    """How many rows are kept: exactly so many of each matrix, at least one."""
+    return max(1, size - floor(rate * size + 0.5))
+
+
+def best(scores: Tensor | None, size: int, rate: float, generator: torch.Generator) -> Tensor:
+    """1 for the rows that scored best, 0 for the others; by chance where there are no scores, or equal ones."""
+    order = torch.randperm(size, generator=generator)
+    if scores is not None:
+        order = order[scores.cpu()[order].argsort(descending=True, stable=True)]
+    return torch.zeros(size).index_fill(0, order[: count(size, rate)], 1.0)
+
+
+def plan_of(kept: Mapping[str, Tensor]) -> Plan:
+    return Plan({name: own.cpu().nonzero().flatten() for name, own in kept.items()})
+
+
+def cut_rows(message: Message, plan: Plan, slicer: Slicer, like: Params) -> Message:
+    """Only what the plan keeps of every value, with the pattern beside it: a bit a row, and each pattern once."""
+    seen: list[tuple[str, Tensor]] = []
+    body: dict[str, Entry] = {}
+    for name, entry in message.body.items():
+        value, told = entry["value"], {}
+        for dim, line in slicer.lines(name, like[name], plan).items():
+            value = value.index_select(dim, line.nonzero().flatten().to(value.device))
+            known = next((place for place, other in seen if torch.equal(other, line)), None)
+            told |= {f"kept {dim}": bits(line)} if known is None else {f"kept {dim} as {known}": torch.empty(0).byte()}
+            seen.append((f"{dim} {name}", line))
+        body[name] = entry | {"value": value} | told
+    return replace(message, body=body)
+
+
+def told_lines(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.Size]) -> dict[int, Tensor]:
+    """By dimension, which lines of a tensor were kept, as the message tells."""
+    found: dict[int, Tensor] = {}
+    for key, value in body[name].items():
+        if not key.startswith("kept "):
+            continue
+        dim, _, place = key.removeprefix("kept ").partition(" as ")
+        owner_dim, _, owner = place.partition(" ")
+        if place:
+            value = body[owner][f"kept {owner_dim}"]
+        length = shapes[owner if place else name][int(owner_dim if place else dim)]
+        if value.dtype != torch.uint8 or value.shape != (-(-length // 8),):
+            raise unfit(name, f"a pattern of {value.numel()} bytes for {length} rows")
+        line = unbits(value, torch.Size([length]))
+        if not torch.equal(bits(line), value):
+            raise unfit(name, "a pattern with more bits than rows")
+        found[int(dim)] = line
+    return found
+
+
+def shapes_after(shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
+    """The shapes of the values that are left."""
+    made = dict(shapes)
+    for name in message.body:
+        for dim, line in told_lines(name, message.body, shapes).items():
+            made[name] = torch.Size([int(line.sum()) if d == dim else n for d, n in enumerate(made[name])])
+    return made
+
+
+def put_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) -> Message:
+    """Values of the shapes they had, 0 where rows are missing; `covers` says that those did not arrive."""
+    body: dict[str, Entry] = {}
+    after = shapes_after(shapes, message)
+    for name, entry in message.body.items():
+        rest = {k: v for k, v in entry.items() if not k.startswith("kept ")}
+        lines = told_lines(name, message.body, shapes)
+        if entry["value"].shape != after[name]:
+            raise unfit(name, f"values of shape {tuple(entry['value'].shape)} where {tuple(after[name])} are due")
+        if lines:
+            mask = torch.ones(shapes[name], dtype=torch.bool)
+            for dim, line in lines.items():
+                mask = mask & line.cpu().view([-1 if d == dim else 1 for d in range(mask.dim())])
+            mask = mask.to(entry["value"].device)
+            full = entry["value"].new_zeros(shapes[name])
+            full[mask] = entry["value"].flatten()
+            rest |= {"value": full} | ({"covered": mask} if covers else {})
+        body[name] = rest
+    return replace(message, body=body)
+
+
+def unfit(name: str, what: str) -> ShoalError:
+    return ShoalError("damaged", f"A message has {what} in {name}, which does not fit.", "It was not used.")
+
+
+def joint(kept: Sequence[Axis]) -> set[str]:
+    """The tensors that rows have to do with."""
+    return {cut.tensor for axis in kept for cut in axis.cuts}
