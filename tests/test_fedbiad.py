@@ -37,7 +37,8 @@ WORDS: dict[str, Any] = {
 
 
 def run_with(method: str, engine: str, setting: dict[str, Any]):
-    return shoal.run(method, **(setting | {"engine": engine}))
+    changed: dict[str, Any] = {**setting, "engine": engine}
+    return shoal.run(method, **changed)
 
 
 def some_text(words: int = 30) -> tuple[Tensor, Tensor]:
