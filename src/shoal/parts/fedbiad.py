@@ -15,7 +15,7 @@ from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Reply, Round, Scored, Scorer
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
-from shoal.parts.patterns import best, cut_rows, droppable, joint, plan_of, put_rows, shapes_after
+from shoal.parts.patterns import best, blank, cut_rows, droppable, joint, plan_of, put_rows, shapes_after
 from shoal.parts.posterior import deviation
 
 
@@ -67,19 +67,24 @@ class FedBIAD(Part):
     def mask(self, net: Net, like: Params, kept: Mapping[str, Tensor]) -> Params:
         """What may move, by tensor."""
         touched = joint(self.groups(net))
-        ones = {k: torch.ones_like(like[k]) for k in net.trainable if k in touched}
+        ones = {k: like[k].new_ones([1] * like[k].dim()) for k in net.trainable if k in touched}
         return net.slicer.confined(ones, kept)
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
         """Another pattern, should it be needed, and what shakes the weights, where that changes any."""
-        like = device.anchor[device.net.trainable[0]]
-        drawn = {g.name: best(None, g.size, self.rate, generator).to(like) for g in self.groups(device.net)}
-        size = self.s_tilde if self.s_tilde >= 0 else deviation(device.net, device.anchor, self.rate, device.round)
-        if size > 1e-7 * float(like.square().mean().sqrt()):
+        like, due = device.anchor[device.net.trainable[0]], device.round < self.early and self.due(step + 1)
+        make = (lambda size: best(None, size, self.rate, generator)) if due else blank
+        drawn = {g.name: make(g.size).to(like) for g in self.groups(device.net)}
+        size = self.s_tilde if self.s_tilde >= 0 else deviation(device.net, self.rate, device.round)
+        if size > 1e-9 and size > 1e-7 * float(like.square().mean().sqrt()):
             for name in device.net.trainable:
                 shape = device.anchor[name].shape
                 drawn[f"noise {name}"] = size * torch.randn(shape, generator=generator).to(like)
         return drawn
+
+    def due(self, done: int) -> bool:
+        """Whether the trend is looked at after so many steps."""
+        return done >= 2 * self.window and done % self.window == 0
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def masked(params: Params, batch: Batch) -> Scored:

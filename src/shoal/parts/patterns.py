@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import floor
 
 import torch
@@ -33,6 +34,12 @@ def best(scores: Tensor | None, size: int, rate: float, generator: torch.Generat
     if scores is not None:
         order = order[scores.cpu()[order].argsort(descending=True, stable=True)]
     return torch.zeros(size).index_fill(0, order[: count(size, rate)], 1.0)
+
+
+@lru_cache(256)
+def blank(size: int) -> Tensor:
+    """No pattern at all; nobody writes to it."""
+    return torch.zeros(size)
 
 
 def plan_of(kept: Mapping[str, Tensor]) -> Plan:
