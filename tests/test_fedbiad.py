@@ -329,3 +329,17 @@ def test_a_device_keeps_its_scores_and_late_patterns_follow_them():
         memory = memory_of(loop).get(device)["fedbiad"]
         scores, kept = memory["scores"]["a"], memory["kept"]["a"] > 0
         assert float(scores.sum()) > 0 and float(scores[kept].min()) >= float(scores[~kept].max())
+
+
+def test_a_device_whose_message_cannot_be_read_is_left_out():
+    """Removing it equals not having asked it; the history says why."""
+    loop, net = tiny_run(Method((FedBIAD(0.4, s_tilde=0.0),)), (4, 4))
+    asked = loop.ask(loop.start(net), 0)
+    good, bad = loop.engine.fit(asked.wanted)
+    assert bad.message is not None
+    name, entry = next((k, e) for k, e in bad.message.body.items() if "kept 0" in e)
+    broken = replace(bad.message, body=bad.message.body | {name: entry | {"value": entry["value"][:-1]}})
+    standing, row = loop.take(asked, [good, replace(bad, message=broken)], 0.0)
+    alone, _ = loop.take(asked, [good, replace(bad, message=None, problem="it failed")], 0.0)
+    assert row["dropped"][0]["device"] == 1 and "does not fit" in row["dropped"][0]["why"]
+    close(standing.params, alone.params, 0.0, "a broken message left a trace")

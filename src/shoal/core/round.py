@@ -209,11 +209,18 @@ class Loop:
         net, codecs = round.net, self.method.codecs("up")
         like = {k: round.anchor[k] for k in net.named("shared")}
         replies: dict[int, Reply] = {}
+        unread: dict[int, str] = {}
         for job, outcome in zip(jobs, outcomes, strict=True):
             message = outcome.message
             if job.device in late or message is None:
                 continue
-            message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
+            try:
+                message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
+            except ShoalError as error:
+                if error.kind.name != "damaged":
+                    raise
+                unread[job.device] = error.problem
+                continue
             delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
             if self.method.carries == "values":
                 delta = tree.minus(delta, round.anchor)
@@ -223,7 +230,7 @@ class Loop:
         looked = [not codecs and r.outcome.finite for r in replies.values()]
         finite = tree.finite_each([[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)])
         sound = {device for device, yes in zip(replies, finite) if yes}
-        why = {o.device: "it was late" if o.device in late else o.problem for o in outcomes}
+        why = {o.device: "it was late" if o.device in late else unread.get(o.device, o.problem) for o in outcomes}
         gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]
         return [r for d, r in replies.items() if d in sound], gone
 
