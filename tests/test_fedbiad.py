@@ -13,11 +13,14 @@ import shoal
 import shoal.models
 from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.plan import Plan
+from shoal.core.expression import parse
+from shoal.core.plan import WHOLE, Plan
+from shoal.core.streams import Streams
 from shoal.core.train import Rule, advance, autograd
 from shoal.core.types import Local, Optimiser, Scored, Work
 from shoal.models import MODELS, build
 from shoal.models.lstm import lstm
+from shoal.parts import shipped
 from shoal.parts.fedbiad import FedBIAD
 from shoal.parts.patterns import best, count, cut_rows, droppable, plan_of, put_rows, shapes_after
 from shoal.parts.posterior import deviation
@@ -343,3 +346,34 @@ def test_a_device_whose_message_cannot_be_read_is_left_out():
     alone, _ = loop.take(asked, [good, replace(bad, message=None, problem="it failed")], 0.0)
     assert row["dropped"][0]["device"] == 1 and "does not fit" in row["dropped"][0]["why"]
     close(standing.params, alone.params, 0.0, "a broken message left a trace")
+
+
+SIZES = {
+    10_000: {
+        "fedpaq": 7.1 * 2**20,
+        "signsgd": 908 * 2**10,
+        "stc": 148e3,
+        "dgc": 95e3,
+        "afd+dgc": 71e3,
+        "fedbiad+dgc": 53e3,
+    },
+    28_914: {"fedpaq": 18.8e6, "signsgd": 2.4e6, "stc": 374e3, "dgc": 215e3, "afd+dgc": 180e3, "fedbiad+dgc": 126e3},
+}
+"""Upload sizes of Table II, in the units that fit them."""
+
+
+@pytest.mark.parametrize(("words", "method"), [(words, method) for words, own in SIZES.items() for method in own])
+def test_uploads_of_codecs_are_those_of_table_2(words, method):
+    net, generator = lstm((35,), words), torch.Generator().manual_seed(0)
+    kinds = {"afd": ["output", "input"], "fedbiad": ["embedding", "output", "recurrent"]}.get(
+        method.partition("+")[0], []
+    )
+    kept = {g.name: best(None, g.size, 0.5, generator) for g in rows_of(net, kinds)}
+    plan = plan_of(kept) if method.startswith("afd") else WHOLE
+    own = {"dgc": "dgc(warmup='')"}
+    parts = parse("+".join(own.get(p, p) for p in method.split("+") if p != "afd"), shipped(), {}).codecs("up")
+    values = {k: torch.randn(v.shape, generator=generator) for k, v in net.initial.items()}
+    link = wire.Link("up", 0, 0, plan, net.slicer, Streams(0), net.initial)
+    message = wire.pack_message(values, {}, plan, net.slicer, list(values))
+    coded, _ = wire.encode(message, parts, {"fedbiad": {"kept": kept}}, link)
+    assert coded.nbytes == pytest.approx(SIZES[words][method], rel=0.07)

@@ -26,6 +26,14 @@ OTHER_VALUES = [
     "fjord(widths='0.3,1', distil=True)",
     "heterofl(rates='1,0.4', mask_loss=False)",
     "fedmp(arms='0.6')",
+    "fedbiad(rate=0.4, window=1, combining='fill')",
+    "topk(ratio=0.3, feedback=False, positions='golomb')",
+    "dgc(ratio=0.3, momentum=0.5, clip=0.1, warmup='1,2', positions='auto')",
+    "stc(ratio=0.3, positions='auto')",
+    "fedpaq(bits=4)",
+    "half(kind='bfloat16', down=True)",
+    "randomk(ratio=0.4, feedback=False)",
+    "signsgd(lr=0.1)",
 ]
 TABLE: list[Part] = [
     *(cls() for cls in shipped().values()),

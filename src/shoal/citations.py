@@ -158,6 +158,60 @@ FEDBIAD = """@inproceedings{xue2023fedbiad,
   archivePrefix = {arXiv}
 }"""
 
+TOPK = """@inproceedings{stich2018sparsified,
+  title     = {Sparsified {SGD} with Memory},
+  author    = {Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {31},
+  year      = {2018},
+  eprint    = {1809.07599},
+  archivePrefix = {arXiv}
+}"""
+
+DGC = """@inproceedings{lin2018dgc,
+  title     = {Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training},
+  author    = {Lin, Yujun and Han, Song and Mao, Huizi and Wang, Yu and Dally, William J.},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018},
+  eprint    = {1712.01887},
+  archivePrefix = {arXiv}
+}"""
+
+STC = """@article{sattler2019stc,
+  title     = {Robust and Communication-Efficient Federated Learning from Non-{IID} Data},
+  author    = {Sattler, Felix and Wiedemann, Simon and M{\\"u}ller, Klaus-Robert and Samek, Wojciech},
+  journal   = {arXiv preprint arXiv:1903.02891},
+  year      = {2019}
+}"""
+
+FEDPAQ = """@inproceedings{reisizadeh2020fedpaq,
+  title     = {{FedPAQ}: A Communication-Efficient Federated Learning Method with Periodic Averaging and
+               Quantization},
+  author    = {Reisizadeh, Amirhossein and Mokhtari, Aryan and Hassani, Hamed and Jadbabaie, Ali and
+               Pedarsani, Ramtin},
+  booktitle = {Proceedings of the 23rd International Conference on Artificial Intelligence and Statistics},
+  year      = {2020},
+  eprint    = {1909.13014},
+  archivePrefix = {arXiv}
+}"""
+
+RANDOMK = """@article{konecny2016strategies,
+  title     = {Federated Learning: Strategies for Improving Communication Efficiency},
+  author    = {Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Yu, Felix X. and Richt{\\'a}rik, Peter and
+               Suresh, Ananda Theertha and Bacon, Dave},
+  journal   = {arXiv preprint arXiv:1610.05492},
+  year      = {2016}
+}"""
+
+SIGNSGD = """@inproceedings{bernstein2018signsgd,
+  title     = {{signSGD}: Compressed Optimisation for Non-Convex Problems},
+  author    = {Bernstein, Jeremy and Wang, Yu-Xiang and Azizzadenesheli, Kamyar and Anandkumar, Animashree},
+  booktitle = {Proceedings of the 35th International Conference on Machine Learning},
+  year      = {2018},
+  eprint    = {1802.04434},
+  archivePrefix = {arXiv}
+}"""
+
 CITATIONS = {
     "fedavg": FEDAVG,
     "fedprox": FEDPROX,
@@ -175,6 +229,12 @@ CITATIONS = {
     "afd": AFD,
     "fedmp": FEDMP,
     "fedbiad": FEDBIAD,
+    "topk": TOPK,
+    "dgc": DGC,
+    "stc": STC,
+    "randomk": RANDOMK,
+    "fedpaq": FEDPAQ,
+    "signsgd": SIGNSGD,
     "median": ROBUST,
     "trimmedmean": ROBUST,
 }

@@ -251,4 +251,5 @@ def trained_mask(net: Net, plan: Plan, like: Params) -> Params:
 
 
 def link_of(site: Site, job: Job, direction: str) -> Link:
-    return Link(direction, job.device, job.round, job.plan, site.net.slicer, site.streams, site.net.initial)
+    net, trained = site.net, frozenset(site.net.trainable)
+    return Link(direction, job.device, job.round, job.plan, net.slicer, site.streams, net.initial, trained)

@@ -31,7 +31,7 @@ REGISTRY = {
         Kind(16, "no-data", "there is no data to train on, or it does not fit the split or the model"),
         Kind(20, "folder-exists", "the run folder is already in use"),
         Kind(21, "no-run", "the folder holds no run"),
-        Kind(22, "damaged", "a file of a run or of a data set is damaged"),
+        Kind(22, "damaged", "a file of a run or of a data set, or a message, is damaged"),
         Kind(23, "other-recipe", "a checkpoint belongs to another recipe"),
         Kind(24, "disk", "a file could not be written or read"),
         Kind(30, "missing-extra", "an optional package is not installed"),

@@ -267,4 +267,5 @@ class Loop:
 
     def link(self, round: Round, direction: str, device: int) -> wire.Link:
         net, plan = round.net, round.plans[device]
-        return wire.Link(direction, device, round.number, plan, net.slicer, self.streams, net.initial)
+        trained = frozenset(net.trainable)
+        return wire.Link(direction, device, round.number, plan, net.slicer, self.streams, net.initial, trained)

@@ -66,6 +66,8 @@ class Link:
     streams: Streams
     like: Params
     """Tensors of the full shapes."""
+    trained: frozenset[str] | None = None
+    """The tensors that are trained (None: all); the others are counters and running statistics."""
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     """The shapes of the values before the codec codes them."""
     part: str = ""
@@ -86,6 +88,8 @@ class Link:
     def lower(self, full: Params) -> Params:
         """The other way: of tensors of full shape, what the codec sees. What it owes is kept at full shape."""
         assert self.message is not None
+        if not self.earlier:
+            return self.slicer.take(full, self.plan)
         made = {}
         for name, value in full.items():
             shape = self.message.body[name]["value"].shape

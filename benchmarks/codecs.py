@@ -1,0 +1,99 @@
+"""How fast codecs are: 10 million parameters through every one of them, each way.
+
+    python benchmarks/codecs.py [--size 10_000_000] [--threads 2] [--clock cpu] [--out benchmarks/results/codecs.md]
+
+The model is one large tensor and three smaller ones in float32. A speed is the bytes of the model over the seconds of
+the fastest of some rounds; encoding includes error feedback with what earlier rounds left. On a machine that is busy
+with other work, `--clock cpu --threads 1` counts the seconds of one processor that the work itself took.
+"""
+
+import argparse
+from pathlib import Path
+from time import perf_counter, process_time
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree, wire
+from shoal.core.expression import parse
+from shoal.core.part import Part
+from shoal.core.plan import WHOLE, Slicer
+from shoal.core.streams import Streams
+from shoal.core.wire import Link
+from shoal.parts import PRESETS, shipped
+
+METHODS = [
+    "topk",
+    "topk(ratio=0.1)",
+    "topk(feedback=False, positions='golomb')",
+    "topk(positions='bitmap')",
+    "dgc",
+    "dgc(warmup='')",
+    "stc",
+    "stc(positions='golomb')",
+    "randomk",
+    "randomk(feedback=False)",
+    "fedpaq",
+    "fedpaq(bits=4)",
+    "half",
+    "half(kind='bfloat16')",
+    "signsgd",
+    "topk+fedpaq",
+]
+
+
+def model_of(size: int) -> dict[str, Tensor]:
+    """Changes of a model of about that many parameters."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (size * 9 // 10, size * 9 // 100, size * 9 // 1000, size // 1000)
+    return {f"t{i}": torch.randn(n, generator=generator) for i, n in enumerate(sizes)}
+
+
+def timed(
+    codecs: tuple[Part, ...], values: dict[str, Tensor], times: int, clock=perf_counter
+) -> tuple[float, float, int]:
+    """The fewest seconds to encode and to decode, and the bytes in between."""
+    link = Link("up", 0, 0, WHOLE, Slicer((), values), Streams(0), values)
+    message, memories = wire.pack_message(values, {}, WHOLE, link.slicer, list(values)), {}
+    encode, decode, size = [], [], 0
+    for _ in range(times):
+        began = clock()
+        coded, memories = wire.encode(message, codecs, memories, link)
+        middle = clock()
+        wire.decode(coded, codecs, link)
+        encode.append(middle - began)
+        decode.append(clock() - middle)
+        size = coded.nbytes
+    return min(encode), min(decode), size
+
+
+def table(size: int, times: int, clock=perf_counter) -> list[str]:
+    values = model_of(size)
+    whole = tree.nbytes(values)
+    lines = ["| codec | encode, GB/s | decode, GB/s | bytes of the model's |", "| --- | --: | --: | --: |"]
+    for text in METHODS:
+        encode, decode, small = timed(parse(text, shipped(), PRESETS).codecs("up"), values, times, clock)
+        lines.append(f"| {text} | {whole / encode / 1e9:.2f} | {whole / decode / 1e9:.2f} | {small / whole:.3%} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--size", type=int, default=10_000_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--times", type=int, default=7)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--out", default="")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    lines = table(given.size, given.times, process_time if given.clock == "cpu" else perf_counter)
+    if given.out:
+        options = f"--size {given.size} --threads {given.threads} --clock {given.clock}"
+        command = f"Command: `python benchmarks/codecs.py {options}`, torch {torch.__version__}."
+        head = ["# How fast codecs are", "", command, ""]
+        Path(given.out).write_text("\n".join([*head, *lines, ""]))
+
+
+if __name__ == "__main__":
+    main()

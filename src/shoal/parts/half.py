@@ -1,0 +1,52 @@
+"""Half precision on the wire: values travel in 2 bytes."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.part import Part
+from shoal.core.tree import Tree
+from shoal.core.wire import Link, Message
+from shoal.parts.checks import require
+from shoal.parts.positions import finite, fitting
+
+KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Half(Part):
+    """Values travel as float16 or bfloat16; what is too large for that becomes the largest that is not."""
+
+    stage: ClassVar = "quantise"
+    codes_delta: ClassVar = False
+
+    kind: str = "float16"
+    down: bool = False
+
+    def __post_init__(self):
+        require(self, f"kind in {tuple(KINDS)}", self.kind in KINDS)
+
+    @property
+    def directions(self) -> frozenset[str]:
+        return frozenset({"up", "down"}) if self.down else frozenset({"up"})
+
+    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+        dtype = KINDS[self.kind]
+        top = torch.finfo(dtype).max
+        values = {k: finite(e["value"], k) for k, e in message.body.items() if e["value"].is_floating_point()}
+        return message.values(**{k: v.clamp(-top, top).to(dtype) for k, v in values.items()}), memory
+
+    def decode(self, message: Message, link: Link) -> Message:
+        body = {}
+        for name, entry in message.body.items():
+            like = link.like[name]
+            dtype = KINDS[self.kind] if like.is_floating_point() else like.dtype
+            body[name] = entry | {"value": fitting(entry["value"], link.shapes[name], dtype, name).to(like.dtype)}
+        return replace(message, body=body)
+
+    def error(self, value: Tensor) -> Tensor:
+        info = torch.finfo(KINDS[self.kind])
+        step = value.abs().clamp(info.tiny, info.max) * info.eps * 0.501
+        return step + (value.abs() - info.max).clamp(min=0)

@@ -1,0 +1,70 @@
+"""Random-k: both ends draw the same positions, so only values travel (Konecny et al. 2016, arXiv:1610.05492)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Tree
+from shoal.core.wire import Link, Message
+from shoal.parts.checks import require
+from shoal.parts.positions import coded, finite, fitting, largest, lifted, lowered, placed, share, summed, without
+
+DRAWN = torch.empty(0, dtype=torch.uint8)
+"""Stands in an entry whose values are at drawn positions, and costs nothing."""
+
+
+@dataclass(frozen=True)
+class RandomK(Part):
+    """Of each tensor some elements travel, drawn anew in each round; the rest is owed, or made up for by scaling."""
+
+    stage: ClassVar = "sparsify"
+    neutral: ClassVar = Neutral({"ratio": 1.0})
+
+    ratio: float = 0.01
+    feedback: bool = True
+
+    def __post_init__(self):
+        require(self, "0 < ratio <= 1", 0 < self.ratio <= 1)
+
+    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+        values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
+        due = lowered(owed, values, link) if self.feedback and owed else {}
+        generator = link.generator()
+        for name, value in values.items():
+            total = summed(value, due.get(name), name)
+            at = drawn(total.numel(), self.ratio, generator).to(total.device)
+            sent = total[at]
+            if self.feedback:
+                rest[name] = total.index_fill_(0, at, 0).view(value.shape)
+            elif len(at):
+                sent = finite(sent * (total.numel() / len(at)), name)
+            body[name] = body[name] | {"value": sent, "drawn": DRAWN.to(total.device)}
+        return replace(message, body=body), {"owed": lifted(rest, owed, link)} if self.feedback else memory
+
+    def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
+        cut = {k for k, e in message.body.items() if "drawn" in e}
+        return {k: torch.Size([share(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()}
+
+    def decode(self, message: Message, link: Link) -> Message:
+        body, generator = {}, link.generator()
+        for name, entry in message.body.items():
+            shape, dtype = link.shapes[name], link.like[name].dtype
+            if "drawn" not in entry:
+                body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+                continue
+            values = fitting(entry["value"], torch.Size([share(shape.numel(), self.ratio)]), dtype, name)
+            at = drawn(shape.numel(), self.ratio, generator).to(values.device)
+            body[name] = without(entry, "drawn") | {"value": placed(values, at, shape)}
+        return replace(message, body=body)
+
+    def error(self, value: Tensor) -> Tensor:
+        return value.abs() * (1.0 if self.feedback else max(1.0, 1 / self.ratio - 1))
+
+
+def drawn(n: int, ratio: float, generator: torch.Generator) -> Tensor:
+    """The positions that travel, rising: those of the largest of n random numbers."""
+    k = share(n, ratio)
+    return largest(torch.rand(n, generator=generator), k) if k < n else torch.arange(n)
