@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal import History, Recipe, ShoalError
 from shoal.assemble import assemble
 from shoal.cli import main
+from shoal.data.dataset import DATASETS
 from shoal.reproduce import reproduce
-from shoal.tables.figures import NEVER, Figure, all_published, figures, measured, published, value_of
+from shoal.tables.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
 from shoal.tables.file import SHIPPED, from_keys, read_table, tables
-from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, cells, shown, texts
+from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+ROUNDS = {"FedDHAD": 500, "FedBIAD": 60}
 FILE = """
 paper = "FedDHAD"
 table = "3"
@@ -90,7 +93,7 @@ def test_a_shipped_table_has_the_rows_of_the_paper(name):
             if column.where:
                 assert published(table, column, row), (column.name, row.method)
             if row.expression(column):
-                assert table.recipe(column, row, "full", {}).rounds == 500
+                assert table.recipe(column, row, "full", {}).rounds == ROUNDS[table.paper]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,6 +124,19 @@ def test_the_hyper_parameters_of_table_5():
     assert (lenet.name, own["FedDHAD"].expression(lenet)) == ("CIFAR-10, LeNet", both)
 
 
+def test_the_published_figures_of_fedbiad():
+    table = read_table("fedbiad-1")
+    own = {row.method: row for row in table.rows}
+    found = published(table, table.columns[2], own["FedBIAD"])
+    assert found == {"top3_acc_pct": 29.85, "top3_acc_pct_std": 0.15, "upload_size": 16_400_000.0}
+    assert published(table, table.columns[0], own["AFD"])["upload_size"] == 424_000.0
+
+
+def test_the_names_in_recipes_lead_to_the_shipped_tables():
+    own = Path(__file__).parents[1] / "recipes"
+    assert {file.resolve() for file in own.iterdir() if file.is_symlink()} == {*SHIPPED.resolve().glob("*.toml")}
+
+
 # noise ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("data, shape, classes", [("cifar10", (3, 32, 32), 10), ("cifar100", (3, 32, 32), 100)])
 def test_smoke_keeps_shape_and_classes(data, shape, classes):
@@ -132,12 +148,20 @@ def test_smoke_keeps_shape_and_classes(data, shape, classes):
     assert (net.input_shape, net.classes) == (shape, classes)
 
 
+@pytest.mark.parametrize("data", ["ptb", "wikitext-2"])
+def test_noise_in_the_form_of_a_text(data):
+    noise = DATASETS[f"noise-{data}"]()
+    assert noise.inputs.shape == noise.targets.shape and noise.inputs.dtype == noise.targets.dtype == torch.int64
+    assert torch.equal(noise.inputs[:, 1:], noise.targets[:, :-1])
+    assert int(noise.test_targets.max()) < noise.classes
+
+
 def test_smoke_leaves_data_that_is_there_alone_and_names_what_has_no_stand_in():
     table = from_keys("x", keys(base={"data": "digits"}, smoke={"rounds": 1}))
     recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {"sample": "2"})
     assert (recipe.data, recipe.rounds, recipe.devices, recipe.sample) == ("digits", 1, 6, 2)
-    table = from_keys("x", keys(base={"data": "ptb"}))
-    with pytest.raises(ShoalError, match="stand in for ptb"):
+    table = from_keys("x", keys(base={"data": "shakespeare"}))
+    with pytest.raises(ShoalError, match="stand in for shakespeare"):
         table.recipe(table.columns[0], table.rows[0], "smoke", {})
 
 
@@ -165,6 +189,57 @@ def test_a_line_by_hand():
     assert [cells(m, told) for m in ("acc", "time_s_to_0.5") for told in (True, False)] == [3, 1, 2, 1]
 
 
+def text_run(*shares: float, enrol: int = 0) -> History:
+    """A run of two devices a round that send 1,000 bytes each; the shares are of the three likeliest words."""
+    costs = {"bytes_down": 1, "macs_work": 1, "sim_seconds": 0.5, "wall_seconds": 1.0, "macs_forward": 10**6}
+    by = {"seconds_by": {"down": 0.1, "compute": 0.25, "up": 0.15}, "devices": [3, 5]}
+    told = [enrol] + [0] * (len(shares) - 1)
+    return History(
+        [
+            {"round": n, "accuracy": share / 2, "top3": share, "bytes_up": 2000 + extra, **costs, **by}
+            | {"bytes_by": {"up": {"delta": 2000, "enrol": extra}}}
+            for n, (share, extra) in enumerate(zip(shares, told, strict=True))
+        ]
+    )
+
+
+def test_figures_of_a_language_model_by_hand():
+    runs = [text_run(0.2, 0.3, enrol=800), text_run(0.2, 0.2)]
+    assert measured("top3_acc_pct", runs) == (pytest.approx(25), pytest.approx(50**0.5), 2)
+    assert measured("top3_acc_pct_std", runs) == (pytest.approx(50**0.5), None, 2)
+    assert measured("top3_acc_pct_std", runs[:1])[0] is None
+    assert measured("top1_acc_pct", runs)[0] == pytest.approx(12.5)
+    assert measured("upload_size", runs) == (1000.0, 0.0, 2)  # what a device tells once is no part
+    assert measured("time_s_to_top3_0.25", runs) == (1.0, None, 1)
+    assert measured("rounds_to_top3_0.25", runs) == (2.0, None, 1)
+    assert measured("rounds_to_0.25", runs) == measured("rounds_to_per_class_0.1", runs) == (NEVER, None, 0)
+    assert measured("time_s_local", runs) == (0.25, 0.0, 2)
+
+
+def test_accuracy_and_target_are_of_the_three_likeliest_where_a_run_looked_at_them():
+    table = read_table("fedbiad-1")
+    wiki, avg = table.columns[3], table.rows[0]
+    told = published(table, wiki, avg)
+    own = {f.metric: f for f in figures(wiki, avg, told, [text_run(0.2, 0.32)], 0.31)}
+    assert {*own} == {"top3_acc_pct", "time_s_to_top3_0.31", "upload_size"}
+    assert own["top3_acc_pct"].gap == pytest.approx(32 - 31.86)
+    both = figures(wiki, avg, told, [text_run(0.3), text_run(0.32)], 0.31)
+    sheet = Sheet(table, "full", 2, tuple(both))
+    (_, heads, lines), *_ = sheet.sections()
+    assert heads == "method|top-3 %|paper|gap|s to 0.31|upload|paper|gap".split("|")
+    assert lines[0][1:4] == ["31.00 ± 1.41", "31.86 ± 0.05", "-0.86"]
+    assert SIZES in sheet.remarks and SIMULATED in sheet.remarks and SECONDS not in sheet.remarks
+
+
+def test_sizes_are_shown_in_one_unit():
+    assert texts(Figure("A", "M", "upload_size", 1.1e6, 998_000.0)) == ["1.00 MB", "1.10 MB", "-9.3 %"]
+    assert texts(Figure("A", "M", "upload_size", 424e3, 422_344.0)) == ["422 KB", "424 KB", "-0.4 %"]
+    assert texts(Figure("A", "M", "upload_size", None, 29_819_200.0)) == ["29.8 MB", "-", "-"]
+    assert texts(Figure("A", "M", "upload_size", None, 12.0))[0] == "12 B"
+    assert texts(Figure("A", "M", "upload_size", 0.0, 12.0))[2] == "-"
+    assert head_of("time_s_to_top3_0.31") == "s to 0.31" and head_of("KL_{P}") == "KL_{P}"
+
+
 def test_a_gap_is_measured_minus_published():
     table = read_table("small.toml")
     column, row = table.columns[0], table.rows[0]
@@ -179,6 +254,11 @@ def test_a_gap_is_measured_minus_published():
 @pytest.mark.parametrize("text, value", [("0.5", 0.5), ("NaN", NEVER), ("531KB", "531KB"), ("inf", "inf")])
 def test_a_published_value(text, value):
     assert value_of(text) == value
+
+
+@pytest.mark.parametrize("text, value", [("531KB", 531e3), ("29.8MB", 29.8e6), ("7 B", 7.0), ("large", "large")])
+def test_a_published_size(text, value):
+    assert bytes_of(text) == value
 
 
 def test_numbers_as_they_are_shown():

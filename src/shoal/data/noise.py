@@ -15,7 +15,10 @@ SHAPES = {
     "tiny-imagenet": ((3, 64, 64), 200),
     "tiny-imagenet-32": ((3, 32, 32), 200),
 }
+TEXTS = ("ptb", "wikitext-2")
 TRAIN, TEST = 400, 40
+LENGTH, WORDS = 3, 50
+"""Of the sequences; with those of a real text a language model would take its time for nothing."""
 
 
 def like(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Dataset]:
@@ -31,5 +34,19 @@ def like(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Datase
     return make
 
 
+def words(name: str) -> Callable[[], Dataset]:
+    """A maker of such text: the same words every time, and for each the one that follows it."""
+
+    def make() -> Dataset:
+        generator = torch.Generator().manual_seed(WORDS)
+        stream = torch.randint(0, WORDS, (TRAIN + TEST, LENGTH + 1), generator=generator)
+        x, y = stream[:, :-1].contiguous(), stream[:, 1:].contiguous()
+        return Dataset(f"noise-{name}", x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:], WORDS)
+
+    make.__doc__ = f"{TRAIN} sequences of {WORDS} words in the form of {name}, to try things out without its files."
+    return make
+
+
 NOISE = {f"noise-{name}": like(name, shape, classes) for name, (shape, classes) in SHAPES.items()}
+NOISE |= {f"noise-{name}": words(name) for name in TEXTS}
 DATASETS.update(NOISE)

@@ -1,14 +1,16 @@
 """Figures: what a paper published, what was measured, and the gap between them."""
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite, isnan
+from math import isfinite, isnan, log10
 from pathlib import Path
 from statistics import mean, stdev
 
 from shoal.core.errors import ShoalError
+from shoal.core.types import SERVER
 from shoal.history import History
 from shoal.tables.table import Column, Row, Table
 
@@ -16,6 +18,9 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 NEVER = "never"
 """What stands in place of seconds to an accuracy that was never reached."""
 TIME = "time_s_to_"
+"""Behind it stands an accuracy as 0.54, or as top3_0.31 one of the three likeliest."""
+DEVIATION = "_std"
+"""Behind a metric: its deviation over seeds."""
 
 Value = float | str | None
 
@@ -60,7 +65,7 @@ def published(table: Table, column: Column, row: Row) -> dict[str, Value]:
             if line["metric"] in found:
                 problem = f"published.csv has several figures for {row.method} in the column {column.name}."
                 raise ShoalError("bad-recipe", problem, "Give dataset, model and setting under `where`.")
-            found[line["metric"]] = value_of(line["value"])
+            found[line["metric"]] = reader_of(line["metric"])[0].parse(line["value"])
     return found | {metric: float(value) for metric, value in row.published.get(column.name, {}).items()}
 
 
@@ -74,7 +79,7 @@ def refuse_nowhere(table: Table) -> None:
 
 
 def value_of(text: str) -> Value:
-    """A number, or a text such as 531KB as it stands; papers write NaN where a target was never reached."""
+    """A number, or a text as it stands; papers write NaN where a target was never reached."""
     try:
         value = float(text)
     except ValueError:
@@ -82,40 +87,162 @@ def value_of(text: str) -> Value:
     return NEVER if isnan(value) else value if isfinite(value) else text
 
 
+def bytes_of(text: str) -> Value:
+    """A size such as 531KB in bytes, by decimal units."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]?)B", text)
+    return float(round(float(found[1]) * 1000 ** " KMG".index(found[2] or " "))) if found else text
+
+
 def figures(
     column: Column, row: Row, told: dict[str, Value], runs: Sequence[History] | None = None, target: float = 0.0
 ) -> list[Figure]:
-    """The figures of a cell: those that are always measured, then what else was published."""
-    always = ["acc", *([f"{TIME}{target:g}"] if target else []), "mflops"]
+    """The figures of a cell: those that are always measured, then what else was published.
+
+    A published deviation has nothing beside it where fewer than two seeds ran, and is left out.
+    """
     if runs is None and not told:
         return []
-    own = []
-    for metric in dict.fromkeys(always if runs else ()) | dict.fromkeys(told):
+    own, several = [], len(runs or ()) > 1
+    for metric in dict.fromkeys(always(told, runs, target) if runs else ()) | dict.fromkeys(told):
+        if metric.endswith(DEVIATION) and not several:
+            continue
         value, spread, reached = measured(metric, runs or ())
         note, seeds = row.missing or ("" if runs else "not run"), len(runs or ())
         own.append(Figure(column.name, row.method, metric, told.get(metric), value, spread, seeds, reached, note))
     return own
 
 
+def always(told: dict[str, Value], runs: Sequence[History], target: float) -> list[str]:
+    """The metrics of every cell: accuracy as its paper has it, seconds to the target, what a device had to do.
+
+    Where a run looked at the three likeliest classes, accuracy and target are about those. A paper that counts what is
+    uploaded is not about operations.
+    """
+    third = all(history.last("top3") is not None for history in runs)
+    accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in told else "acc"
+    aim = [f"{TIME}{'top3_' if third else ''}{target:g}"] if target else []
+    return [accuracy, *aim, "upload_size" if "upload_size" in told else "mflops"]
+
+
 def measured(metric: str, runs: Sequence[History]) -> tuple[Value, float | None, int]:
     """The mean over seeds, its deviation, and how many had a value; None for what shoal does not measure."""
-    values = [value for history in runs if (value := one(metric, history)) is not None]
+    if metric.endswith(DEVIATION):
+        _, spread, reached = measured(metric.removesuffix(DEVIATION), runs)
+        return spread, None, reached
+    reader, rest = reader_of(metric)
+    values = [value for history in runs if (value := reader.read(history, rest)) is not None]
     if not values:
-        return (NEVER if runs and metric.startswith(TIME) else None), None, 0
+        return (NEVER if runs and reader.aims else None), None, 0
     return float(mean(values)), stdev(values) if len(values) > 1 else None, len(values)
 
 
-def one(metric: str, history: History) -> float | None:
-    """A metric of one run: end accuracy, simulated seconds to a target, millions of forward operations."""
-    if metric == "acc":
-        return history.last("accuracy")
-    if metric == "mflops":
-        counts = [macs for macs in history["macs_forward"] if macs]
-        return mean(counts) / 1e6 if counts else None
-    if metric.startswith(TIME):
-        try:
-            cost = history.to_target(float(metric.removeprefix(TIME)))
-        except ValueError:
-            return None
-        return float(cost["sim_seconds"]) if cost else None
+# how each metric is read off a history; each of these is also given what stands behind the metric's name ------------
+def last(column: str, factor: float = 1.0) -> Callable[[History, str], float | None]:
+    """The newest value of a column."""
+
+    def read(history: History, rest: str) -> float | None:
+        value = history.last(column)
+        return None if value is None else value * factor
+
+    return read
+
+
+def operations(history: History, rest: str) -> float | None:
+    """Millions of forward operations of a sample."""
+    counts = [macs for macs in history["macs_forward"] if macs]
+    return mean(counts) / 1e6 if counts else None
+
+
+def upload(history: History, rest: str) -> float | None:
+    """Bytes that a device sent in a round that it took part in; what it tells of itself once, before, is no part."""
+    once = sum((by or {}).get("up", {}).get("enrol", 0) for by in history["bytes_by"])
+    asked = sum(device != SERVER for devices in history["devices"] for device in devices or ())
+    return (history.total("bytes_up") - once) / asked if asked else None
+
+
+def until(history: History, rest: str) -> History | None:
+    """The rounds until an accuracy, such as 0.54 or top3_0.31, was first reached."""
+    kind, _, number = rest.rpartition("_")
+    column = {"": "accuracy", "top3": "top3"}.get(kind)
+    try:
+        target = float(number)
+    except ValueError:
+        return None
+    for at, row in enumerate(history.rows):
+        if column and row.get(column) is not None and row[column] >= target:
+            return History(history.rows[: at + 1])
     return None
+
+
+def seconds(history: History, rest: str) -> float | None:
+    """Simulated ones to a target."""
+    rounds = until(history, rest)
+    return None if rounds is None else float(rounds.total("sim_seconds"))
+
+
+def rounds(history: History, rest: str) -> float | None:
+    found = until(history, rest)
+    return None if found is None else float(len(found))
+
+
+def training(history: History, rest: str) -> float | None:
+    """Simulated seconds that the last device of a round computed."""
+    spent = [by["compute"] for by in history["seconds_by"] if by]
+    return float(mean(spent)) if spent else None
+
+
+# how each metric is shown; each of these is also given the sign that a gap wants, and the largest value beside it ----
+def fixed(digits: int) -> Callable[[float, str, float], str]:
+    """A number with so many digits behind the point."""
+    return lambda value, sign, largest: f"{round(value, digits) + 0.0:{sign}.{digits}f}"
+
+
+def short(value: float, sign: str, largest: float) -> str:
+    """Digits behind the point only where there are few before it."""
+    return fixed(0 if abs(value) >= 100 else 3)(value, sign, largest)
+
+
+def size(value: float, sign: str, largest: float) -> str:
+    """Bytes in the decimal unit of the largest."""
+    power = min(int(log10(max(largest, 1.0))) // 3, 3)
+    value /= 1000**power
+    digits = 0 if not power or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:{sign}.{digits}f} {('B', 'KB', 'MB', 'GB')[power]}"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A metric: how it is measured, and how it is shown."""
+
+    read: Callable[[History, str], float | None]
+    head: str
+    """{} is what stands behind its name."""
+    show: Callable[[float, str, float], str] = fixed(3)
+    parse: Callable[[str], Value] = value_of
+    aims: bool = False
+    """Whether it is about a target, which may never be reached."""
+    spread: bool = False
+    """Whether the deviation over seeds is shown."""
+    gap: str = "difference"
+    """Or "per cent", or "" where there is none worth showing."""
+
+
+READERS = {
+    "acc": Reader(last("accuracy"), "accuracy", spread=True),
+    "top1_acc_pct": Reader(last("accuracy", 100), "top-1 %", fixed(2), spread=True),
+    "top3_acc_pct": Reader(last("top3", 100), "top-3 %", fixed(2), spread=True),
+    "rounds_to_": Reader(rounds, "rounds to {}", fixed(0), aims=True),
+    TIME: Reader(seconds, "s to {}", short, aims=True, gap=""),
+    "time_s_local": Reader(training, "s of training", short, gap=""),
+    "mflops": Reader(operations, "M MACs"),
+    "upload_size": Reader(upload, "upload", size, bytes_of, gap="per cent"),
+}
+"""What shoal measures, in the order in which it is shown; a name that ends in _ has a target behind it."""
+
+
+def reader_of(metric: str) -> tuple[Reader, str]:
+    """What reads a metric, and what stands behind its name there; one that is not measured is shown as published."""
+    for name, reader in READERS.items():
+        if metric == name or (name.endswith("_") and metric.startswith(name)):
+            return reader, metric.removeprefix(name)
+    return Reader(lambda history, rest: None, metric), ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.files import write_bytes
-from shoal.tables.figures import TIME, Figure, Value
+from shoal.tables.figures import DEVIATION, READERS, Figure, Value, reader_of
 from shoal.tables.table import Table
 
 MEANINGLESS = (
@@ -22,7 +22,7 @@ SECONDS = (
 )
 SIMULATED = "Seconds are simulated."
 GAP = "A gap is measured minus published. A dash: not measured, or not published. never: the target was not reached."
-HEADS = {"acc": "accuracy", "mflops": "M MACs"}
+SIZES = "Upload is the mean over devices and rounds, in decimal units; its gap is in per cent of what was published."
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,14 @@ class Sheet:
     @property
     def remarks(self) -> list[str]:
         """Sentences that must stand beside the figures."""
-        timed = [f for f in self.figures if f.metric.startswith(TIME)]
+        timed = [f for f in self.figures if not reader_of(f.metric)[0].gap]
         known = any(f.published is not None for f in self.figures)
-        clock = [SECONDS if known else SIMULATED] if timed else []
+        clock = [SECONDS if any(f.published is not None for f in timed) else SIMULATED] if timed else []
+        sizes = [SIZES] if any(f.metric == "upload_size" for f in self.figures) else []
         seeds = f"Means over {self.seeds} seeds." if self.seeds > 1 else "One seed."
         own = [MEANINGLESS] if self.scale == "smoke" else []
         missing = [f"{row.method} was not run: {row.missing}" for row in self.missing]
-        return [*own, seeds, *([GAP] if known else []), *clock, *self.table.notes, *missing]
+        return [*own, seeds, *([GAP] if known else []), *clock, *sizes, *self.table.notes, *missing]
 
     @property
     def missing(self) -> list[Any]:
@@ -54,14 +55,19 @@ class Sheet:
         """For every column: its name, the heads, and one line of texts per method."""
         for column in self.table.columns:
             own = [f for f in self.figures if f.column == column.name]
-            metrics = dict.fromkeys(f.metric for f in sorted(own, key=lambda f: order(f.metric)))
+            metrics = [m for m in dict.fromkeys(f.metric for f in own) if not m.endswith(DEVIATION)]
+            metrics.sort(key=order)
             by = {(f.method, f.metric): f for f in own}
             told = {f.metric for f in own if f.published is not None}
             heads = ["method"]
             for metric in metrics:
                 heads += [head_of(metric), "paper", "gap"][: cells(metric, metric in told)]
             methods = dict.fromkeys(f.method for f in own)
-            lines = [[m, *(t for k in metrics for t in texts(by.get((m, k)))[: cells(k, k in told)])] for m in methods]
+            lines = []
+            for method in methods:
+                both = ((k, by.get((method, k)), by.get((method, k + DEVIATION))) for k in metrics)
+                parts = (texts(main, deviation)[: cells(k, k in told)] for k, main, deviation in both)
+                lines.append([method, *(text for part in parts for text in part)])
             if lines:
                 yield column.name, heads, lines
 
@@ -93,36 +99,48 @@ class Sheet:
 
 
 def order(metric: str) -> int:
-    """Accuracy, then seconds, then operations, then the rest."""
-    return 0 if metric == "acc" else 1 if metric.startswith(TIME) else 2 if metric == "mflops" else 3
+    """As the readers are listed, then the rest."""
+    return next((at for at, reader in enumerate(READERS.values()) if reader is reader_of(metric)[0]), len(READERS))
 
 
 def head_of(metric: str) -> str:
-    return f"s to {metric.removeprefix(TIME)}" if metric.startswith(TIME) else HEADS.get(metric, metric)
+    """A target is of the accuracy that stands beside it, so it need not say of which."""
+    reader, rest = reader_of(metric)
+    return reader.head.replace("{}", rest.removeprefix("top3_"))
 
 
 def cells(metric: str, told: bool) -> int:
     """How many of measured, published and gap are shown; seconds of two clocks have no gap worth showing."""
-    return 1 if not told else 2 if metric.startswith(TIME) else 3
+    return 1 if not told else 3 if reader_of(metric)[0].gap else 2
 
 
-def texts(figure: Figure | None) -> list[str]:
-    """Measured, published and gap."""
+def texts(figure: Figure | None, deviation: Figure | None = None) -> list[str]:
+    """Measured, published and gap; a published deviation has a figure of its own."""
     if figure is None:
         return ["-", "-", "-"]
-    metric, own = figure.metric, shown(figure.measured, figure.metric)
-    if metric == "acc" and figure.spread is not None:
-        own += f" ± {figure.spread:.3f}"
-    if metric.startswith(TIME) and 0 < figure.reached < figure.seeds:
+    reader, _ = reader_of(figure.metric)
+    largest = max((abs(v) for v in (figure.measured, figure.published) if isinstance(v, float)), default=0.0)
+    own, paper = (shown(value, figure.metric, "", largest) for value in (figure.measured, figure.published))
+    if reader.spread and figure.spread is not None:
+        own += f" ± {reader.show(figure.spread, '', largest)}"
+    if deviation is not None and isinstance(deviation.published, float):
+        paper += f" ± {reader.show(deviation.published, '', largest)}"
+    if reader.aims and 0 < figure.reached < figure.seeds:
         own += f" ({figure.reached}/{figure.seeds})"
-    return [own, shown(figure.published, metric), shown(figure.gap, metric, "+")]
+    return [own, paper, gap_of(figure)]
 
 
-def shown(value: Value, metric: str, sign: str = "") -> str:
+def gap_of(figure: Figure) -> str:
+    """The gap in the metric's own unit, or in per cent of what was published."""
+    if figure.gap is not None and isinstance(figure.published, float) and reader_of(figure.metric)[0].gap == "per cent":
+        return f"{100 * figure.gap / figure.published:+.1f} %" if figure.published else "-"
+    return shown(figure.gap, figure.metric, "+")
+
+
+def shown(value: Value, metric: str, sign: str = "", largest: float = 0.0) -> str:
     if not isinstance(value, float):
         return "-" if value is None else str(value)
-    digits = 0 if metric.startswith(TIME) and abs(value) >= 100 else 3
-    return f"{round(value, digits) + 0.0:{sign}.{digits}f}"
+    return reader_of(metric)[0].show(value, sign, max(largest, abs(value)))
 
 
 def escaped(text: str) -> str:
