@@ -370,8 +370,8 @@ def test_uploads_of_codecs_are_those_of_table_2(words, method):
     )
     kept = {g.name: best(None, g.size, 0.5, generator) for g in rows_of(net, kinds)}
     plan = plan_of(kept) if method.startswith("afd") else WHOLE
-    own = {"dgc": "dgc(warmup='')"}
-    parts = parse("+".join(own.get(p, p) for p in method.split("+") if p != "afd"), shipped(), {}).codecs("up")
+    expression = method.removeprefix("afd+").replace("dgc", "dgc(warmup='')")
+    parts = parse(expression, shipped(), {}).codecs("up")
     values = {k: torch.randn(v.shape, generator=generator) for k, v in net.initial.items()}
     link = wire.Link("up", 0, 0, plan, net.slicer, Streams(0), net.initial)
     message = wire.pack_message(values, {}, plan, net.slicer, list(values))
