@@ -334,7 +334,9 @@ def test_the_curvature_of_devices_sets_the_rate():
     assert rows[2]["macs_forward"] <= rows[0]["macs_forward"]
 
 
-@pytest.mark.parametrize("method", ["fedprox+feddh+fedad", f"scaffold+{QUICK}", f"feddh+{QUICK}", "feddhad"])
+@pytest.mark.parametrize(
+    "method", ["fedprox+feddh+fedad", f"scaffold+{QUICK}", f"feddh+{QUICK}", "feddhad", "feddh+heterofl"]
+)
 def test_it_composes(method: str):
     run = shoal.run(method, rounds=4, fleet="tiers", engine="serial")
     assert all(bool(v.isfinite().all()) for v in run.params.values()) and not any("void" in r for r in run.history.rows)
@@ -395,3 +397,8 @@ def test_a_model_of_which_nothing_can_be_left_out_is_refused(method: str):
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(shoal.ShoalError, match="leaves out units, and this model has none"):
         shoal.run(method, model=flat, rounds=1)
+
+
+def test_two_parts_that_cut_the_model_are_refused():
+    with pytest.raises(shoal.ShoalError, match="fedad and fjord cannot be used together: both set which part"):
+        shoal.run("fedad+fjord", rounds=1)

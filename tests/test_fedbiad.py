@@ -341,6 +341,9 @@ def test_a_device_whose_message_cannot_be_read_is_left_out():
     good, bad = loop.engine.fit(asked.wanted)
     assert bad.message is not None
     name, entry = next((k, e) for k, e in bad.message.body.items() if "kept 0" in e)
+    empty = replace(bad.message, body=bad.message.body | {name: {}})
+    _, told = loop.take(asked, [good, replace(bad, message=empty)], 0.0)
+    assert "no values for 'a.weight'" in told["dropped"][0]["why"]
     broken = replace(bad.message, body=bad.message.body | {name: entry | {"value": entry["value"][:-1]}})
     standing, row = loop.take(asked, [good, replace(bad, message=broken)], 0.0)
     alone, _ = loop.take(asked, [good, replace(bad, message=None, problem="it failed")], 0.0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.core import tree
+from shoal.core.errors import ShoalError
 from shoal.core.plan import Axis, Plan, Slicer
 from shoal.core.streams import Streams, part_stream
 from shoal.core.tree import Params, Tree
@@ -147,6 +148,9 @@ def encode(
 
 def decode(message: Message, codecs: Sequence["Part"], link: Link) -> Message:
     """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
+    for name, entry in message.body.items():
+        if name not in link.like or not isinstance(entry.get("value"), Tensor):
+            raise ShoalError("damaged", f"A message has no values for {name[:80]!r}.", "It was not used.")
     shapes = [shapes_of(message, link)]
     for part in codecs:
         shapes.append(part.outline(shapes[-1], message))

@@ -82,9 +82,9 @@ class FedBIAD(Part):
                 drawn[f"noise {name}"] = size * torch.randn(shape, generator=generator).to(like)
         return drawn
 
-    def due(self, done: int) -> bool:
-        """Whether the trend is looked at after so many steps."""
-        return done >= 2 * self.window and done % self.window == 0
+    def due(self, done):
+        """Whether the trend is looked at after so many steps; they may be a number or a tensor."""
+        return (done >= 2 * self.window) & (done % self.window == 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def masked(params: Params, batch: Batch) -> Scored:
@@ -98,7 +98,7 @@ class FedBIAD(Part):
         losses = torch.cat((state["losses"][1:], scored.loss.detach().reshape(1).to(state["losses"].dtype)))
         done, steps = local.numbers["step"] + 1, local.numbers["steps"]
         rose = ~(losses[self.window :].sum() <= losses[: self.window].sum())
-        due = (done >= 2 * self.window) & (done.remainder(self.window) == 0) & (done < steps) & (state["early"] > 0)
+        due = self.due(done) & (done < steps) & (state["early"] > 0)
         kept, scores = {}, {}
         for name, own in state["kept"].items():
             other = local.draws[name]
