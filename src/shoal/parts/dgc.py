@@ -12,7 +12,8 @@ from shoal.core.part import Neutral, Part
 from shoal.core.tree import Params, Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
-from shoal.parts.positions import WAYS, coded, counted, largest, lifted, lowered, pack, scattered, share, summed
+from shoal.parts.elements import coded, largest, lifted, lowered, scattered, share, summed
+from shoal.parts.positions import WAYS, counted, pack
 
 
 @dataclass(frozen=True)

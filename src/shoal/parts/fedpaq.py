@@ -11,7 +11,8 @@ from shoal.core.part import Part
 from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
-from shoal.parts.positions import coded, finite, fitting, refuse, without
+from shoal.parts.elements import coded, finite, fitting, without
+from shoal.parts.positions import refuse
 
 WIDTHS = (2, 4, 8, 16)
 BLOCK = 1 << 15

@@ -10,7 +10,7 @@ from shoal.core.part import Part
 from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
-from shoal.parts.positions import finite, fitting
+from shoal.parts.elements import finite, fitting
 
 KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -10,7 +10,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
-from shoal.parts.positions import coded, finite, fitting, largest, lifted, lowered, placed, share, summed, without
+from shoal.parts.elements import coded, finite, fitting, largest, lifted, lowered, placed, share, summed, without
 
 DRAWN = torch.empty(0, dtype=torch.uint8)
 """Stands in an entry whose values are at drawn positions, and costs nothing."""

@@ -13,7 +13,8 @@ from shoal.core.tree import Params, Tree
 from shoal.core.types import Reply, Round
 from shoal.core.wire import Link, Message, bits
 from shoal.parts.checks import require
-from shoal.parts.positions import coded, finite, fitting, mask_of
+from shoal.parts.elements import coded, finite, fitting
+from shoal.parts.positions import mask_of
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,8 @@ from shoal.core.part import Part
 from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message, bits
 from shoal.parts.checks import require
-from shoal.parts.positions import (
-    WAYS,
-    coded,
-    fitting,
-    largest,
-    lifted,
-    lowered,
-    mask_of,
-    pack,
-    placed,
-    refuse,
-    share,
-    summed,
-    unpack,
-    without,
-)
+from shoal.parts.elements import coded, fitting, largest, lifted, lowered, placed, share, summed, without
+from shoal.parts.positions import WAYS, mask_of, pack, refuse, unpack
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from shoal.core.part import Neutral, Part
 from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
-from shoal.parts.positions import WAYS, coded, largest, lifted, lowered, pack, scattered, share, summed
+from shoal.parts.elements import coded, largest, lifted, lowered, scattered, share, summed
+from shoal.parts.positions import WAYS, pack
 
 
 @dataclass(frozen=True)

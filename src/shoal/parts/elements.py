@@ -1,0 +1,123 @@
+"""What codecs of single elements have in common: which elements travel, what is owed to the next round."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.tree import Params
+from shoal.core.wire import Entry, Link, Message
+from shoal.parts.positions import refuse, unpack
+
+SAMPLE = 1 << 15
+
+
+def share(n: int, ratio: float) -> int:
+    """How many of n elements travel: rounded up, and at least one."""
+    return min(n, max(1, ceil(round(ratio * n, 9))))
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """The positions of the k numbers of the largest size, rising; of equal ones the first."""
+    n = values.numel()
+    if k >= n:
+        return torch.arange(n, device=values.device)
+    if values.is_cuda:
+        sizes = values.abs()
+        limit = sizes.topk(k, sorted=False).values.min()
+        above, ties = (sizes > limit).nonzero().flatten(), (sizes == limit).nonzero().flatten()
+        return torch.cat((above, ties[: k - above.numel()])).sort().values
+    flat = values.numpy()
+    near = candidates(flat, k)
+    sizes = np.abs(flat if near is None else flat[near])
+    limit = lowest(sizes, k)
+    above = sizes > limit
+    above[np.flatnonzero(sizes == limit)[: k - np.count_nonzero(above)]] = True
+    return torch.from_numpy(np.flatnonzero(above) if near is None else near[above])
+
+
+def candidates(flat: np.ndarray, k: int) -> np.ndarray | None:
+    """The positions of some more than the k largest, told from a sample; None where that would not help."""
+    n = len(flat)
+    sample = np.abs(flat[:: max(1, n // SAMPLE)])
+    expected = k / n * len(sample)
+    rank = int(expected + 4 * expected**0.5 + 8)
+    if n < 4 * SAMPLE or rank > len(sample) // 2:
+        return None
+    limit = lowest(sample, rank)
+    found = np.flatnonzero((flat >= limit) | (flat <= -limit))
+    return found if k <= len(found) < n else None
+
+
+def lowest(sizes: np.ndarray, k: int) -> np.floating:
+    """The smallest of the k largest."""
+    return np.partition(sizes, len(sizes) - k)[len(sizes) - k]
+
+
+def coded(message: Message, link: Link) -> Params:
+    """The values that such a codec codes: what is trained. Counters and running statistics travel as they are."""
+    values = {k: e["value"] for k, e in message.body.items() if link.trained is None or k in link.trained}
+    return {k: v for k, v in values.items() if v.is_floating_point()}
+
+
+def lowered(full: Mapping[str, Tensor], values: Params, link: Link) -> Params:
+    """Of what is kept at full shape, what the codec sees; 0 where nothing is kept yet."""
+    known = {k: full[k] if k in full else torch.zeros_like(link.like[k]) for k in values}
+    return link.lower(known)
+
+
+def summed(value: Tensor, due: Tensor | None, name: str, factor: float = 1.0) -> Tensor:
+    """What is due by now as a new list of numbers, value + factor due; refused where one of them is none."""
+    flat = value.flatten()
+    return finite(flat.clone() if due is None else torch.add(flat, due.flatten(), alpha=factor), name)
+
+
+def lifted(seen: Params, full: Mapping[str, Tensor], link: Link) -> Params:
+    """What is kept at full shape after this round: what the codec did not see stays as it was."""
+    if not link.plan and not link.earlier:
+        return {**full, **seen}
+    new, there = link.lift(seen), link.lift({k: torch.ones_like(v) for k, v in seen.items()})
+    old = {k: full[k] if k in full else torch.zeros_like(v) for k, v in new.items()}
+    return {**full, **{k: torch.where(there[k] > 0, v, old[k]) for k, v in new.items()}}
+
+
+def scattered(message: Message, link: Link, count: Callable[[int], int], way: str) -> Message:
+    """A message whose entries hold some values and their positions, `count(n)` of n, with all values again."""
+    body = {}
+    for name, entry in message.body.items():
+        shape, dtype = link.shapes[name], link.like[name].dtype
+        if "at" not in entry:
+            body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+            continue
+        k = count(shape.numel())
+        values = fitting(entry["value"], torch.Size([k]), dtype, name)
+        body[name] = without(entry, "at") | {"value": placed(values, unpack(entry["at"], shape.numel(), k, way), shape)}
+    return replace(message, body=body)
+
+
+def placed(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor with these values at these positions, and 0 elsewhere."""
+    return values.new_zeros(shape.numel()).index_copy_(0, at, values).view(shape)
+
+
+def fitting(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, name: str) -> Tensor:
+    """A tensor as it arrived, refused where it is not what belongs there."""
+    if tensor.dtype != dtype or tensor.shape != shape:
+        found, wanted = (f"{d} of shape {tuple(s)}" for d, s in ((tensor.dtype, tensor.shape), (dtype, shape)))
+        refuse(f"has {found} for {name} where {wanted} belongs")
+    return finite(tensor, name) if tensor.is_floating_point() else tensor
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """The same tensor, refused where a number in it is none."""
+    if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.aminmax()):
+        refuse(f"has values of {name} that are not finite")
+    return tensor
+
+
+def without(entry: Entry, *names: str) -> Entry:
+    """An entry without what a codec wrote beside the value."""
+    return {k: v for k, v in entry.items() if k not in names}
