@@ -61,5 +61,5 @@ def capped(weights: Tensor, cap: float) -> Tensor:
         full |= shares > bound
         rest = shares[~full].sum()
         left = 1 - bound * int(full.sum())
-        shares = torch.where(full, bound, shares * (left / rest if rest > 0 else 0))
+        shares = torch.where(full, bound, shares / rest * left if rest > 0 else 0.0)
     return shares
