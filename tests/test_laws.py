@@ -30,6 +30,8 @@ OTHER_VALUES = [
     "topk(ratio=0.3, feedback=False, positions='golomb')",
     "dgc(ratio=0.3, momentum=0.5, clip=0.1, warmup='1,2', positions='auto')",
     "stc(ratio=0.3, positions='auto')",
+    "stc(ratio=0.3, down=True)",
+    "catchup(positions='golomb')",
     "fedpaq(bits=4)",
     "half(kind='bfloat16', down=True)",
     "randomk(ratio=0.4, feedback=False)",

@@ -231,6 +231,7 @@ CITATIONS = {
     "fedbiad": FEDBIAD,
     "topk": TOPK,
     "dgc": DGC,
+    "catchup": STC,
     "stc": STC,
     "randomk": RANDOMK,
     "fedpaq": FEDPAQ,

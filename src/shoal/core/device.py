@@ -216,7 +216,7 @@ def receive(site: Site, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict
     """The parameters as they arrived at full shape, what of them arrived, and what lay beside."""
     net = site.net
     like, codecs = net.initial, site.method.codecs("down")
-    message = wire.decode(job.message, codecs, link_of(site, job, "down")) if codecs else job.message
+    message = wire.decode(job.message, codecs, link_of(site, job, "down"), memory) if codecs else job.message
     values, covered, got = wire.open_message(message, like, job.plan, net.slicer)
     own = memory.get(PERSONAL, {})
     anchor = {}

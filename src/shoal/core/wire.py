@@ -8,6 +8,7 @@ it under its own name, so any codec can read what another one wrote. `decode` ru
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -75,6 +76,8 @@ class Link:
     message: Message | None = None
     """What the codec is about to code, and the codecs that it went through before."""
     earlier: tuple["Part", ...] = ()
+    memory: Tree = field(default_factory=dict)
+    """Where a device decodes, what the codec remembers there."""
 
     def generator(self) -> torch.Generator:
         """The codec's own stream on this link in this round, the same at both ends."""
@@ -146,7 +149,9 @@ def encode(
     return message, memories
 
 
-def decode(message: Message, codecs: Sequence["Part"], link: Link) -> Message:
+def decode(
+    message: Message, codecs: Sequence["Part"], link: Link, memories: Mapping[str, Tree] = MappingProxyType({})
+) -> Message:
     """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
     for name, entry in message.body.items():
         if name not in link.like or not isinstance(entry.get("value"), Tensor):
@@ -155,7 +160,8 @@ def decode(message: Message, codecs: Sequence["Part"], link: Link) -> Message:
     for part in codecs:
         shapes.append(part.outline(shapes[-1], message))
     for part, before in zip(reversed(codecs), reversed(shapes[:-1])):
-        message = part.decode(message, replace(link, shapes=before, part=part.name()))
+        own = replace(link, shapes=before, part=part.name(), memory=memories.get(part.name(), {}))
+        message = part.decode(message, own)
     return message
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.part import Part
-from shoal.core.tree import Tree
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Round
 from shoal.core.wire import Link, Message, bits
 from shoal.parts.checks import require
 from shoal.parts.elements import coded, fitting, largest, lifted, lowered, placed, share, summed, without
@@ -16,12 +17,16 @@ from shoal.parts.positions import WAYS, mask_of, pack, refuse, unpack
 
 @dataclass(frozen=True)
 class STC(Part):
-    """Of each tensor the largest elements travel as a sign each and their mean size; the rest is owed."""
+    """Of each tensor the largest elements travel as a sign each and their mean size; the rest is owed.
+
+    With `down` the server's own change of the model becomes one of that form too, and the server owes the rest.
+    """
 
     stage: ClassVar = "sparsify"
 
     ratio: float = 0.0025
     positions: str = "64"
+    down: bool = False
 
     def __post_init__(self):
         require(self, f"0 < ratio <= 1 and positions in {WAYS}", 0 < self.ratio <= 1 and self.positions in WAYS)
@@ -31,12 +36,10 @@ class STC(Part):
         due = lowered(owed, values, link) if owed else {}
         for name, value in values.items():
             total = summed(value, due.get(name), name)
-            n, at = total.numel(), largest(total, share(total.numel(), self.ratio))
-            top = total[at]
-            size = (top.abs() / max(len(top), 1)).sum(0, keepdim=True)[: len(top)]
-            written = {"value": size, "signs": bits(top < 0), "at": pack(at, n, self.positions)}
+            at, size, negative = self.told(total)
+            written = {"value": size, "signs": bits(negative), "at": pack(at, total.numel(), self.positions)}
             body[name] = body[name] | written
-            rest[name] = total.index_copy_(0, at, top - ternary(size, top < 0)).view(value.shape)
+            rest[name] = total.index_add_(0, at, ternary(size, negative), alpha=-1).view(value.shape)
         return replace(message, body=body), {"owed": lifted(rest, owed, link)}
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
@@ -59,6 +62,26 @@ class STC(Part):
             values, at = ternary(size, mask_of(entry["signs"], k)), unpack(entry["at"], n, k, self.positions)
             body[name] = without(entry, "at", "signs") | {"value": placed(values, at, shape)}
         return replace(message, body=body)
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        if not self.down:
+            return params, state
+        owed, made = dict(state.get("owed", {})), dict(params)
+        for name in round.net.named("shared", "server"):
+            if name in round.net.trainable:
+                before = round.anchor[name]
+                total = summed(params[name] - before, owed.get(name), name)
+                at, size, negative = self.told(total)
+                change = ternary(size, negative)
+                made[name] = before.flatten().index_add(0, at, change).view(before.shape)
+                owed[name] = total.index_add_(0, at, change, alpha=-1).view(before.shape)
+        return made, {"owed": owed}
+
+    def told(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the largest elements are, their mean size, and which of them are below 0."""
+        at = largest(total, share(total.numel(), self.ratio))
+        top = total[at]
+        return at, (top.abs() / max(len(top), 1)).sum(0, keepdim=True)[: len(top)], top < 0
 
     def error(self, value: Tensor) -> Tensor:
         return value.abs().max().expand(value.shape) if value.numel() else value

@@ -1,0 +1,95 @@
+"""A device that was here before is told only what changed since (the downlink of Sattler et al. 2019)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Device, Round
+from shoal.core.wire import Link, Message
+from shoal.parts.checks import require
+from shoal.parts.elements import fitting, without
+from shoal.parts.positions import WAYS, counted, pack, refuse, unpack
+from shoal.parts.units import key
+
+
+@dataclass(frozen=True)
+class CatchUp(Part):
+    """Devices keep the model they last received; of it, the elements that are different now travel, as they are now.
+
+    An element is sent as its new value, not as a difference, so a device that has seen a newer model than the server
+    thinks ends with the right one all the same.
+    """
+
+    stage: ClassVar = "sparsify"
+    directions: ClassVar = frozenset({"down"})
+    codes_delta: ClassVar = False
+    neutral: ClassVar = Neutral({})
+
+    positions: str = "auto"
+
+    def __post_init__(self):
+        require(self, f"positions in {WAYS}", self.positions in WAYS)
+
+    def init_server(self, round: Round) -> Tree:
+        told = {k: round.anchor[k] for k in round.net.named("shared", "server")}
+        changed = {k: torch.zeros(v.shape, dtype=torch.int32) for k, v in told.items()}
+        return {"told": told, "changed": changed, "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32)}
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        told = {k: round.anchor[k] for k in state["told"]}
+        other = {k: (v != state["told"][k]).cpu() for k, v in told.items()}
+        changed = {k: torch.where(other[k], round.number, v).to(v.dtype) for k, v in state["changed"].items()}
+        return {}, state | {"told": told, "changed": changed, "partial": {}}
+
+    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+        if link.plan or link.earlier or len(message.body) < len(memory.get("told", ())):
+            return message, memory | {"partial": memory.get("partial", {}) | {key(link.device): torch.ones(())}}
+        last = int(memory["seen"][link.device]) if memory and link.device != SERVER else -1
+        if last < 0:
+            return message, memory
+        body = {}
+        for name, entry in message.body.items():
+            value = entry["value"].flatten()
+            at = (memory["changed"][name].flatten() > last).nonzero().flatten()
+            some = {"value": value[at.to(value.device)], "at": pack(at, value.numel(), self.positions)}
+            smaller = some["value"].nbytes + some["at"].nbytes < value.nbytes
+            body[name] = entry | some if smaller else entry
+        return replace(message, body=body), memory
+
+    def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
+        cut = {k: e["at"] for k, e in message.body.items() if "at" in e}
+        told = {k: torch.Size([counted(at, shapes[k].numel(), self.positions)]) for k, at in cut.items()}
+        return shapes | told
+
+    def decode(self, message: Message, link: Link) -> Message:
+        body, known = {}, link.memory.get("model", {})
+        for name, entry in message.body.items():
+            shape, dtype = link.shapes[name], link.like[name].dtype
+            if "at" not in entry:
+                body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+                continue
+            if name not in known:
+                refuse(f"has changes of {name} for a device that does not remember it")
+            k = counted(entry["at"], shape.numel(), self.positions)
+            values = fitting(entry["value"], torch.Size([k]), dtype, name)
+            at = unpack(entry["at"], shape.numel(), k, self.positions).to(values.device)
+            now = known[name].to(values.device).flatten().index_copy(0, at, values)
+            body[name] = without(entry, "at") | {"value": now.view(shape)}
+        return replace(message, body=body)
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        whole = not device.plan and not device.covered
+        kept = {k: device.anchor[k] for k in device.net.named("shared", "server")}
+        return params, {"model": kept} if whole else memory
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        seen, answered = state["seen"].clone(), {reply.device for reply in round.replies}
+        for device in set(round.devices) - {SERVER}:
+            if device not in answered:
+                seen[device] = -1
+            elif key(device) not in state["partial"]:
+                seen[device] = round.number
+        return params, state | {"seen": seen}

@@ -1,0 +1,90 @@
+"""The way down in pieces: a device that was here before is told what changed, and nothing of it gets lost."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal
+from shoal.core import tree, wire
+from shoal.core.compose import Method, compose
+from shoal.core.errors import ShoalError
+from shoal.core.plan import WHOLE, Slicer
+from shoal.core.streams import Streams
+from shoal.core.wire import Link, Message
+from shoal.parts.catchup import CatchUp
+from shoal.parts.stc import STC
+from shoal.probe import tiny_run
+from shoal.testing import machine_of, play
+
+SETTING = {"rounds": 6, "devices": 8, "sample": 3, "engine": "serial", "eval_every": 6}
+
+
+def bytes_down(run: shoal.Result) -> list[int]:
+    return [row["bytes_down"] for row in run.history.rows]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "stc(ratio=0.05, down=True)", "feddrop(rate=0.5)", "scaffold"])
+def test_devices_end_with_the_model_that_they_would_have_received_whole(method):
+    plain = shoal.run(method=method, **SETTING)
+    short = shoal.run(method="catchup" if method == "fedavg" else f"{method}+catchup", **SETTING)
+    assert all(torch.equal(v, short.params[k]) for k, v in plain.params.items())
+    assert all(b <= a for a, b in zip(bytes_down(plain), bytes_down(short)))
+
+
+def test_little_travels_down_once_the_servers_change_is_ternary():
+    plain = bytes_down(shoal.run(method="stc(ratio=0.01, down=True)", **SETTING | {"sample": 8}))
+    short = bytes_down(shoal.run(method="stc(ratio=0.01, down=True)+catchup", **SETTING | {"sample": 8}))
+    assert short[0] == plain[0] == 8 * 4 * 9610
+    told = 82 + 2 + 13 + 1
+    assert all(8 * 4 * told < b < 8 * (8 * told + 4 * 6) for b in short[1:])
+
+
+def test_what_the_server_leaves_out_is_owed():
+    loop, net = tiny_run(Method((STC(0.3, down=True),)))
+    free, _ = tiny_run(Method((STC(0.3),)))
+    with_debt, _ = play(loop, loop.start(net), 0, 1)
+    without, _ = play(free, free.start(net), 0, 1)
+    owed = with_debt.states["stc"]["owed"]
+    torch.testing.assert_close(tree.plus(with_debt.params, owed), without.params)
+    change = tree.minus(with_debt.params, net.initial)
+    for value in change.values():
+        sizes = value.abs()[value != 0]
+        torch.testing.assert_close(sizes, sizes[:1].expand(sizes.shape))
+
+
+def test_a_device_that_did_not_answer_is_sent_everything():
+    loop, net = tiny_run(compose([STC(0.3, down=True), CatchUp()]), (5, 3, 4))
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    asked = loop.ask(standing, 1)
+    outcomes = machine_of(loop).fit([job for job in asked.jobs if job.device != 1])
+    standing, _ = loop.take(asked, outcomes, 0.0)
+    sizes = {job.device: job.message.bytes_by["model"] for job in loop.ask(standing, 2).jobs}
+    assert sizes[1] == tree.nbytes(net.initial) and sizes[0] == sizes[2] < sizes[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=5), st.data())
+def test_any_history_of_changes_is_caught_up_with(rounds, data):
+    """A device that saw round v, or a later one than the server thinks, decodes the newest model."""
+    models = [torch.arange(9.0)]
+    changed = torch.zeros(9, dtype=torch.int32)
+    for number, touched in enumerate(rounds, 1):
+        models.append(torch.where(torch.tensor(touched), models[-1] + 10, models[-1]))
+        changed = torch.where(torch.tensor(touched), number, changed).to(torch.int32)
+    thought = data.draw(st.integers(0, len(rounds)))
+    saw = data.draw(st.integers(thought, len(rounds)))
+    link = Link("down", 0, len(rounds), WHOLE, Slicer((), ("w",)), Streams(0), {"w": models[-1]})
+    state = {"catchup": {"changed": {"w": changed}, "seen": torch.tensor([thought], dtype=torch.int32)}}
+    coded, _ = wire.encode(Message({"w": {"value": models[-1]}}), [CatchUp()], state, link)
+    back = wire.decode(coded, [CatchUp()], link, {"catchup": {"model": {"w": models[saw]}}})
+    assert torch.equal(back.body["w"]["value"], models[-1])
+    assert coded.nbytes <= models[-1].nbytes
+
+
+def test_changes_for_a_device_that_remembers_nothing_are_refused():
+    link = Link("down", 0, 1, WHOLE, Slicer((), ("w",)), Streams(0), {"w": torch.zeros(40)})
+    state = {"catchup": {"changed": {"w": torch.zeros(40, dtype=torch.int32)}, "seen": torch.tensor([0])}}
+    coded, _ = wire.encode(Message({"w": {"value": torch.zeros(40)}}), [CatchUp()], state, link)
+    with pytest.raises(ShoalError, match="does not remember"):
+        wire.decode(coded, [CatchUp()], link)
