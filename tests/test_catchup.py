@@ -17,7 +17,9 @@ from shoal.parts.stc import STC
 from shoal.probe import tiny_run
 from shoal.testing import machine_of, play
 
-SETTING = {"rounds": 6, "devices": 8, "sample": 3, "engine": "serial", "eval_every": 6}
+
+def ran(method: str, sample: int = 3) -> shoal.Result:
+    return shoal.run(method=method, rounds=6, devices=8, sample=sample, engine="serial", eval_every=6)
 
 
 def bytes_down(run: shoal.Result) -> list[int]:
@@ -26,15 +28,15 @@ def bytes_down(run: shoal.Result) -> list[int]:
 
 @pytest.mark.parametrize("method", ["fedavg", "stc(ratio=0.05, down=True)", "feddrop(rate=0.5)", "scaffold"])
 def test_devices_end_with_the_model_that_they_would_have_received_whole(method):
-    plain = shoal.run(method=method, **SETTING)
-    short = shoal.run(method="catchup" if method == "fedavg" else f"{method}+catchup", **SETTING)
+    plain = ran(method)
+    short = ran("catchup" if method == "fedavg" else f"{method}+catchup")
     assert all(torch.equal(v, short.params[k]) for k, v in plain.params.items())
     assert all(b <= a for a, b in zip(bytes_down(plain), bytes_down(short)))
 
 
 def test_little_travels_down_once_the_servers_change_is_ternary():
-    plain = bytes_down(shoal.run(method="stc(ratio=0.01, down=True)", **SETTING | {"sample": 8}))
-    short = bytes_down(shoal.run(method="stc(ratio=0.01, down=True)+catchup", **SETTING | {"sample": 8}))
+    plain = bytes_down(ran("stc(ratio=0.01, down=True)", sample=8))
+    short = bytes_down(ran("stc(ratio=0.01, down=True)+catchup", sample=8))
     assert short[0] == plain[0] == 8 * 4 * 9610
     told = 82 + 2 + 13 + 1
     assert all(8 * 4 * told < b < 8 * (8 * told + 4 * 6) for b in short[1:])

@@ -113,8 +113,10 @@ class FedBIAD(Part):
         return params, {"scores": state["scores"], "kept": state["kept"]}
 
     def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
-        kept = memory.get("kept")
-        return (cut_rows(message, plan_of(kept), link.slicer, link.like) if kept else message), memory
+        if not memory.get("kept"):
+            return message, memory
+        plan = plan_of(memory["kept"])
+        return cut_rows(message, lambda name: link.slicer.lines(name, link.like[name], plan)), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         return shapes_after(shapes, message)

@@ -12,8 +12,9 @@ from shoal.core.plan import Plan, Slicer
 from shoal.core.train import mean_loss
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.core.wire import Link, Message, bits, unbits
+from shoal.core.wire import Link, Message
 from shoal.parts.checks import require, require_axes
+from shoal.parts.patterns import cut_rows, put_rows, shapes_after
 from shoal.parts.units import first_units, normalised, numbers, tier
 
 
@@ -76,25 +77,14 @@ class HeteroFL(Part):
         held: Tensor | None = memory.get("present")
         if held is None:
             return message, memory
-        names = [k for k in last_layer(link.like, link.slicer, len(held)) if k in message.body]
-        rows = {k: message.body[k] | {"value": message.body[k]["value"][held], "rows": bits(held)} for k in names}
-        return replace(message, body=message.body | rows), memory
+        names = last_layer(link.like, link.slicer, len(held))
+        return cut_rows(message, lambda name: {0: held} if name in names else {}), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
-        rows = {k: unbits(e["rows"], shapes[k][:1]) for k, e in message.body.items() if "rows" in e}
-        return shapes | {k: torch.Size([int(held.sum()), *shapes[k][1:]]) for k, held in rows.items()}
+        return shapes_after(shapes, message)
 
     def decode(self, message: Message, link: Link) -> Message:
-        body = dict(message.body)
-        for name, entry in message.body.items():
-            if "rows" in entry:
-                held, value = unbits(entry["rows"], link.shapes[name][:1]), entry["value"]
-                full = value.new_zeros(link.shapes[name])
-                full[held] = value
-                covered = held.view(-1, *[1] * (full.dim() - 1)).expand(full.shape)
-                rest = {k: v for k, v in entry.items() if k != "rows"}
-                body[name] = rest | {"value": full, "covered": covered}
-        return replace(message, body=body)
+        return put_rows(message, link.shapes, covers=True)
 
 
 def present(device: Device) -> Tensor:

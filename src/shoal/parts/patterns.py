@@ -1,6 +1,6 @@
 """Patterns of rows: which can be dropped, which are kept, and how what is kept travels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import floor
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.net import Net
-from shoal.core.plan import Axis, Plan, Slicer
-from shoal.core.tree import Params
+from shoal.core.plan import Axis, Plan
 from shoal.core.wire import Entry, Message, bits, unbits
 from shoal.parts.units import rows_of
 
@@ -46,13 +45,13 @@ def plan_of(kept: Mapping[str, Tensor]) -> Plan:
     return Plan({name: own.cpu().nonzero().flatten() for name, own in kept.items()})
 
 
-def cut_rows(message: Message, plan: Plan, slicer: Slicer, like: Params) -> Message:
-    """Only what the plan keeps of every value, with the pattern beside it: a bit a row, and each pattern once."""
+def cut_rows(message: Message, lines: Callable[[str], Mapping[int, Tensor]]) -> Message:
+    """Only the lines that are kept of every value, by name and dimension; each pattern travels once, a bit a line."""
     seen: list[tuple[str, Tensor]] = []
     body: dict[str, Entry] = {}
     for name, entry in message.body.items():
         value, told = entry["value"], {}
-        for dim, line in slicer.lines(name, like[name], plan).items():
+        for dim, line in lines(name).items():
             value = value.index_select(dim, line.nonzero().flatten().to(value.device))
             known = next((place for place, other in seen if torch.equal(other, line)), None)
             told |= {f"kept {dim}": bits(line)} if known is None else {f"kept {dim} as {known}": torch.empty(0).byte()}
@@ -68,10 +67,11 @@ def told_lines(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.
         if not key.startswith("kept "):
             continue
         dim, _, place = key.removeprefix("kept ").partition(" as ")
-        owner_dim, _, owner = place.partition(" ")
-        if place:
-            value = body[owner][f"kept {owner_dim}"]
-        length = shapes[owner if place else name][int(owner_dim if place else dim)]
+        owner_dim, _, owner = (place or f"{dim} {name}").partition(" ")
+        shape, value = shapes.get(owner, ()), body.get(owner, {}).get(f"kept {owner_dim}")
+        if value is None or not (dim + owner_dim).isdecimal() or int(owner_dim) >= len(shape):
+            raise unfit(name, f"a pattern {key[:40]!r} of nothing")
+        length = shape[int(owner_dim)]
         if value.dtype != torch.uint8 or value.shape != (-(-length // 8),):
             raise unfit(name, f"a pattern of {value.numel()} bytes for {length} rows")
         line = unbits(value, torch.Size([length]))
