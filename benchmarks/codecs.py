@@ -2,9 +2,10 @@
 
     python benchmarks/codecs.py [--size 10_000_000] [--threads 2] [--clock cpu] [--out benchmarks/results/codecs.md]
 
-The model is one large matrix and three smaller tensors in float32; `fedbiad` leaves out half of the matrix's rows. A speed is the bytes of the model over the seconds of
-the fastest of some rounds; encoding includes error feedback with what earlier rounds left. On a machine that is busy
-with other work, `--clock cpu --threads 1` counts the seconds of one processor that the work itself took.
+The model is one large matrix and three smaller tensors in float32; `fedbiad` leaves out half of the matrix's rows. A
+speed is the bytes of the model over the seconds of the fastest of some rounds; encoding includes error feedback with
+what earlier rounds left. On a machine that is busy with other work, `--clock cpu --threads 1` counts the seconds of one
+processor that the work itself took.
 """
 
 import argparse

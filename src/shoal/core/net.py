@@ -42,6 +42,8 @@ class Net:
     They are called LAYER:KIND, with the kinds embedding, output, recurrent (rows of gates), cells (the four gates of a
     unit together) and input.
     """
+    head: str = ""
+    """The layer whose inputs are the features; the last linear layer unless it is named."""
 
     def __post_init__(self):
         _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
@@ -171,12 +173,18 @@ class Net:
         return frozenset(name for name, _ in self.module.named_buffers())
 
     @cached_property
+    def last(self) -> str:
+        """The layer that reads the features; none where no layer is linear."""
+        layers = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        return self.head or (layers[-1] if layers else "")
+
+    @cached_property
     def _last(self) -> list[dict]:
         """The dict that hooks write into during a call; the first hook is the features' own."""
         cell: list[dict] = [{}]
-        layers = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
-        if layers:
-            layers[-1].register_forward_pre_hook(lambda _, args: cell[0].__setitem__(".features", args[0]))
+        if self.last:
+            note = lambda _, args: cell[0].__setitem__(".features", args[0])  # noqa: E731
+            self.module.get_submodule(self.last).register_forward_pre_hook(note)
         return cell
 
     @cached_property

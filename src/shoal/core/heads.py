@@ -1,0 +1,61 @@
+"""Another last layer for a model, or tensors beside it: what parts that add to a model need."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net, deepcopy_of
+from shoal.core.plan import Axis
+
+
+def head_of(net: Net, part: str) -> tuple[str, nn.Linear]:
+    """The name of the last layer, and the layer; a part that needs one says its name."""
+    layer = net.module.get_submodule(net.last) if net.last else None
+    if not isinstance(layer, nn.Linear):
+        raise ShoalError(
+            "bad-part",
+            f"{part} works on the last linear layer, and the model has none.",
+            "Use a model that ends with nn.Linear, or leave the part out.",
+        )
+    return net.last, layer
+
+
+def beside(
+    net: Net, name: str, tensors: Mapping[str, Tensor], role: str = "shared", reads_features: Sequence[str] = ()
+) -> Net:
+    """The net with further tensors, called NAME.KEY, that its own layers do not use.
+
+    Those named in `reads_features` have a column for each feature, as the last layer's weight has, and are cut along.
+    """
+    module = deepcopy_of(net)
+    wanted = {k: nn.Parameter(v.to(net.dtype).to(net.place)) for k, v in tensors.items()}
+    module.add_module(name, nn.ParameterDict(wanted))
+    axes = tuple(with_columns(axis, f"{net.last}.weight", [f"{name}.{k}" for k in reads_features]) for axis in net.axes)
+    roles = dict(net.roles) | {f"{name}.{k}": role for k in tensors}
+    return replace(net, module=module, axes=axes, roles=roles)
+
+
+def with_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
+    """The axis, cutting the columns of further tensors as it cuts those of one that it knows."""
+    found = [cut for cut in axis.cuts if cut.tensor == like and cut.dim == 1]
+    return replace(axis, cuts=(*axis.cuts, *(replace(cut, tensor=name) for cut in found for name in tensors)))
+
+
+def reheaded(net: Net, make: Callable[[nn.Linear], nn.Module], roles: Mapping[str, str], part: str) -> Net:
+    """The net with another last layer; its tensors that keep their names are cut as before. `roles` by key."""
+    name, _ = head_of(net, part)
+    module = deepcopy_of(net)
+    owner, _, key = name.rpartition(".")
+    old = module.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    module.get_submodule(owner).add_module(key, make(old).to(net.dtype).to(net.place))
+    names = module.state_dict().keys()
+
+    def left(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        cut = (replace(a, cuts=tuple(c for c in a.cuts if c.tensor in names)) for a in axes)
+        return tuple(a for a in cut if a.cuts)
+
+    own = dict(net.roles) | {f"{name}.{k}": role for k, role in roles.items()}
+    return replace(net, module=module, axes=left(net.axes), rows=left(net.rows), roles=own, head=name)

@@ -1,0 +1,64 @@
+"""Models with another last layer, or with tensors beside them."""
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.core.errors import ShoalError
+from shoal.core.heads import beside, head_of, reheaded
+from shoal.core.net import Net
+from shoal.core.plan import Plan
+from shoal.models.lenet import lenet
+from shoal.models.resnet import resnet
+from shoal.probe import tiny_net
+
+
+class Cosine(nn.Module):
+    """The last layer's weight as directions."""
+
+    def __init__(self, old: nn.Linear):
+        super().__init__()
+        self.weight = nn.Parameter(old.weight.detach().clone())
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.scale * nn.functional.normalize(x, dim=-1) @ self.weight.T
+
+
+@pytest.mark.parametrize(
+    "net", [tiny_net(), lenet((3, 32, 32), 10), resnet((3, 32, 32), 10)], ids=["tiny", "lenet", "resnet"]
+)
+def test_another_last_layer_still_reads_the_features(net: Net):
+    name, layer = head_of(net, "mine")
+    other = reheaded(net, Cosine, {"weight": "server"}, "mine")
+    x = torch.randn(3, *net.input_shape, dtype=net.dtype)
+    _, features, _, _ = net.apply(net.initial, x)
+    logits, seen, _, _ = other.apply(other.initial, x)
+    assert torch.equal(features, seen) and features.shape[1] == layer.in_features
+    torch.testing.assert_close(logits, nn.functional.normalize(features, dim=-1) @ layer.weight.T)
+    assert f"{name}.bias" not in other.initial and f"{name}.scale" in other.common
+    assert f"{name}.weight" not in other.trainable and f"{name}.weight" in other.named("server")
+
+
+@pytest.mark.parametrize("make", ["beside", "reheaded"])
+def test_what_was_added_is_cut_along(make: str):
+    net = lenet((3, 32, 32), 10)
+    name, layer = head_of(net, "mine")
+    if make == "beside":
+        net = beside(net, "own", {"weight": torch.randn(10, layer.in_features)}, "personal", ("weight",))
+        weight = "own.weight"
+    else:
+        net, weight = reheaded(net, Cosine, {}, "mine"), f"{name}.weight"
+    axis = next(a for a in net.axes if any(c.tensor == weight for c in a.cuts))
+    plan = Plan({axis.name: torch.arange(0, axis.size, 2)})
+    small = net.cut(plan)
+    assert small.initial[weight].shape == (10, layer.in_features // 2)
+    x = torch.randn(2, 3, 32, 32)
+    masked = net.slicer.place(net.slicer.take(net.initial, plan), net.initial, plan)
+    torch.testing.assert_close(small.apply(small.initial, x)[0], net.apply(masked, x)[0])
+
+
+def test_a_model_without_a_linear_layer_is_refused():
+    net = Net(nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()), (1, 4, 4), 3)
+    with pytest.raises(ShoalError, match="mine works on the last linear layer"):
+        head_of(net, "mine")
