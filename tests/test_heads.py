@@ -26,7 +26,7 @@ class Cosine(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "net", [tiny_net(), lenet((3, 32, 32), 10), resnet((3, 32, 32), 10)], ids=["tiny", "lenet", "resnet"]
+    "net", [tiny_net(), lenet((3, 32, 32), 10), resnet((3, 32, 32), 10, width=8)], ids=["tiny", "lenet", "resnet"]
 )
 def test_another_last_layer_still_reads_the_features(net: Net):
     name, layer = head_of(net, "mine")
