@@ -30,11 +30,22 @@ def beside(
     Those named in `reads_features` have a column for each feature, as the last layer's weight has, and are cut along.
     """
     module = deepcopy_of(net)
-    wanted = {k: nn.Parameter(v.to(net.dtype).to(net.place)) for k, v in tensors.items()}
-    module.add_module(name, nn.ParameterDict(wanted))
+    module.add_module(name, Beside({k: v.to(net.dtype).to(net.place) for k, v in tensors.items()}))
     axes = tuple(with_columns(axis, f"{net.last}.weight", [f"{name}.{k}" for k in reads_features]) for axis in net.axes)
     roles = dict(net.roles) | {f"{name}.{k}": role for k in tensors}
     return replace(net, module=module, axes=axes, roles=roles)
+
+
+class Beside(nn.Module):
+    """Tensors that no layer uses; a chain of layers that runs into it goes straight through."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        super().__init__()
+        for key, value in tensors.items():
+            self.register_parameter(key, nn.Parameter(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 def with_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
