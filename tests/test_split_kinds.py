@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.data.dataset import digits
 from shoal.data.degree import histograms
-from shoal.data.server import hold_back
+from shoal.data.server import hold_back, withheld
 from shoal.data.splits import SPLITS, parse_split
 from shoal.data.virtual import Held, Population, Virtual
 
@@ -290,6 +290,16 @@ def test_the_server_has_some_of_each_class():
     assert np.bincount(DIGITS[kept]).tolist() == [7] * 10
     assert np.array_equal(kept, hold_back("per-class:7", DIGITS, rng()))
     assert not np.array_equal(kept, hold_back("per-class:7", DIGITS, rng(1)))
+
+
+def test_what_is_set_aside_holds_the_servers_samples_and_no_device_gets_it():
+    kept, away = (f("share:0.08:5:0.2", BALANCED, rng()) for f in (hold_back, withheld))
+    assert len(kept) == 144 and len(away) == 360 and set(kept) <= set(away)
+    assert sorted(np.bincount(BALANCED[kept], minlength=10)) == [0] * 5 + [28] + [29] * 4
+    assert np.array_equal(withheld("share:0.1", BALANCED, rng()), hold_back("share:0.1", BALANCED, rng()))
+    assert len(hold_back("share:0.1:all:0.5", BALANCED, rng())) == 180
+    with pytest.raises(shoal.ShoalError, match="cannot be taken from the 180 that are set aside"):
+        hold_back("share:0.2:5:0.1", BALANCED, rng())
 
 
 @pytest.mark.parametrize(

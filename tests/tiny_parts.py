@@ -276,7 +276,7 @@ class ServerJoins(Part):
     """select: the server takes part as a pseudo-device; weigh: it counts by its samples."""
 
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
-        return [*devices, SERVER], state
+        return [*devices, *({SERVER} - set(devices))], state
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         own = [r.size if r.device == SERVER else 0 for r in round.replies]

@@ -14,6 +14,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
 from shoal.data import dataset as datasets
 from shoal.data.own import dataset_of
+from shoal.export import export
 from shoal.history import History
 from shoal.models.own import net_of
 from shoal.recipe import Recipe
@@ -77,6 +78,7 @@ __all__ = [
     "ShoalError",
     "compare",
     "compose",
+    "export",
     "resume",
     "run",
 ]

@@ -14,6 +14,8 @@ from shoal.core.device import Site
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.evaluate import METRICS, Judge
 from shoal.core.ledger import Patience
+from shoal.core.local_models import METRICS as LOCAL
+from shoal.core.local_models import LocalModels, wanted
 from shoal.core.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import Streams
@@ -23,7 +25,7 @@ from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
 from shoal.data.degree import histograms, summary
 from shoal.data.own import dataset_of as own_dataset
 from shoal.data.own import validation
-from shoal.data.server import hold_back
+from shoal.data.server import hold_back, withheld
 from shoal.data.sources import SOURCES, load
 from shoal.data.splits import parse_split
 from shoal.data.virtual import Population
@@ -102,6 +104,7 @@ def assemble(recipe: Recipe, memory_folder: Path | None = None, shelf: Shelf | N
         optimiser=optimiser,
         patience=Patience(recipe.failures, recipe.deadline, recipe.over_select),
         server=shared,
+        look=LocalModels(judge, samples, wanted(recipe.metrics)),
     )
     return Assembly(recipe, method, net, loop, memory, judge, lambda: summary(labels, held, server, dataset.classes))
 
@@ -169,7 +172,7 @@ def spread(recipe: Recipe, dataset: Dataset, streams: Streams) -> tuple[Populati
     server = np.zeros(0, dtype=np.int64)
     if recipe.server_data:
         server = hold_back(recipe.server_data, labels, streams.numpy("server-data"))
-        left = np.setdiff1d(left, server)
+        left = np.setdiff1d(left, withheld(recipe.server_data, labels, streams.numpy("server-data")))
     owners = None if dataset.owners is None else dataset.owners[left]
     split = parse_split(recipe.split)
     return split(labels[left], recipe.devices, streams.numpy("split"), owners).among(left), server
@@ -200,10 +203,10 @@ def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Populat
     for metric in recipe.metrics:
         if ".py:" in metric:
             own[metric.rpartition(":")[2]] = named_in(metric)
-        elif metric not in METRICS:
-            raise unknown("metric", metric, METRICS)
+        elif metric not in METRICS | LOCAL:
+            raise unknown("metric", metric, METRICS | LOCAL)
     by_device = None
-    if "devices" in recipe.metrics:
+    if {"devices", "local"} & set(recipe.metrics):
         by_device = histograms(labels, held, dataset.classes, min(len(held), 1000))
     tests = torch.arange(len(dataset.test_targets))
     samples = Samples(dataset.test_inputs, dataset.test_targets, tests)

@@ -212,6 +212,193 @@ SIGNSGD = """@inproceedings{bernstein2018signsgd,
   archivePrefix = {arXiv}
 }"""
 
+FEDACD = """@article{zhou2025fedacd,
+  title     = {Enhancing the Performance of Global Model by Improving the Adaptability of Local Models in
+               Federated Learning},
+  author    = {Zhou, Wujun and Ding, Shu and Li, Zelin and Wang, Wei},
+  journal   = {arXiv preprint arXiv:2505.10125},
+  year      = {2025}
+}"""
+
+MIXUP = """@inproceedings{zhang2018mixup,
+  title     = {mixup: Beyond Empirical Risk Minimization},
+  author    = {Zhang, Hongyi and Cisse, Moustapha and Dauphin, Yann N. and Lopez-Paz, David},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018},
+  eprint    = {1710.09412},
+  archivePrefix = {arXiv}
+}"""
+
+BALANCED = """@inproceedings{ren2020balanced,
+  title     = {Balanced Meta-Softmax for Long-Tailed Visual Recognition},
+  author    = {Ren, Jiawei and Yu, Cunjun and Sheng, Shunan and Ma, Xiao and Zhao, Haiyu and Yi, Shuai and
+               Li, Hongsheng},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  year      = {2020},
+  eprint    = {2007.10740},
+  archivePrefix = {arXiv}
+}"""
+
+FEDLC = """@inproceedings{zhang2022fedlc,
+  title     = {Federated Learning with Label Distribution Skew via Logits Calibration},
+  author    = {Zhang, Jie and Li, Zhiqi and Li, Bo and Xu, Jianghe and Wu, Shuang and Ding, Shouhong and Wu, Chao},
+  booktitle = {Proceedings of the 39th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {162},
+  pages     = {26311--26329},
+  year      = {2022},
+  eprint    = {2209.00189},
+  archivePrefix = {arXiv}
+}"""
+
+FEDROD = """@inproceedings{chen2022fedrod,
+  title     = {On Bridging Generic and Personalized Federated Learning for Image Classification},
+  author    = {Chen, Hong-You and Chao, Wei-Lun},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2022},
+  eprint    = {2107.00778},
+  archivePrefix = {arXiv}
+}"""
+
+FEDNTD = """@inproceedings{lee2022fedntd,
+  title     = {Preservation of the Global Knowledge by Not-True Distillation in Federated Learning},
+  author    = {Lee, Gihun and Jeong, Minchan and Shin, Yongjin and Bae, Sangmin and Yun, Se-Young},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {35},
+  year      = {2022},
+  eprint    = {2106.03097},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDECORR = """@inproceedings{shi2023feddecorr,
+  title     = {Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning},
+  author    = {Shi, Yujun and Liang, Jian and Zhang, Wenqing and Tan, Vincent Y. F. and Bai, Song},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023},
+  eprint    = {2210.00226},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDUMAP = """@article{liu2024feddumap,
+  title     = {Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server
+               Data},
+  author    = {Liu, Ji and Jia, Juncheng and Zhang, Hong and Yun, Yuhui and Wang, Leye and Zhou, Yang and
+               Dai, Huaiyu and Dou, Dejing},
+  journal   = {ACM Transactions on Intelligent Systems and Technology},
+  year      = {2024},
+  doi       = {10.1145/3690648},
+  eprint    = {2408.05678},
+  archivePrefix = {arXiv}
+}"""
+
+HRANK = """@inproceedings{lin2020hrank,
+  title     = {HRank: Filter Pruning Using High-Rank Feature Map},
+  author    = {Lin, Mingbao and Ji, Rongrong and Wang, Yan and Zhang, Yichen and Zhang, Baochang and Tian, Yonghong and
+               Shao, Ling},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year      = {2020},
+  eprint    = {2002.10179},
+  archivePrefix = {arXiv}
+}"""
+
+FEDNH = """@inproceedings{dai2023fednh,
+  title     = {Tackling Data Heterogeneity in Federated Learning with Class Prototypes},
+  author    = {Dai, Yutong and Chen, Zeyuan and Li, Junnan and Heinecke, Shelby and Sun, Lichao and Xu, Ran},
+  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
+  volume    = {37},
+  year      = {2023},
+  eprint    = {2212.02758},
+  archivePrefix = {arXiv}
+}"""
+
+CREFF = """@inproceedings{shang2022creff,
+  title     = {Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with Federated
+               Features},
+  author    = {Shang, Xinyi and Lu, Yang and Huang, Gang and Wang, Hanzi},
+  booktitle = {Proceedings of the Thirty-First International Joint Conference on Artificial Intelligence},
+  pages     = {2218--2224},
+  year      = {2022},
+  eprint    = {2204.13399},
+  archivePrefix = {arXiv}
+}"""
+
+IMC = """@inproceedings{zhang2021imc,
+  title     = {Validating the Lottery Ticket Hypothesis with Inertial Manifold Theory},
+  author    = {Zhang, Zeru and Jin, Jiayin and Zhang, Zijie and Zhou, Yang and Zhao, Xin and Ren, Jiaxiang and
+               Liu, Ji and Wu, Lingfei and Jin, Ruoming and Dou, Dejing},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {34},
+  year      = {2021}
+}"""
+
+PRUNEFL = """@article{jiang2019prunefl,
+  title     = {Model Pruning Enables Efficient Federated Learning on Edge Devices},
+  author    = {Jiang, Yuang and Wang, Shiqiang and Valls, V{\\'i}ctor and Ko, Bong Jun and Lee, Wei-Han and
+               Leung, Kin K. and Tassiulas, Leandros},
+  journal   = {IEEE Transactions on Neural Networks and Learning Systems},
+  year      = {2023},
+  eprint    = {1909.12326},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDST = """@inproceedings{bibikar2022feddst,
+  title     = {Federated Dynamic Sparse Training: Computing Less, Communicating Less, Yet Learning Better},
+  author    = {Bibikar, Sameer and Vikalo, Haris and Wang, Zhangyang and Chen, Xiaohan},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  volume    = {36},
+  year      = {2022},
+  eprint    = {2112.09824},
+  archivePrefix = {arXiv}
+}"""
+
+DATASHARING = """@article{zhao2018noniid,
+  title     = {Federated Learning with Non-{IID} Data},
+  author    = {Zhao, Yue and Li, Meng and Lai, Liangzhen and Suda, Naveen and Civin, Damon and Chandra, Vikas},
+  journal   = {arXiv preprint arXiv:1806.00582},
+  year      = {2018}
+}"""
+
+HYBRIDFL = """@inproceedings{yoshida2020hybridfl,
+  title     = {{Hybrid-FL} for Wireless Networks: Cooperative Learning Mechanism Using Non-{IID} Data},
+  author    = {Yoshida, Naoya and Nishio, Takayuki and Morikura, Masahiro and Yamamoto, Koji and Yonetani, Ryo},
+  booktitle = {IEEE International Conference on Communications},
+  year      = {2020},
+  eprint    = {1905.07210},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDF = """@inproceedings{lin2020feddf,
+  title     = {Ensemble Distillation for Robust Model Fusion in Federated Learning},
+  author    = {Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  year      = {2020},
+  eprint    = {2006.07242},
+  archivePrefix = {arXiv}
+}"""
+
+FEDKT = """@inproceedings{li2021fedkt,
+  title     = {Practical One-Shot Federated Learning for Cross-Silo Setting},
+  author    = {Li, Qinbin and He, Bingsheng and Song, Dawn},
+  booktitle = {Proceedings of the 30th International Joint Conference on Artificial Intelligence},
+  pages     = {1484--1490},
+  year      = {2021},
+  doi       = {10.24963/ijcai.2021/205},
+  eprint    = {2010.01017},
+  archivePrefix = {arXiv}
+}"""
+
+FEDDA = """@inproceedings{jin2022fedda,
+  title     = {Accelerated Federated Learning with Decoupled Adaptive Optimization},
+  author    = {Jin, Jiayin and Ren, Jiaxiang and Zhou, Yang and Lyu, Lingjuan and Liu, Ji and Dou, Dejing},
+  booktitle = {Proceedings of the 39th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {162},
+  pages     = {10298--10322},
+  year      = {2022}
+}"""
+
 CITATIONS = {
     "fedavg": FEDAVG,
     "fedprox": FEDPROX,
@@ -236,6 +423,27 @@ CITATIONS = {
     "randomk": RANDOMK,
     "fedpaq": FEDPAQ,
     "signsgd": SIGNSGD,
+    "fedacd": FEDACD,
+    "mixup": MIXUP,
+    "balanced_softmax": BALANCED,
+    "fedlc": FEDLC,
+    "fedrod": FEDROD,
+    "fedntd": FEDNTD,
+    "feddecorr": FEDDECORR,
+    "feddu": FEDDUMAP,
+    "devicem": FEDDUMAP,
+    "fedap": FEDDUMAP,
+    "hrank": HRANK,
+    "fednh": FEDNH,
+    "creff": CREFF,
+    "imc": IMC,
+    "prunefl": PRUNEFL,
+    "feddst": FEDDST,
+    "datasharing": DATASHARING,
+    "hybridfl": HYBRIDFL,
+    "feddf": FEDDF,
+    "fedkt": FEDKT,
+    "fedda": FEDDA,
     "median": ROBUST,
     "trimmedmean": ROBUST,
 }

@@ -189,6 +189,32 @@ def resume(
         Console().print(summary(result))
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write: NAME.pt2, NAME.onnx or NAME.safetensors.")
+    ],
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace a file that is there.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the trained model to a file that needs no shoal.
+
+    It is the model that is judged, at the newest checkpoint, made smaller if it was pruned.
+
+    [bold].pt2[/bold] is a program for torch.export.load.
+
+    [bold].onnx[/bold] is for ONNX runtimes; writing it needs shoal\\[export].
+
+    [bold].safetensors[/bold] holds the tensors alone, also to start another run from (--init).
+    """
+    from shoal.export import export as write
+
+    made = write(run, file, force=force)
+    if not quiet:
+        typer.echo(made)
+
+
 def watcher(progress: Progress, log: str | None) -> Watcher:
     """Who is told of every round: the bar, and a logger where one is asked for."""
     if not log:
@@ -231,7 +257,6 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
 
 
 app.command("list")(look.list_)
-app.command()(look.export)
 app.command()(look.report)
 app.add_typer(look.data, name="data")
 

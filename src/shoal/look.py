@@ -1,15 +1,13 @@
-"""Commands that look and change nothing: list, export, report, data show."""
+"""Commands that look and change nothing: list, report, data show."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from shoal.core.errors import ShoalError
 from shoal.recipe import Recipe, from_text
-from shoal.show import listing, number
+from shoal.show import listing
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
 
@@ -20,30 +18,6 @@ def list_(
 ) -> None:
     """List what there is to choose from."""
     Console().print(listing(what, tuple(parts or ())))
-
-
-def export(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    target: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="The file to write.")],
-) -> None:
-    """Write the trained model to a file."""
-    from safetensors.torch import save
-
-    from shoal.files import write_bytes
-    from shoal.runner import opened
-
-    if target.suffix != ".safetensors":
-        raise ShoalError("bad-value", f"{target} has no ending that is known.", "Name it something.safetensors.")
-    result = opened(folder)
-    about = {
-        "shoal": json.dumps(
-            {"model": result.recipe.model, "method": result.recipe.method, "rounds": len(result.history)}
-        )
-    }
-    write_bytes(target, save({k: v.cpu().contiguous() for k, v in result.params.items()}, about))
-    typer.echo(
-        f"{target}: {sum(v.numel() for v in result.params.values()):,} numbers, accuracy {number(result.accuracy, 4)}"
-    )
 
 
 def report(

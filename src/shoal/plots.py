@@ -29,6 +29,8 @@ TITLES = {
     "device_mean": "accuracy, mean over devices",
     "device_worst": "accuracy, worst tenth of devices",
     "device_spread": "spread of accuracy over devices",
+    "local_risk": "error of local models, over all devices' labels",
+    "class_kl": "unevenness of local models over their classes",
 }
 
 

@@ -34,11 +34,14 @@ def probe(part: Part) -> None:
     """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
     loop, net = tiny_run(Method((watched(part),)))
     assert isinstance(loop.engine, Machine)
-    standing = loop.start(net)
+    standing, memory = loop.start(net), loop.engine.memory
     for number in range(2):
-        standing, _ = loop.play(standing, number)
+        before = standing
+        standing, row = loop.play(before, number)
+        memory.commit(number, kept=not row.get("void"))
+        loop.settle(before, standing)
     try:
-        tree.pack([standing.states, loop.engine.memory.staged])
+        tree.pack([standing.states, *memory.held.values()])
     except TypeError as error:
         raise refused(part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees.") from error
     together(part)
@@ -92,7 +95,7 @@ def tiny_net() -> Net:
 
 
 def visits_of(loop: Loop, standing: Standing, number: int = 0) -> list[Visit]:
-    """Every device of a loop as it stands before its first step of a round; none remembers anything."""
+    """Every device of a loop as it stands before its first step of a round."""
     assert isinstance(loop.engine, Machine)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
     round = replace(loop.opening(standing, number, Register({}, loop.engine.enrol)), devices=devices)
@@ -100,7 +103,8 @@ def visits_of(loop: Loop, standing: Standing, number: int = 0) -> list[Visit]:
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)
     jobs, _ = loop.encode(round, beside, states)
-    return [prepare(site, job, {}) for job in jobs]
+    memory = loop.engine.memory
+    return [prepare(site, job, memory.get(job.device)) for job in jobs]
 
 
 def scenes_of(method: Method, visit: Visit) -> list[Scene]:

@@ -287,6 +287,9 @@ class Spy:
         self.outcomes.append(self.inner.fit(jobs))
         return self.outcomes[-1]
 
+    def learn(self, params, work, number) -> Params:
+        return self.inner.learn(params, work, number)
+
     def enrol(self, devices) -> dict[int, Params]:
         cards = self.inner.enrol(devices)
         self.enrolled += tree.nbytes(cards)

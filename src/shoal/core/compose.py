@@ -34,7 +34,14 @@ class Method:
         found["objective"] = tuple(sorted(found["objective"], key=lambda p: p.replaces_loss))
         for point in ("select", "plan", "weigh"):
             found[point] = tuple(sorted(found[point], key=lambda p: point not in p.sets))
+        for point in ("serve", "evaluate"):  # who sets the plan has the last word on what is left of the model
+            found[point] = tuple(sorted(found[point], key=lambda p: "plan" in p.sets))
         return found
+
+    @cached_property
+    def stepping(self) -> frozenset[str]:
+        """The parts that act inside a local step."""
+        return frozenset(p.name() for p in self.parts if p.acts_at("objective") or p.acts_at("step"))
 
     def codecs(self, direction: str) -> tuple[Part, ...]:
         """The codecs of one direction in the order of their stages."""

@@ -17,7 +17,7 @@ from shoal.core.schedule import Schedule, schedule
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene
 from shoal.core.tree import Params, Tree
-from shoal.core.types import Device, Job, Optimiser, Outcome, Samples
+from shoal.core.types import SERVER, Device, Job, Optimiser, Outcome, Samples
 from shoal.core.wire import Link
 
 PERSONAL = ".personal"
@@ -80,6 +80,11 @@ class Visit:
     def at(self, part: str) -> Device:
         return replace(self.device, part=part, got=self.got.get(part, {}))
 
+    @cached_property
+    def form(self) -> tuple:
+        """What the cost of a step depends on, beside the number of samples: the masks, and what came with the model."""
+        return masked(self.job.plan), tree.outline(self.scene.got) if any(self.scene.got.values()) else ()
+
     def scene_at(self, step: int, draws: dict[str, dict[str, Tensor]]) -> Scene:
         """What surrounds one step of this visit."""
         if self.device.net.place.type != "cpu":
@@ -119,7 +124,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
     )
     macs = 0
     for part in method.at("data"):
-        own = replace(device, part=part.name(), got=got.get(part.name(), {}))
+        own = replace(device, part=part.name(), got=got.get(part.name(), {}), shared=site.samples(SERVER) or None)
         known = memory[part.name()] if part.name() in memory else part.init_device(anchor)
         device = replace(device, samples=part.data(device.samples, known, own))
     rows = schedule(
@@ -139,7 +144,7 @@ def prepare(site: Site, job: Job, memory: dict[str, Tree]) -> Visit:
             macs += site.tally.of(key, lambda: made.append(part.begin(params, memory[name], own)))
         params, states[name] = made[-1]
     mask = trained_mask(net, job.plan, anchor)
-    scene = Scene(anchor, {part: unasked(own) for part, own in got.items()}, numbers, {}, mask)
+    scene = Scene(anchor, {part: unasked(got[part]) for part in method.stepping if part in got}, numbers, {}, mask)
     return Visit(job, device, memory, site.rule.start(params, states), scene, rows, got, macs)
 
 
@@ -251,5 +256,6 @@ def trained_mask(net: Net, plan: Plan, like: Params) -> Params:
 
 
 def link_of(site: Site, job: Job, direction: str) -> Link:
-    net, trained = site.net, frozenset(site.net.trainable)
-    return Link(direction, job.device, job.round, job.plan, net.slicer, site.streams, net.initial, trained)
+    net, where = site.net, (job.device, job.round, job.plan)
+    trained = frozenset(net.trainable)
+    return Link(direction, *where, net.slicer, site.streams, net.initial, trained, blocks=net.by_block)

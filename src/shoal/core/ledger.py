@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any, TypeAlias
 
+from shoal.core.net import Net
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Fleet, Job, Outcome, Times
 from shoal.core.wire import Message
@@ -95,6 +96,17 @@ def cost(
         "bytes_by": {"down": down, "up": up},
         "seconds_by": slowest._asdict(),
     } | ({"joules": joules} if joules else {})
+
+
+def by_blocks(jobs: Sequence[Job], net: Net) -> int:
+    """The bytes of the models that went down, if all blocks of a model were of one size, as some papers count."""
+    total = 0.0
+    for job in jobs:
+        if job.device != SERVER:
+            there = sum(any(name in job.message.body for name in block) for block in net.by_block)
+            whole = sum(net.initial[name].nbytes for block in net.by_block for name in block)
+            total += whole * there / len(net.by_block)
+    return round(total)
 
 
 def add(sums: dict[str, int], message: Message | None) -> None:

@@ -98,6 +98,12 @@ class Net:
             return self._names if "shared" in roles else ()
         return tuple(k for k in self._names if self.roles.get(k, "shared") in roles)
 
+    @cached_property
+    def by_block(self) -> tuple[tuple[str, ...], ...]:
+        """The tensors that travel down, block by block."""
+        sent = self.named("shared", "server")
+        return tuple(tuple(name for name in sent if block.owns(name)) for block in self.blocks)
+
     def apply(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
         """Run the model: logits, features, the outputs asked for, and the buffers as the pass left them.
 
@@ -105,15 +111,8 @@ class Net:
         45 us per call; a layer cannot tell the difference, `vmap` and `grad` go through it.
         """
         seen: dict[str, Tensor] = {}
-        buffers: Params = {}
-        for holder, key, name in self._slots:
-            value = params[name]
-            if training and name in self._updated:
-                buffers[name] = value = value.clone()
-            holder[key] = value
+        buffers = self._filled(params, training)
         self._watch(seen, taps)
-        if self.module.training != training:
-            self.module.train(training)
         if self.half:
             with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
                 logits = self.module(inputs).float()
@@ -122,6 +121,28 @@ class Net:
             logits = self.module(inputs)
         self._last[0] = {}
         return logits, seen.get(".features", inputs), {k: seen[k] for k in taps}, buffers
+
+    def through(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
+        """The logits from what went into block number `first`: the blocks from there on, with these parameters."""
+        self._filled(params, training)
+        self._watch({}, ())
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False):
+            for block in self.blocks[first:]:
+                for child in block.children:
+                    x = self.module.get_submodule(child)(x)
+        return x.float() if self.half else x
+
+    def _filled(self, params: Params, training: bool) -> Params:
+        """Put tensors into the template's slots; those that a pass changes are copies, and returned."""
+        buffers: Params = {}
+        for holder, key, name in self._slots:
+            value = params[name]
+            if training and name in self._updated:
+                buffers[name] = value = value.clone()
+            holder[key] = value
+        if self.module.training != training:
+            self.module.train(training)
+        return buffers
 
     def cut(self, plan: Plan) -> "Net":
         """The smaller model that a plan leaves, as a net of its own; parameters are cut with `slicer.take`."""

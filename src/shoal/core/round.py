@@ -13,7 +13,7 @@ from shoal.core import tree, wire
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.ledger import Patience, Row, cost, times_of
+from shoal.core.ledger import Patience, Row, by_blocks, cost, times_of
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
 from shoal.core.standing import Card, Register, Standing
@@ -26,6 +26,10 @@ class Engine(Protocol):
     """Where devices train; the only thing that differs between a laptop, a cluster and real devices."""
 
     def fit(self, jobs: Sequence[Job]) -> list[Outcome]: ...
+
+    def learn(self, params: Params, work: Work, number: int) -> Params:
+        """Where the server's own training takes these parameters; no part has a say in it."""
+        ...
 
     def enrol(self, devices: Sequence[int]) -> dict[int, Card]: ...
 
@@ -70,6 +74,8 @@ class Loop:
     optimiser: Optimiser = Optimiser()
     patience: Patience = Patience()
     server: Samples | None = None
+    look: Callable[[Round], Row] = lambda round: {}
+    """What is to be told of the replies in a round that is evaluated."""
 
     def start(self, net: Net) -> Standing:
         """Before the first round; `net` already went through the parts' `model`."""
@@ -126,8 +132,10 @@ class Loop:
             standing = self.prune(standing, round)
 
         row = cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
+        if self.method.codecs("down") and round.net.blocks:
+            row["bytes_down_by_blocks"] = by_blocks(jobs, round.net)
         if self.evaluates(row):
-            row |= self.judged(standing, replace(round, net=standing.net, params=standing.params))
+            row |= self.judged(standing, replace(round, net=standing.net, params=standing.params)) | self.look(round)
         if dropped:
             row["dropped"] = dropped
         if void:
@@ -158,6 +166,7 @@ class Loop:
             optimiser=self.optimiser,
             fleet=self.fleet,
             server=self.server,
+            learn=lambda params, work: self.engine.learn(params, work, number),
         )
 
     def drawn(self, round: Round) -> list[int]:
@@ -267,5 +276,14 @@ class Loop:
 
     def link(self, round: Round, direction: str, device: int) -> wire.Link:
         net, plan = round.net, round.plans[device]
-        trained = frozenset(net.trainable)
-        return wire.Link(direction, device, round.number, plan, net.slicer, self.streams, net.initial, trained)
+        return wire.Link(
+            direction,
+            device,
+            round.number,
+            plan,
+            net.slicer,
+            self.streams,
+            net.initial,
+            frozenset(net.trainable),
+            blocks=net.by_block,
+        )

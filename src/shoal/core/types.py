@@ -1,6 +1,6 @@
 """The nouns of a round: what parts are given and what they return."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -105,6 +105,8 @@ class Device:
     plan: Plan
     streams: Streams
     part: str
+    shared: Samples | None = None
+    """The server's samples, where it hands them out: at `data`."""
 
     def generator(self, purpose: str = "") -> torch.Generator:
         """The part's own stream on this device in this round; a purpose gives it further ones."""
@@ -229,6 +231,8 @@ class Round:
     fleet: Fleet
     server: Samples | None = None
     """The server's own samples, where the recipe gives it any."""
+    learn: Callable[[Params, Work], Params] = lambda params, work: params
+    """Where so much plain training on those samples takes parameters."""
     devices: Sequence[int] = ()
     plans: Mapping[int, Plan] = field(default_factory=dict)
     replies: Sequence[Reply] = ()

@@ -78,6 +78,8 @@ class Link:
     earlier: tuple["Part", ...] = ()
     memory: Tree = field(default_factory=dict)
     """Where a device decodes, what the codec remembers there."""
+    blocks: tuple[tuple[str, ...], ...] = ()
+    """The tensors of a whole message, block by block, where the model has blocks."""
 
     def generator(self) -> torch.Generator:
         """The codec's own stream on this link in this round, the same at both ends."""

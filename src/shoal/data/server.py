@@ -8,9 +8,20 @@ from shoal.core.errors import ShoalError
 from shoal.data.degree import by_class
 
 
-def share(labels: np.ndarray, generator: np.random.Generator, part: float, classes: int = 0) -> np.ndarray:
-    """A share of all samples: at random, or in equal amounts from some classes, themselves drawn at random."""
+def share(
+    labels: np.ndarray, generator: np.random.Generator, part: float, classes: int = 0, aside: float = 0.0
+) -> np.ndarray:
+    """A share of all samples: at random, or in equal amounts from some classes, themselves drawn at random.
+
+    They are among the share `aside` of all samples, which no device gets, where that is given.
+    """
     count = max(1, round(part * len(labels)))
+    if aside:
+        among = set_aside(labels, generator, aside)
+        if count > len(among):
+            problem = f"{count} samples cannot be taken from the {len(among)} that are set aside."
+            raise ShoalError("bad-value", problem, "Give a smaller share, or set more aside.")
+        return among[share(labels[among], generator, count / len(among), classes)]
     if not classes:
         return generator.permutation(len(labels))[:count]
     rows = by_class(labels)
@@ -25,6 +36,11 @@ def share(labels: np.ndarray, generator: np.random.Generator, part: float, class
         )
     chosen = generator.permutation(len(able))[:classes]
     return np.concatenate([generator.permutation(able[c])[:a] for c, a in zip(chosen, amounts)])
+
+
+def set_aside(labels: np.ndarray, generator: np.random.Generator, part: float) -> np.ndarray:
+    """A share of all samples, drawn at random."""
+    return np.sort(generator.permutation(len(labels))[: max(1, round(part * len(labels)))])
 
 
 def per_class(labels: np.ndarray, generator: np.random.Generator, count: int) -> np.ndarray:
@@ -54,24 +70,41 @@ def _whole(text: str) -> int:
     return value
 
 
+def _classes(text: str) -> int:
+    return 0 if text == "all" else _whole(text)
+
+
 SERVER_DATA: dict[str, tuple[Callable[..., np.ndarray], tuple[Callable[[str], float], ...]]] = {
-    "share": (share, (_part, _whole)),
+    "share": (share, (_part, _classes, _part)),
     "per-class": (per_class, (_whole,)),
 }
 
 
 def hold_back(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """The samples that the server keeps for itself, for a text like `share:0.05`, `share:0.05:5` or `per-class:20`."""
+    function, values = parsed(text)
+    return np.sort(function(labels, generator, *values))
+
+
+def withheld(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """All that devices do not get: the server's, and with `share:P:C:A` what was set aside for it to choose from."""
+    function, values = parsed(text)
+    if function is share and len(values) == 3:
+        return set_aside(labels, generator, values[2])
+    return hold_back(text, labels, generator)
+
+
+def parsed(text: str) -> tuple[Callable[..., np.ndarray], list[float]]:
     name, *given = text.split(":")
     try:
         function, readers = SERVER_DATA[name]
         if not 1 <= len(given) <= len(readers):
             raise ValueError
-        values = [read(value) for read, value in zip(readers, given)]
+        return function, [read(value) for read, value in zip(readers, given)]
     except (KeyError, ValueError):
         raise ShoalError(
             "bad-value",
             f"The server's data {text[:80]!r} cannot be read.",
-            "Write share:P with 0 < P < 1, share:P:C for C of the classes, or per-class:M with M samples of each.",
+            "Write share:P with 0 < P < 1, share:P:C for C of the classes (or all), share:P:C:A where devices lack the "
+            "share A, or per-class:M with M samples of each.",
         ) from None
-    return np.sort(function(labels, generator, *values))

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from shoal.core.compose import Method
 from shoal.core.counting import Tally
 from shoal.core.device import Site
 from shoal.core.net import Net
-from shoal.core.plan import Plan
-from shoal.core.types import Job, Outcome
+from shoal.core.plan import WHOLE, Plan
+from shoal.core.tree import Params
+from shoal.core.types import SERVER, Job, Outcome, Work
+from shoal.core.wire import pack_message
 from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.levels import Levels
 from shoal.memory import Memory
@@ -23,6 +26,7 @@ class Machine:
         self.levels = Levels(site)
         self.plans: dict[int, Plan] = {}
         """What the devices of the present round train."""
+        self.plain = plain(site)
 
     def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
         return self.keep(self.crew.train(self.tasks(jobs)))
@@ -39,10 +43,23 @@ class Machine:
                 self.memory.put(outcome.device, self.levels.widened(memory, plan, before))
         return [outcome for outcome, _ in done]
 
+    def learn(self, params: Params, work: Work, number: int) -> Params:
+        net = self.plain.net
+        message = pack_message(params, {}, WHOLE, net.slicer, net.named("shared", "server"))
+        [done] = self.crew.train([Task(self.plain, Job(SERVER, number, WHOLE, message, work), {})])
+        change = done.outcome.message
+        return params if change is None else params | {k: params[k] + e["value"] for k, e in change.body.items()}
+
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
         return {d: self.site.enrol(d) for d in devices}
 
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)
         self.site = replace(self.site, net=net, tally=Tally())
-        self.levels = Levels(self.site)
+        self.levels, self.plain = Levels(self.site), plain(self.site)
+
+
+def plain(site: Site) -> Site:
+    """The same place without any part: the server trains there on its own samples."""
+    kind = f"{site.kind} of {site.method}" if site.kind else ""
+    return replace(site, method=Method(), tally=Tally(), kind=kind)

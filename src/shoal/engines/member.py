@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shoal.core import tree
 from shoal.core.chance import chance
-from shoal.core.counting import counted, masked
+from shoal.core.counting import counted
 from shoal.core.device import Visit, prepare
 from shoal.core.luck import Luck
 from shoal.core.train import advance, autograd
@@ -43,15 +43,15 @@ class Member:
     @property
     def macs(self) -> int:
         """Multiply-accumulates of the whole local run."""
-        plan = masked(self.visit.job.plan)
+        form = self.visit.form
         if self.sizes[0] == self.sizes[-1] == min(self.sizes):
-            return self.site.tally.known["step", self.sizes[0], plan] * self.steps
-        return sum(self.site.tally.known["step", size, plan] * many for size, many in Counter(self.sizes).items())
+            return self.site.tally.known["step", self.sizes[0], form] * self.steps
+        return sum(self.site.tally.known["step", size, form] * many for size, many in Counter(self.sizes).items())
 
     def shapes(self, size: int) -> list[torch.Size]:
         """What the layers draw in a step with so many samples; tried once, and what a step costs is counted with it."""
         site, visit = self.site, self.visit
-        key = ("step", size, masked(visit.job.plan))
+        key = ("step", size, visit.form)
         if key not in site.tally.known or (site.net.draws and key not in site.tally.drawn):
             index = visit.device.samples.index
             batch = visit.device.samples.batch(index.repeat(size // len(index) + 1)[:size])

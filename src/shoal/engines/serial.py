@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import torch
 
 from shoal.core.chance import chance
-from shoal.core.counting import masked
 from shoal.core.device import Site, Visit, finish, prepare
 from shoal.core.luck import Luck
 from shoal.core.train import Course, advance, autograd
@@ -40,7 +39,7 @@ def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
                 batch = batch._replace(inputs=site.augment.turned(batch.inputs, luck.images(len(rows))))
             scene = visit.scene_at(step, luck.parts(step))
             done: list = []
-            key = ("step", len(rows), masked(job.plan))
+            key = ("step", len(rows), visit.form)
             with chance(rule.net.draws, False, luck.layer, None):
                 macs += site.tally.of(key, lambda: done.append(advance(rule, course, batch, scene, autograd)))
             course, scored = done[0]

@@ -9,11 +9,13 @@ const F = JSON.parse($("facts").textContent);
 const METRICS = {
   accuracy: "Accuracy", loss: "Loss", top3: "Top-3", perplexity: "Perplexity",
   device_mean: "Device mean", device_worst: "Worst 10 %", device_spread: "Device spread",
+  local_risk: "Local risk", class_kl: "Unevenness",
 };
 const TITLES = {
   accuracy: "test accuracy", loss: "test loss", top3: "top-3 accuracy", perplexity: "perplexity",
   device_mean: "accuracy, mean over devices", device_worst: "accuracy, worst tenth of devices",
   device_spread: "spread of accuracy over devices",
+  local_risk: "error of local models, over all devices' labels", class_kl: "unevenness of local models over their classes",
 };
 const COSTS = {
   rounds: ["Rounds", "rounds"], seconds: ["Time", "simulated time"],

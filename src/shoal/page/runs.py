@@ -15,7 +15,17 @@ from shoal.history import SUMMED, History, read_history
 from shoal.recipe import Recipe
 from shoal.store import Folder
 
-METRICS = ("accuracy", "loss", "top3", "perplexity", "device_mean", "device_worst", "device_spread")
+METRICS = (
+    "accuracy",
+    "loss",
+    "top3",
+    "perplexity",
+    "device_mean",
+    "device_worst",
+    "device_spread",
+    "local_risk",
+    "class_kl",
+)
 """Columns of a history that can be drawn as curves."""
 PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
 """Recipe keys that say where and how a run was kept, not what it was."""

@@ -12,6 +12,10 @@ PRESETS = {
     "feddhad": "feddh+fedad",
     "feddhe": "feddh(labels='estimated')",
     "fedjs": "feddh(lr_v=0.0, lr_b=0.0)",
+    "fedacd_base": "fedacd(weights='uniform')",
+    "fedduap": "feddu+fedap",
+    "feddum": "feddu+devicem+fedavgm(ema=True, start='first')",
+    "feddumap": "feddu+devicem+fedavgm(ema=True, start='first')+fedap",
     "serverm": "fedavgm",
 }
 """Names for combinations; a method's own page says where they come from."""

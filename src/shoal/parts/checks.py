@@ -7,6 +7,7 @@ from math import isfinite
 from shoal.core.errors import ShoalError
 from shoal.core.part import Part
 from shoal.core.plan import Axis
+from shoal.core.types import Round
 
 
 def require(part: Part, rule: str, holds: bool) -> None:
@@ -24,3 +25,10 @@ def require_axes(part: Part, axes: Sequence[Axis], more: str = "") -> None:
         problem = f"{part.name()} leaves out units, and this model has none that it could leave out."
         advice = 'Use lenet, cnn, vgg11, resnet18, lstm or vit; for a module of your own install "shoal[axes]".'
         raise ShoalError("bad-part", problem, f"{more}{advice}")
+
+
+def require_server(part: Part, round: Round, use: str) -> None:
+    """Refuse a run without samples on the server; `use` says what the part does with them."""
+    if round.server is None:
+        problem = f"{part.name()} {use} samples of the server, and there are none."
+        raise ShoalError("no-data", problem, "Give it some: --server-data share:0.05.")

@@ -16,9 +16,8 @@ from shoal.core.wire import REQUEST
 from shoal.parts.checks import require, require_axes
 from shoal.parts.rates import device_rates, drawn, seconds_of, unit_rates
 from shoal.parts.scores import merged, scores
-from shoal.parts.spectrum import Loss, rate
+from shoal.parts.spectrum import RULES, Loss, rate
 
-RULES = ("slq_plateau", "eigen_gap", "fixed")
 MANY = 10**9
 
 

@@ -15,12 +15,9 @@ from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Round, Samples
 from shoal.parts.checks import require
 from shoal.parts.control import along, capped, change_of, mean_of, ways_of
-from shoal.parts.histogram import counted, degrees_of, estimated
+from shoal.parts.histogram import counted, degrees_of, estimated, met
 from shoal.parts.slope import slope
 from shoal.parts.units import key
-
-EVERYBODY = 1000
-"""Populations up to this size are asked for their labels before the first round, larger ones device by device."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +53,7 @@ class FedDH(Part):
         if round.server is None and (self.gradient == "server_data" or self.labels != "told"):
             problem = f"{self} needs samples on the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some: --server-data per-class:10.")
-        known: dict[str, Tensor] = {}
-        if self.labels == "told" and len(round.sizes) <= EVERYBODY:
-            asked = round.roster.ask([int(d) for d in (round.sizes > 0).nonzero()[0]])
-            known = {key(d): card["labels"].double() for d, card in asked.items()}
+        known = met({}, round) if self.labels == "told" else {}
         return {"labels": known, "control": {}, "late": []}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
@@ -86,12 +80,11 @@ class FedDH(Part):
 
     def met(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
         """The histograms known so far, with those of devices that are seen for the first time."""
-        new = [r for r in round.replies if key(r.device) not in known and r.device >= 0]
         if self.labels == "told":
-            return known | {key(r.device): round.roster[r.device]["labels"].double() for r in new}
+            return met(known, round)
         assert round.server is not None
         made = {}
-        for reply in new:
+        for reply in [r for r in round.replies if key(r.device) not in known and r.device >= 0]:
             trained = round.anchor | {k: round.anchor[k] + d for k, d in reply.delta.items()}
             shares = estimated(round.net, trained, round.server, self.beta, self.labels == "literal")
             made[key(reply.device)] = shares * reply.size

@@ -9,15 +9,29 @@ from torch import Tensor
 from shoal.core.divergence import degrees
 from shoal.core.net import Net
 from shoal.core.tree import Params
-from shoal.core.types import Samples
+from shoal.core.types import SERVER, Round, Samples
 from shoal.parts.slope import slope
 from shoal.parts.units import key
+
+EVERYBODY = 1000
+"""Populations up to this size are asked for their labels before the first round, larger ones device by device."""
 
 
 def counted(samples: Samples, classes: int) -> Tensor:
     """How often each label occurs; of text, at every position."""
     targets = samples.targets[samples.index.to(samples.targets.device)].flatten().cpu()
     return torch.bincount(targets[targets >= 0], minlength=classes).int()
+
+
+def met(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
+    """The labels of the devices that are known, with those that have just been met, as each told at first contact."""
+    if not round.replies:
+        everybody = len(round.sizes) <= EVERYBODY
+        new = [int(d) for d in (round.sizes > 0).nonzero()[0]] if everybody else []
+    else:
+        new = [r.device for r in round.replies if key(r.device) not in known and r.device != SERVER]
+    cards = round.roster.ask(new) if new else {}
+    return {**known, **{key(d): card["labels"].double() for d, card in cards.items()}}
 
 
 def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:

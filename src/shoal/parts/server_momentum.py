@@ -9,22 +9,36 @@ from shoal.core.tree import Params, Tree
 from shoal.core.types import Round
 from shoal.parts.checks import require
 
+STARTS = ("zero", "first")
+
 
 @dataclass(frozen=True)
 class FedAvgM(Part):
-    """m = beta m + (anchor - mean); w = anchor - lr m."""
+    """m = beta m + (anchor - mean); w = anchor - lr m.
+
+    With `ema` the new part counts 1 - beta, so that m is a running mean of changes. m starts at zero, or is the first
+    change itself (`first`), which spares a running mean a start that is too slow.
+    """
 
     neutral: ClassVar = Neutral({"beta": 0.0, "lr": 1.0})
 
     beta: float = 0.9
     lr: float = 1.0
+    ema: bool = False
+    start: str = "zero"
 
     def __post_init__(self):
         require(self, "0 <= beta < 1 and lr > 0", 0 <= self.beta < 1 and self.lr > 0)
+        require(self, f"start in {STARTS}", self.start in STARTS)
 
     def init_server(self, round: Round) -> Tree:
-        return {"m": tree.zeros(tree.only(round.anchor, round.net.common))}
+        return {"m": tree.zeros(tree.only(round.anchor, round.net.common)), "moved": False}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        m = {k: self.beta * m + (round.anchor[k] - params[k]) for k, m in state["m"].items()}
-        return params | {k: round.anchor[k] - self.lr * m for k, m in m.items()}, {"m": m}
+        change = {k: round.anchor[k] - params[k] for k in state["m"]}
+        new = 1 - self.beta if self.ema else 1.0
+        if self.start == "first" and not state["moved"]:
+            m = change
+        else:
+            m = {k: self.beta * m + new * change[k] for k, m in state["m"].items()}
+        return params | {k: round.anchor[k] - self.lr * m for k, m in m.items()}, {"m": m, "moved": True}

@@ -15,6 +15,8 @@ from shoal.core.train import mean_loss
 from shoal.core.tree import Params
 from shoal.core.types import Batch
 
+RULES = ("slq_plateau", "eigen_gap", "fixed")
+"""How a rate is found; `fixed` needs no spectrum."""
 MOST = 0.8
 """No rule gives a higher rate."""
 

@@ -21,6 +21,8 @@ TIME = "time_s_to_"
 """Behind it stands an accuracy as 0.54, or as top3_0.31 one of the three likeliest."""
 DEVIATION = "_std"
 """Behind a metric: its deviation over seeds."""
+ALONE = ("acc_uniform_test_pct", "acc_client_tests_pct", "local_model_risk", "KL_P_Q")
+"""Metrics of a paper that says what models are worth, and nothing of what they cost."""
 
 Value = float | str | None
 
@@ -57,22 +59,27 @@ def all_published() -> tuple[dict[str, str], ...]:
 
 
 def published(table: Table, column: Column, row: Row) -> dict[str, Value]:
-    """What the paper says about a cell, by metric."""
-    place = {"paper": table.paper, "table": row.table or table.table, "method": row.method, **column.where}
+    """What the paper says about a cell, by metric; None where it has the metric of other methods only."""
+    place = {"paper": table.paper, "table": row.table or table.table, **column.where}
     found: dict[str, Value] = {}
     for line in all_published() if column.where else ():
-        if all(line[key] == value for key, value in place.items()):
-            if line["metric"] in found:
-                problem = f"published.csv has several figures for {row.method} in the column {column.name}."
-                raise ShoalError("bad-recipe", problem, "Give dataset, model and setting under `where`.")
-            found[line["metric"]] = reader_of(line["metric"])[0].parse(line["value"])
+        if any(line[key] != value for key, value in place.items()):
+            continue
+        if line["method"] != row.method:
+            found.setdefault(line["metric"], None)
+            continue
+        if found.get(line["metric"]) is not None:
+            problem = f"published.csv has several figures for {row.method} in the column {column.name}."
+            raise ShoalError("bad-recipe", problem, "Give dataset, model and setting under `where`.")
+        found[line["metric"]] = reader_of(line["metric"])[0].parse(line["value"])
     return found | {metric: float(value) for metric, value in row.published.get(column.name, {}).items()}
 
 
 def refuse_nowhere(table: Table) -> None:
     """A column that says where its figures are, and no figure is there, is a slip of the pen."""
     for column in table.columns:
-        if column.where and not any(published(table, column, row) for row in table.rows):
+        told = (value for row in table.rows for value in published(table, column, row).values())
+        if column.where and all(value is None for value in told):
             where = ", ".join(f"{key} {value!r}" for key, value in column.where.items())
             problem = f"published.csv has nothing of {table.paper} {table.table} with {where} for any row."
             raise ShoalError("bad-recipe", problem, f"Correct `where` of the column {column.name}, or leave it out.")
@@ -100,7 +107,7 @@ def figures(
 
     A published deviation has nothing beside it where fewer than two seeds ran, and is left out.
     """
-    if runs is None and not told:
+    if runs is None and all(value is None for value in told.values()):
         return []
     own, several = [], len(runs or ()) > 1
     for metric in dict.fromkeys(always(told, runs, target) if runs else ()) | dict.fromkeys(told):
@@ -116,11 +123,14 @@ def always(told: dict[str, Value], runs: Sequence[History], target: float) -> li
     """The metrics of every cell: accuracy as its paper has it, seconds to the target, what a device had to do.
 
     Where a run looked at the three likeliest classes, accuracy and target are about those. A paper that counts what is
-    uploaded is not about operations.
+    uploaded is not about operations, and one that counts neither is about neither.
     """
     third = all(history.last("top3") is not None for history in runs)
     accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in told else "acc"
     aim = [f"{TIME}{'top3_' if third else ''}{target:g}"] if target else []
+    alone = [metric for metric in ALONE if metric in told]
+    if alone:
+        return [*alone, *aim]
     return [accuracy, *aim, "upload_size" if "upload_size" in told else "mflops"]
 
 
@@ -231,6 +241,10 @@ READERS = {
     "acc": Reader(last("accuracy"), "accuracy", spread=True),
     "top1_acc_pct": Reader(last("accuracy", 100), "top-1 %", fixed(2), spread=True),
     "top3_acc_pct": Reader(last("top3", 100), "top-3 %", fixed(2), spread=True),
+    "acc_uniform_test_pct": Reader(last("accuracy", 100), "accuracy %", fixed(2), spread=True),
+    "acc_client_tests_pct": Reader(last("device_mean", 100), "device mean %", fixed(2), spread=True),
+    "local_model_risk": Reader(last("local_risk"), "local risk", spread=True),
+    "KL_P_Q": Reader(last("class_kl"), "KL(P, Q)", fixed(2), spread=True),
     "rounds_to_": Reader(rounds, "rounds to {}", fixed(0), aims=True),
     TIME: Reader(seconds, "s to {}", short, aims=True, gap=""),
     "time_s_local": Reader(training, "s of training", short, gap=""),

@@ -1,0 +1,99 @@
+"""Take the model of a run elsewhere: to PyTorch without shoal, to an ONNX runtime, or as bare tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.files import disk_errors, write_bytes
+from shoal.formats import Tried, Written, need_onnx, onnx, pt2, safetensors
+from shoal.ride import Result
+from shoal.trained import BATCHES, Trained, trained_in
+
+ENDINGS: dict[str, Callable[[Trained], Written]] = {".pt2": pt2, ".onnx": onnx, ".safetensors": safetensors}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file with a model in it; as text, what somebody who uses it has to know."""
+
+    path: Path
+    about: dict[str, Any]
+    """The facts that are in the file, too."""
+    tried: Tried | None
+    """How far what the file computes is from what the model does; None where nobody looked."""
+
+    def __str__(self) -> str:
+        return "\n".join(told(self))
+
+
+def export(run: str | Path | Result, path: str | Path, *, force: bool = False) -> Exported:
+    """Write the judged model of a run folder, at its newest checkpoint: `export("runs/first", "model.onnx")`.
+
+    The ending says how: .pt2, .onnx or .safetensors. `force` replaces a file that is there.
+    """
+    folder, path = folder_of(run), Path(path)
+    write = ENDINGS.get(path.suffix.lower())
+    if write is None:
+        raise ShoalError("bad-value", f"{path} has no ending that is known.", f"End it with {' or '.join(ENDINGS)}.")
+    refuse_taken(path, folder, force)
+    if write is onnx:
+        need_onnx()
+    model = trained_in(folder)
+    if write is onnx:
+        model = model.single()
+    content, tried = write(model)
+    write_bytes(path, content)
+    return Exported(path, model.about, tried)
+
+
+def refuse_taken(path: Path, folder: Path, force: bool) -> None:
+    """A file that is there is replaced only when asked for, and the checkpoint never."""
+    with disk_errors(path):
+        there, own = path.exists(), path.resolve() == (folder / "checkpoint.safetensors").resolve()
+    if own:
+        raise ShoalError("bad-value", f"{path} is where the run keeps its checkpoint.", "Give another name.")
+    if there and not force:
+        advice = "Give another name, or --force to replace it (force=True in Python)."
+        raise ShoalError("bad-value", f"{path} is already there.", advice)
+
+
+def folder_of(run: str | Path | Result) -> Path:
+    where = run.recipe.out if isinstance(run, Result) else run
+    if not str(where):
+        raise ShoalError("no-run", "The run has no folder to export from.", "Run it with out='runs/NAME'.")
+    return Path(where)
+
+
+def told(made: Exported) -> list[str]:
+    """A few lines about a file."""
+    about, bare = made.about, made.path.suffix.lower() == ".safetensors"
+    rounds, after = about["rounds"], about["accuracy_after"]
+    judged = f"accuracy {about['accuracy']:.4f} after round {after}" if after else "not evaluated yet"
+    low, high = about["input_range"]
+    lines = [
+        f"{made.path}: {about['model']} trained by {about['method']} for {rounds} round{'s' * (rounds != 1)}",
+        f"{about['parameters']:,} numbers, {judged}",
+        f"takes {about['input_dtype']} {shaped(about['input_shape'])} as read from the data, {low:g} to {high:g}",
+        f"gives logits {shaped(about['output_shape'])}",
+    ]
+    if "kept" in about:
+        lines.append("pruned: " + ", ".join(f"{len(units)} units of {axis}" for axis, units in about["kept"].items()))
+    if "normalise" in about:
+        few = len(about["normalise"]["mean"]) <= 4
+        values = [f"{k} {' '.join(f'{v:.4g}' for v in vs)}" for k, vs in about["normalise"].items()]
+        what = " and ".join(values) if few else "the mean and the deviation in its metadata"
+        lines.append(f"normalise inputs first, by {what}" if bare else f"normalises inputs itself, by {what}")
+    if made.tried:
+        sizes, (apart, reach) = " and ".join(map(str, BATCHES)), made.tried
+        lines.append(
+            f"tried on batches of {sizes}: logits up to {reach:.2g}, at most {apart:.1g} away from the model's"
+        )
+    elif not bare:
+        lines.append("not tried: onnxruntime is not installed")
+    return lines
+
+
+def shaped(shape: list[int]) -> str:
+    return f"({', '.join(map(str, ['batch', *shape]))})"

@@ -1,0 +1,148 @@
+"""The files that a trained model can be written to. Each one is tried on a few inputs before it is handed out."""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from io import BytesIO, StringIO
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from shoal.core.errors import ShoalError, told
+from shoal.trained import BATCHES, Trained
+
+
+class Tried(NamedTuple):
+    """How far what a file computes is from what the model does, at most, and how large that gets."""
+
+    apart: float
+    reach: float
+
+
+Written = tuple[bytes, Tried | None]
+"""What goes into the file, and what came of trying it; None where nobody did."""
+
+
+def safetensors(model: Trained) -> Written:
+    """The tensors by name, and what is known about them as JSON under `about` in the metadata.
+
+    `shoal` holds the three facts of the first version of this file. The header is written here, since safetensors
+    puts metadata in another order every time, and the same run shall give the same bytes.
+    """
+    from safetensors.torch import save
+
+    content = save({k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in model.params.items()})
+    size = int.from_bytes(content[:8], "little")
+    first = {k: model.about[k] for k in ("model", "method", "rounds")}
+    about = {"shoal": json.dumps(first), "about": json.dumps(model.about)}
+    header = json.dumps({"__metadata__": about} | json.loads(content[8 : 8 + size])).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + size :], None
+
+
+def pt2(model: Trained) -> Written:
+    """A program for `torch.export.load`, for batches of any size; `about.json` is among its extra files."""
+    with exporting(model):
+        file = BytesIO()
+        torch.export.save(program_of(model), file, extra_files={"about.json": json.dumps(model.about)})
+        content = file.getvalue()
+        loaded: Any = torch.export.load(BytesIO(content)).module()
+        return content, tried(model, loaded)
+
+
+def onnx(model: Trained) -> Written:
+    """An ONNX model with one input, `input`, and one output, `logits`; `about` is in its metadata."""
+    with exporting(model):
+        made = torch.onnx.export(
+            program_of(model),
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=({0: "batch"},),
+            input_names=["input"],
+            output_names=["logits"],
+        )
+        assert made
+        made.model.metadata_props["about"] = json.dumps(model.about)
+        for node in made.model.graph.all_nodes():
+            node.metadata_props.clear()
+        content = made.model_proto.SerializeToString()
+        if find_spec("onnxruntime") is None:
+            return content, None
+        import onnxruntime
+
+        quiet = onnxruntime.SessionOptions()
+        quiet.log_severity_level = 3
+        session = onnxruntime.InferenceSession(content, quiet, providers=["CPUExecutionProvider"])
+        return content, tried(model, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
+
+
+def need_onnx() -> None:
+    """Say what is missing before anything is read."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            problem = f"An .onnx file is written with {package}, which is not installed."
+            raise ShoalError("missing-extra", problem, "Run: pip install 'shoal[export]'.")
+
+
+# what both programs share ---------------------------------------------------------------------------------------------
+def program_of(model: Trained) -> torch.export.ExportedProgram:
+    """The model as a graph of tensor operations, followed on zeros; the paths of source files do not stay in it."""
+    zeros, sizes = torch.zeros_like(model.samples[:2]), ({0: torch.export.Dim("batch")},)
+    with torch.no_grad():
+        try:
+            program = torch.export.export(model.module, (zeros,), dynamic_shapes=sizes)
+        except Exception:  # reading its byte code takes longer, and gets along with len(x) where running it does not
+            program = torch.export.export(model.module, (zeros,), dynamic_shapes=sizes, strict=True)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+@torch.no_grad()
+def tried(model: Trained, loaded: Callable[[Tensor], Tensor] | Module) -> Tried:
+    """Compare what a file computes with what the model does, on batches of several sizes."""
+    most = Tried(0.0, 0.0)
+    for size in BATCHES:
+        wanted, found = model.module(model.samples[:size]), loaded(model.samples[:size])
+        finite = wanted.isfinite()
+        gap, reach = (float(torch.where(finite, v, 0).abs().max()) for v in (found - wanted, wanted))
+        most = Tried(max(most.apart, gap), max(most.reach, reach))
+        if not torch.equal(found.isfinite(), finite) or gap > 1e-3 * max(1.0, reach):
+            why = f"what the file computes is up to {gap:.1g} away from what the model does"
+            raise refused(model, why, "Take what is drawn at random out of its forward")
+    return most
+
+
+@contextmanager
+def exporting(model: Trained) -> Iterator[None]:
+    """What torch says on the way is for its developers; what it cannot do is told in one sentence."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise refused(model, reason(error)) from error
+    finally:
+        logging.disable(before)
+
+
+def reason(error: BaseException) -> str:
+    while error.__cause__:
+        error = error.__cause__
+    if "Constraints violated" in str(error):
+        return "its forward is bound to one size of batch"
+    return f"torch cannot follow its forward ({told(error).rstrip('.')})"
+
+
+def refused(model: Trained, why: str, advice: str = "Use tensor operations alone in its forward") -> ShoalError:
+    problem = f"{model.about['model']} cannot be exported: {why}."
+    return ShoalError("bad-part", problem, f"{advice}, or export to .safetensors.")

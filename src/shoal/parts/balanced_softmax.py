@@ -1,0 +1,38 @@
+"""Balanced softmax: no class is favoured for being frequent on a device (Ren et al. 2020, arXiv:2007.10740)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core.part import Neutral, Part
+from shoal.core.train import mean_loss
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.parts.checks import require
+from shoal.parts.priors import log_prior
+
+
+@dataclass(frozen=True)
+class BalancedSoftmax(Part):
+    """Cross-entropy of logits + strength * log(n_c / n), n_c the labels of class c among the device's n."""
+
+    replaces_loss: ClassVar = True
+    neutral: ClassVar = Neutral({"strength": 0.0})
+
+    strength: float = 1.0
+
+    def __post_init__(self):
+        require(self, "strength >= 0", self.strength >= 0)
+
+    @classmethod
+    def name(cls) -> str:
+        return "balanced_softmax"
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"prior": log_prior(device)}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def balanced(params: Params, batch: Batch) -> Scored:
+            scored = inner(params, batch)
+            return scored._replace(loss=mean_loss(scored.logits + self.strength * local.state["prior"], batch))
+
+        return balanced

@@ -1,0 +1,156 @@
+"""CReFF: the server retrains the classifier on features that it makes up (Shang et al. 2022, arXiv:2204.13399)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.heads import head_of
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Params, Tree, only
+from shoal.core.types import Device, Round
+from shoal.core.wire import bits, unbits
+from shoal.parts.checks import require
+from shoal.parts.slope import AT_ONCE
+
+
+@dataclass(frozen=True)
+class CReFF(Part):
+    """Devices train as ever, and tell the gradient of the last layer for each class that they hold.
+
+    The server keeps `features` virtual features of each class. In `match_steps` steps of `match_lr` they learn to give
+    the last layer the gradients that were told; on them a copy of the layer is trained, for `epochs` epochs in batches
+    of `batch` and steps of `lr`. The copy is judged, and sent to devices to take the next gradients with.
+    """
+
+    neutral: ClassVar = Neutral({"epochs": 0})
+
+    features: int = 100
+    match_steps: int = 100
+    match_lr: float = 0.1
+    epochs: int = 300
+    lr: float = 0.01
+    batch: int = 32
+
+    def __post_init__(self):
+        require(self, "features and batch from 1 to 100,000", 0 < self.features <= 10**5 and 0 < self.batch <= 10**5)
+        require(self, "match_steps from 0 to a million", 0 <= self.match_steps <= 10**6)
+        require(self, "epochs from 0 to a million", 0 <= self.epochs <= 10**6)
+        require(self, "match_lr and lr >= 0", self.match_lr >= 0 and self.lr >= 0)
+
+    def init_server(self, round: Round) -> Tree:
+        """The virtual features lie as columns beside the name of the weight that reads them, and are cut like it."""
+        weight, bias = last_layer(round.net, self.name())
+        like = round.anchor[weight]
+        drawn = round.generator("features").standard_normal((*like.shape, self.features))
+        return {"features": {weight: torch.from_numpy(drawn).to(like)}, "head": only(round.anchor, [weight, bias])}
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        return {d: {"head": state["head"]} for d in round.devices}, state
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        net, samples, head = device.net, device.samples, device.got["head"]
+        with torch.no_grad():
+            inputs = (samples.batch(rows).inputs for rows in samples.index.split(AT_ONCE))
+            x = with_one(torch.cat([net.apply(device.anchor, some)[1] for some in inputs]), head)
+        labels = samples.targets.index_select(0, samples.index.to(samples.targets.device))
+        own = torch.eye(net.classes).to(x)[labels]
+        wrong, counts = (x @ joined(head).T).softmax(1) - own, own.sum(0)
+        held = counts.nonzero().flatten().tolist()
+        slopes = torch.stack([wrong[labels == c].T @ x[labels == c] / counts[c] for c in held])
+        return {"held": bits(counts > 0), "slopes": slopes[:, kept(net, head, device.plan)]}
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        ((weight, columns),) = state["features"].items()
+        made = self.matched(columns.mT, *self.told(state["head"], round), state["head"])
+        head = self.retrained(made, only(params, state["head"]), round.generator("batches"))
+        return params, {"features": {weight: made.mT.contiguous()}, "head": head}
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        return judged | {"": judged[""] | state["head"]}
+
+    def told(self, head: Params, round: Round) -> tuple[Tensor, Tensor]:
+        """By class, the mean gradient over the devices that told it, and which of its elements any of them held."""
+        layer = joined(head)
+        total = layer.new_zeros(len(layer), *layer.shape)
+        count = torch.zeros_like(total)
+        for reply, share in zip(round.replies, round.weights.tolist(), strict=True):
+            if share > 0:
+                own, there = reply.report[self.name()], kept(round.net, head, round.plans[reply.device])
+                held = unbits(own["held"], torch.Size([len(layer)])).nonzero().flatten().to(layer.device)
+                total[held[:, None], *there.nonzero(as_tuple=True)] += own["slopes"].to(layer)
+                count[held] += there.to(layer)
+        return total / count.clamp(min=1), count > 0
+
+    def matched(self, made: Tensor, target: Tensor, seen: Tensor, head: Params) -> Tensor:
+        """Virtual features, classes x features x width, after their steps; those of a class nobody told of stay."""
+        layer, some = joined(head), seen.flatten(1).any(1).nonzero().flatten()
+        own, seen, target = torch.eye(len(made)).to(made)[some, None], seen[some], target[some]
+        moved = made[some]
+        for _ in range(self.match_steps):
+            moved = moved.detach().requires_grad_()
+            x = with_one(moved, head)
+            slope = ((x @ layer.T).softmax(2) - own).mT @ x / self.features
+            (gradient,) = torch.autograd.grad(distance(slope * seen, target, made.shape[2]), moved)
+            moved = moved - self.match_lr * gradient
+        return made.index_copy(0, some, moved.detach())
+
+    def retrained(self, made: Tensor, head: Params, draw: np.random.Generator) -> Params:
+        """The layer after its epochs on virtual features."""
+        layer, x = joined(head).clone(), with_one(made.flatten(0, 1), head)
+        own = torch.eye(len(made)).to(x).repeat_interleave(self.features, 0)
+        for _ in range(self.epochs):
+            order = torch.from_numpy(draw.permutation(len(x))).to(x.device)
+            for some, right in zip(x[order].split(self.batch), own[order].split(self.batch)):
+                wrong = (some @ layer.T).softmax(1) - right
+                layer.addmm_(wrong.T, some, alpha=-self.lr / len(some))
+        return parted(layer, head)
+
+
+def last_layer(net: Net, part: str) -> tuple[str, str]:
+    """The names of its weight and bias, there or not; refused where it does not make the logits of one sample."""
+    name, layer = head_of(net, part)
+    one = torch.zeros(1, *net.input_shape, dtype=torch.long if net.token_inputs else net.dtype, device=net.place)
+    shape = tuple(net.apply(net.initial, one)[0].shape)
+    if shape != (1, layer.out_features):
+        problem = f"{part} needs a last layer that gives a sample a row of logits, and this model gives it {shape}."
+        raise ShoalError("bad-part", problem, "Use a model that classifies whole samples, or leave the part out.")
+    return f"{name}.weight", f"{name}.bias"
+
+
+def with_one(x: Tensor, head: Params) -> Tensor:
+    """Features with a 1 behind them for the bias, if there is one."""
+    return F.pad(x, (0, len(head) - 1), value=1.0)
+
+
+def kept(net: Net, head: Params, plan: Plan) -> Tensor:
+    """Which elements of the last layer a plan keeps, bias and all."""
+    masks = {k: net.slicer.covered(k, v, plan) for k, v in head.items()}
+    return joined({k: torch.ones_like(head[k]).bool() if mask is None else mask for k, mask in masks.items()})
+
+
+def joined(head: Params) -> Tensor:
+    """Weight and bias as one matrix, the bias as its last column; the gradient of it is wrong^T x."""
+    weight, *bias = head.values()
+    return torch.cat((weight, *(b[:, None] for b in bias)), 1)
+
+
+def parted(layer: Tensor, like: Params) -> Params:
+    """Such a matrix as weight and bias again."""
+    width = next(iter(like.values())).shape[1]
+    return dict(zip(like, (layer[:, :width].clone(), *(b.clone() for b in layer[:, width:].unbind(1)))))
+
+
+def distance(a: Tensor, b: Tensor, width: int) -> Tensor:
+    """1 - cosine, summed over classes, and in each over the rows of the weight and the bias as one more."""
+    return apart(a[..., :width], b[..., :width]) + apart(a[..., width:].mT, b[..., width:].mT)
+
+
+def apart(a: Tensor, b: Tensor) -> Tensor:
+    return (1 - (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + 1e-6)).sum()

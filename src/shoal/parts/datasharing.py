@@ -1,0 +1,82 @@
+"""Data-sharing: devices train on their own samples and a copy of the server's (Zhao et al. 2018, arXiv:1806.00582)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.part import Neutral, Part
+from shoal.core.streams import Streams, part_stream
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Device, Round, Samples
+from shoal.parts.checks import require, require_server
+
+WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class DataSharing(Part):
+    """At first contact a device is handed a share of the server's samples, drawn for it once and for all.
+
+    They travel as bytes and are counted. A simulated device then reads the same rows of the data set, since it is
+    there already.
+    """
+
+    neutral: ClassVar = Neutral({"share": 0.0})
+
+    share: float = 1.0
+
+    def __post_init__(self):
+        require(self, "0 <= share <= 1", 0 <= self.share <= 1)
+
+    def init_server(self, round: Round) -> Tree:
+        require_server(self, round, "hands out")
+        return {"has": torch.zeros(len(round.sizes), dtype=torch.bool)}
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        new = [d for d in round.devices if d != SERVER and not state["has"][d]]
+        assert round.server is not None
+        count = self.count(round.server)
+        if not new or not count:
+            return {}, state
+        everything = round.server.all()
+        (inputs, extent), labels = levels(everything.inputs), compact(everything.targets[0][0])
+        places = {d: drawn(round.streams, self.name(), d, len(labels), count) for d in new}
+        return {d: {"inputs": inputs[at], "labels": labels[at], "extent": extent} for d, at in places.items()}, state
+
+    def data(self, samples: Samples, memory: Tree, device: Device) -> Samples:
+        assert device.shared is not None
+        if device.id == SERVER:
+            return samples
+        at = drawn(device.streams, self.name(), device.id, len(device.shared), self.count(device.shared))
+        return samples.joined(replace(device.shared, index=device.shared.index[at]))
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        here = torch.tensor([r.device for r in round.replies if r.device != SERVER], dtype=torch.long)
+        return params, {"has": state["has"].index_fill(0, here, True)}
+
+    def count(self, samples: Samples) -> int:
+        return round(self.share * len(samples))
+
+
+def drawn(streams: Streams, part: str, device: int, size: int, count: int) -> Tensor:
+    """Which of the server's samples a device gets; both ends can draw it."""
+    generator = streams.torch(part_stream(part, "share"), 0, device)
+    return torch.randperm(size, generator=generator)[:count].sort().values
+
+
+def levels(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs as one of 256 levels between the least and the largest of each channel, and those; words as they are."""
+    if not inputs.is_floating_point():
+        return compact(inputs), torch.zeros(0)
+    over = [0, *range(2, inputs.dim())]
+    low, high = inputs.amin(over, keepdim=True), inputs.amax(over, keepdim=True)
+    level = (inputs - low) / (high - low).clamp(min=torch.finfo(inputs.dtype).tiny) * 255
+    return level.round().to(torch.uint8), torch.stack((low.flatten(), high.flatten())).float()
+
+
+def compact(whole: Tensor) -> Tensor:
+    """Whole numbers in the fewest bytes."""
+    low, high = int(whole.min()), int(whole.max())
+    return whole.to(next(t for t in WHOLE_NUMBERS if torch.iinfo(t).min <= low and high <= torch.iinfo(t).max))

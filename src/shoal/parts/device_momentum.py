@@ -1,0 +1,29 @@
+"""Momentum on devices that starts anew in every round, so that nothing of it travels (FedDUM; Liu et al. 2024)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core import tree
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Device, Local, Scored
+from shoal.parts.checks import require
+
+
+@dataclass(frozen=True)
+class DeviceM(Part):
+    """m = beta m + (1 - beta) g, from 0 in every round; a step goes along m. Its length is that of a plain step."""
+
+    neutral: ClassVar = Neutral({"beta": 0.0})
+
+    beta: float = 0.5
+
+    def __post_init__(self):
+        require(self, "0 <= beta < 1", 0 <= self.beta < 1)
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"m": tree.zeros(tree.only(params, device.net.trainable))}
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        m = {k: self.beta * m + (1 - self.beta) * update[k] for k, m in state["m"].items()}
+        return update | m, {"m": m}

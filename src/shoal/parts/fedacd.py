@@ -1,0 +1,121 @@
+"""FedACD: local models whose classes all do equally well, and count by how even they are (Zhou et al. 2025)."""
+
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.confusion import class_matrix, distance, hot, rows_of, sums_by_class
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.part import Part
+from shoal.core.train import sample_losses
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.parts.checks import require
+
+CADENCES = ("epoch", "batch_ema", "round")
+
+
+@dataclass(frozen=True)
+class FedACD(Part):
+    """The mass on wrong classes is spread evenly (L1), and a class that is taken for another more often than the other
+    way round is held to a larger margin (L2); a reply's weight is V, its adaptability."""
+
+    sets: ClassVar = frozenset({"weigh"})
+    replaces_loss: ClassVar = True
+
+    lam: float = 1.0
+    cadence: str = "epoch"
+    ema: float = 0.9
+    missing: float = 1e-3
+    tau: float = 1 - 1e-5
+    reduce: str = "mean"
+    weights: str = "adaptability"
+
+    def __post_init__(self):
+        require(self, "lam >= 0 and 0 <= ema <= 1", self.lam >= 0 and 0 <= self.ema <= 1)
+        require(self, "0 < missing and 0 < tau < 1", self.missing > 0 and 0 < self.tau < 1)
+        require(self, f"cadence in {CADENCES}", self.cadence in CADENCES)
+        require(self, "reduce in ('mean', 'sum')", self.reduce in ("mean", "sum"))
+        known = ("adaptability", "uniform")
+        require(self, f"weights in {known}", self.weights in known)
+
+    def model(self, net: Net) -> Net:
+        if net.token_inputs or net.classes < 2:
+            found = "words" if net.token_inputs else "one class"
+            problem = f"fedacd compares every class with every other one, and the task has {found}."
+            raise ShoalError("bad-part", problem, "Use it to tell two or more classes apart, or leave it out.")
+        return net
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        matrix, counts = class_matrix(device.net, params, device.samples)
+        zero = torch.zeros_like(counts[0])
+        told = {"matrix": matrix, "there": counts > 0, "epoch": zero}
+        return params, told | {"sums": torch.zeros_like(matrix), "counts": torch.zeros_like(counts)}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        margins = self.margins(turned(local.state, local)["matrix"], local.state["there"])
+
+        def even(params: Params, batch: Batch) -> Scored:
+            scored = inner(params, batch)
+            total = torch.zeros_like(scored.loss)
+            for targets, weight in batch.targets:
+                held = sample_losses(scored.logits + margins[targets], targets)
+                losses = evenness(scored.logits, targets) + self.lam * held
+                total = total + batch.mean(losses if weight is None else losses * weight)
+            sums, counts = sums_by_class(scored.logits, batch)
+            return scored._replace(loss=total, aux=scored.aux | {"fedacd sums": sums, "fedacd counts": counts})
+
+        return even
+
+    def margins(self, matrix: Tensor, there: Tensor) -> Tensor:
+        """log(P_yi / P_iy); for a class i that the device does not have, the small margin `missing`."""
+        logs = matrix.clamp(1e-6, 1).log()
+        small = (logs.new_ones(()) * self.missing).log()
+        between = torch.where(there, (logs - logs.T).clamp(-8, 8), small)
+        return between * (1 - torch.eye(len(logs), dtype=logs.dtype, device=logs.device))
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        sums, counts = scored.aux["fedacd sums"], scored.aux["fedacd counts"]
+        if self.cadence == "round":
+            return update, state
+        if self.cadence == "batch_ema":
+            new = rows_of(sums, counts, state["matrix"])
+            return update, state | {"matrix": self.ema * state["matrix"] + (1 - self.ema) * new}
+        state = turned(state, local)
+        return update, state | {"sums": state["sums"] + sums, "counts": state["counts"] + counts}
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        if self.weights == "uniform":
+            return {}
+        matrix, counts = class_matrix(device.net, params, device.samples)
+        return {"v": adaptability(distance(matrix, counts, self.tau, self.reduce))}
+
+    def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        told = [reply.report.get(self.name(), {}).get("v", 1.0) for reply in round.replies]
+        return torch.tensor([float(v) for v in told], dtype=weights.dtype), state
+
+
+def turned(state: Tree, local: Local) -> Tree:
+    """The state at the start of this step: in the first one of an epoch, the last epoch's outputs are the matrix."""
+    new = local.numbers["epoch"] > state["epoch"]
+    matrix = torch.where(new, rows_of(state["sums"], state["counts"], state["matrix"]), state["matrix"])
+    kept = {k: torch.where(new, torch.zeros_like(state[k]), state[k]) for k in ("sums", "counts")}
+    return state | kept | {"matrix": matrix, "epoch": torch.maximum(state["epoch"], local.numbers["epoch"])}
+
+
+def evenness(logits: Tensor, targets: Tensor) -> Tensor:
+    """KL of the prediction from the one with the same p_y and the rest spread evenly, for each sample."""
+    classes = logits.shape[-1]
+    true = hot(targets, classes)
+    rest = logits.masked_fill(true, -torch.inf).logsumexp(-1, keepdim=True)
+    wrong = logits.softmax(-1).masked_fill(true, 0)
+    return (wrong * (logits - rest + log(classes - 1))).sum(-1)
+
+
+def adaptability(distance: Tensor) -> Tensor:
+    """V, between 1/2 and 1: the larger, the nearer the class matrix is to an even one."""
+    return torch.sigmoid(1 / distance.clamp(min=1e-6))

@@ -1,0 +1,111 @@
+"""FedAP: one pruning of filters, as deep in each layer as curvature and weights allow (Liu et al. 2024, 2408.05678)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Device, Round, Samples
+from shoal.core.wire import REQUEST
+from shoal.parts.checks import require, require_axes
+from shoal.parts.filters import filters_of, kept_filters, layer_rates
+from shoal.parts.histogram import counted, degrees_of, met
+from shoal.parts.scores import merged, scores
+from shoal.parts.spectrum import RULES, Loss, rate
+from shoal.parts.units import key
+
+MANY = 10**9
+
+
+@dataclass(frozen=True)
+class FedAP(Part):
+    """In round `at` devices and the server say which share of the model the curvature of their loss lets go; the mean
+    of these, by samples and likeness of labels, sets a threshold on weights, the threshold a rate for each layer, and
+    of each layer the filters with maps of the lowest rank go. From then on the model is the smaller one.
+    """
+
+    neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})
+
+    at: int = 30
+    rule: str = "slq_plateau"
+    rate: float = 0.378
+    epsilon: float = 0.01
+    samples: int = 100
+    images: int = 500
+    steps: int = 50
+
+    def __post_init__(self):
+        require(self, f"rule one of {', '.join(RULES)}", self.rule in RULES)
+        require(self, "0 <= rate < 1 and epsilon > 0", 0 <= self.rate < 1 and self.epsilon > 0)
+        counts = (self.at, self.samples, self.images, self.steps)
+        require(self, "at, samples, images and steps from 1 up", all(0 < n < MANY for n in counts))
+
+    def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
+        return card | {"labels": counted(samples, net.classes)}
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, filters_of(round.net))
+        return {"done": False, "labels": met({}, round)}
+
+    def due(self, state: Tree, round: Round) -> bool:
+        return not state["done"] and round.number + 1 >= self.at
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        asked = {} if self.rule == "fixed" else {"rate": REQUEST}
+        asked |= {} if round.server is not None else {"scores": REQUEST}
+        return ({d: dict(asked) for d in round.devices} if self.due(state, round) else {}), state
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        found: dict = {}
+        if device.asked("scores"):
+            batch = device.samples.batch(device.samples.index[: self.images])
+            found["scores"] = scores(device.net, device.anchor, batch.inputs)
+        if device.asked("rate"):
+            share = self.share(device.net, device.anchor, params, device.samples, device.generator("probe"))
+            found["rate"] = torch.tensor(share, device=device.net.place)
+        return found
+
+    def share(self, net: Net, start: Params, end: Params, samples: Samples, generator: torch.Generator) -> float:
+        """How much of a model the loss on these samples says can go."""
+        loss = Loss(net, end, samples.batch(samples.index[: self.samples]))
+        return rate(self.rule, loss, start, end, self.steps, generator)
+
+    def prune(self, plan: Plan, state: Tree, round: Round) -> tuple[Plan, Tree]:
+        state = state | {"labels": met(state["labels"], round)}
+        wanted = self.mean(state, round) if self.due(state, round) and not plan.kept else None
+        ranks = None if wanted is None else self.ranks(round)
+        if wanted is None or ranks is None:
+            return plan, state
+        rates = layer_rates(round.net, round.params, wanted)
+        kept = kept_filters(round.net, round.params, ranks, rates)
+        return replace(plan, kept=dict(plan.kept) | kept), state | {"done": True}
+
+    def mean(self, state: Tree, round: Round) -> float | None:
+        """The rate of all who told one, weighed by samples over the degree of their labels; None where nobody did."""
+        if self.rule == "fixed":
+            return self.rate
+        told = [(r, r.report.get(self.name(), {})) for r in round.replies if r.device != SERVER]
+        known = [(r.device, r.size, float(own["rate"])) for r, own in told if "rate" in own]
+        labels = dict(state["labels"])
+        if round.server is not None:
+            labels[key(SERVER)] = counted(round.server, round.net.classes).double()
+            generator = torch.Generator().manual_seed(int(round.generator("server").integers(2**62)))
+            share = self.share(round.net, round.anchor, round.params, round.server, generator)
+            known.append((SERVER, len(round.server), share))
+        degrees = degrees_of(labels, [device for device, _, _ in known])[0]
+        weights = [size / (degree + self.epsilon) for (_, size, _), degree in zip(known, degrees)]
+        return sum(w * own for w, (_, _, own) in zip(weights, known)) / sum(weights) if known else None
+
+    def ranks(self, round: Round) -> dict[str, Tensor] | None:
+        """How much each unit's maps say: on the server's samples, or as devices report it."""
+        if round.server is not None:
+            inputs = round.server.batch(round.server.index[: self.images]).inputs
+            return scores(round.net, round.params, inputs)
+        told = [(r, r.report.get(self.name(), {})) for r in round.replies]
+        reports = [(r.size, own["scores"], round.plans[r.device]) for r, own in told if "scores" in own]
+        return merged(reports, {}) if reports else None

@@ -1,0 +1,63 @@
+"""FedDA: devices carry the server's momentum on and hand it back (Jin et al. 2022, ICML)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from shoal.core import tree
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Device, Local, Round, Scored
+from shoal.parts.checks import require
+from shoal.parts.control import mean_of
+
+WALKS = ("gradient", "momentum")
+
+
+@dataclass(frozen=True)
+class FedDA(Part):
+    """m_k = beta m_k + (1 - beta) g goes on from the server's m; its mean over devices is the server's next m.
+
+    A device looks for gradients along plain steps, where no momentum makes it drift, and returns what steps along m_k
+    would have made (`gradient`); or it takes those steps (`momentum`). The first gradient of all is m_k itself.
+    """
+
+    neutral: ClassVar = Neutral({"beta": 0.0})
+
+    beta: float = 0.9
+    walk: str = "gradient"
+
+    def __post_init__(self):
+        require(self, "0 <= beta < 1", 0 <= self.beta < 1)
+        require(self, f"walk in {WALKS}", self.walk in WALKS)
+
+    def init_server(self, round: Round) -> Tree:
+        return {"m": tree.zeros(tree.only(round.anchor, round.net.common)), "moved": False}
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        return {d: {"m": state["m"]} for d in round.devices if state["moved"]}, state
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        m = device.got.get("m") or tree.zeros(tree.only(device.anchor, device.net.common))
+        known = torch.tensor(float("m" in device.got), dtype=device.net.dtype, device=device.net.place)
+        return params, {"m": m, "known": known, "ahead": tree.zeros(m) if self.walk == "gradient" else {}}
+
+    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+        kept = self.beta * state["known"]
+        m = {k: kept * m + (1 - kept) * update[k] for k, m in state["m"].items()}
+        ahead = {k: v + (m[k] - update[k]) for k, v in state["ahead"].items()}
+        state = {"m": m, "known": torch.ones_like(kept), "ahead": ahead}
+        return (update | m if self.walk == "momentum" else update), state
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        """From where the gradients led to where the momenta would have; what could not move stays."""
+        moved = {k: params[k] - device.numbers["lr"] * v for k, v in state["ahead"].items()}
+        return params | {k: torch.where(params[k] == device.anchor[k], params[k], v) for k, v in moved.items()}, memory
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        return {"m": state["m"]}
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        changes = [tree.minus(reply.report[self.name()]["m"], state["m"]) for reply in round.replies]
+        return params, {"m": tree.plus(state["m"], mean_of(changes, round)), "moved": True}

@@ -1,0 +1,66 @@
+"""FedKT: the replies' models vote on labels for the server to train on (Li et al. 2021, arXiv:2010.01017)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.chance import chance
+from shoal.core.compose import Method
+from shoal.core.part import Neutral, Part
+from shoal.core.schedule import schedule
+from shoal.core.train import Rule, Scene, advance, autograd
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Round, Samples
+from shoal.parts.checks import require, require_server
+from shoal.parts.feddf import counted_models, logits_of
+
+
+@dataclass(frozen=True)
+class FedKT(Part):
+    """Every model has a vote on each of the server's inputs; on what wins, the combined model trains as a device would.
+
+    Where several classes have most votes, the lowest wins. The server's own labels are not used.
+    """
+
+    neutral: ClassVar = Neutral({"epochs": 0})
+
+    epochs: int = 5
+
+    def __post_init__(self):
+        require(self, "0 <= epochs <= 1e6", 0 <= self.epochs <= 10**6)
+
+    def init_server(self, round: Round) -> Tree:
+        require_server(self, round, "lets models vote on")
+        return {}
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        if not self.epochs:
+            return params, state
+        assert round.server is not None
+        own = round.server
+        labels = voted([logits_of(round.net, model, own) for model in counted_models(round)])
+        targets = own.targets.index_copy(0, own.index.to(own.targets.device), labels.to(own.targets))
+        return params | self.taught(params, replace(own, targets=targets), round), state
+
+    def taught(self, params: Params, samples: Samples, round: Round) -> Params:
+        """Where so many epochs of plain training on these samples take the shared tensors."""
+        net, rule = round.net, Rule(round.net, Method(), round.optimiser)
+        generator = torch.Generator().manual_seed(int(round.generator().integers(2**62)))
+        work = replace(round.work, epochs=float(self.epochs), steps=0)
+        lr = torch.tensor(work.lr, dtype=net.dtype, device=net.place)
+        course, scene = rule.start(params, {}), Scene(params, {}, {"lr": lr}, {}, {})
+        with chance(net.draws, False, lambda shape: torch.rand(shape, generator=generator), None):
+            for rows in schedule(samples.index, work, generator, net.mixes_batch):
+                course, _ = advance(rule, course, samples.batch(rows), scene, autograd)
+        return tree.only(course.params, net.common) | tree.only(course.buffers, net.named("shared"))
+
+
+def voted(logits: Sequence[Tensor]) -> Tensor:
+    """The class that most models choose, sample by sample; of several, the lowest."""
+    votes = [F.one_hot(one.argmax(-1), one.shape[-1]) for one in logits]
+    return torch.stack(votes).sum(0).argmax(-1)

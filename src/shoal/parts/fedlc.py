@@ -1,0 +1,34 @@
+"""FedLC: rare classes are held to a larger margin (Zhang et al. 2022, arXiv:2209.00189)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core.part import Neutral, Part
+from shoal.core.train import mean_loss
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.parts.checks import require
+from shoal.parts.priors import label_counts
+
+
+@dataclass(frozen=True)
+class FedLC(Part):
+    """Cross-entropy of logits - tau * n_c^(-1/4), n_c the device's labels of class c; 100 tau where it has none."""
+
+    replaces_loss: ClassVar = True
+    neutral: ClassVar = Neutral({"tau": 0.0})
+
+    tau: float = 1.0
+
+    def __post_init__(self):
+        require(self, "tau >= 0", self.tau >= 0)
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"margin": label_counts(device, 1e-8).pow(-0.25).to(device.net.dtype)}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def calibrated(params: Params, batch: Batch) -> Scored:
+            scored = inner(params, batch)
+            return scored._replace(loss=mean_loss(scored.logits - self.tau * local.state["margin"], batch))
+
+        return calibrated

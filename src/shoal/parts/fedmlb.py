@@ -1,0 +1,35 @@
+"""FedMLB: local blocks must make sense to the blocks of the received model (Kim et al. 2022, arXiv:2207.06936)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.types import Local, Scorer
+from shoal.parts.checks import require
+from shoal.parts.paths import block_ends, hybrid, require_blocks
+
+
+@dataclass(frozen=True)
+class FedMLB(Part):
+    """Beside the local path, one path for every block at which it can change over to the received model."""
+
+    neutral: ClassVar = Neutral({"cross": 0.0, "distil": 0.0})
+
+    cross: float = 1.0
+    distil: float = 1.0
+    heat: float = 1.0
+
+    def __post_init__(self):
+        require(self, "cross and distil >= 0, heat > 0", min(self.cross, self.distil) >= 0 and self.heat > 0)
+
+    def model(self, net: Net) -> Net:
+        require_blocks(self, net)
+        return net
+
+    def taps(self, net: Net) -> tuple[str, ...]:
+        return block_ends(net)
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        ways = range(1, len(local.net.blocks))
+        return hybrid(inner, local, ways, self.cross, self.distil, self.heat)

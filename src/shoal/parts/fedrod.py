@@ -1,0 +1,53 @@
+"""FedROD: a generic model that favours no class, and a head of one's own (Chen and Chao 2022, arXiv:2107.00778)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.heads import beside, head_of
+from shoal.core.net import Net
+from shoal.core.part import Part
+from shoal.core.train import mean_loss
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.parts.priors import log_prior
+
+
+@dataclass(frozen=True)
+class FedROD(Part):
+    """The model learns with the balanced softmax; a linear head, which stays on its device, learns what is left.
+
+    The head reads the features, its logits are added to the model's, and cross-entropy of the sum moves the head alone.
+    """
+
+    replaces_loss: ClassVar = True
+
+    def model(self, net: Net) -> Net:
+        _, layer = head_of(net, self.name())
+        own = {"weight": torch.zeros(net.classes, layer.in_features), "bias": torch.zeros(net.classes)}
+        return beside(net, "rod", own, "personal", ("weight",))
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"prior": log_prior(device)}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def both(params: Params, batch: Batch) -> Scored:
+            scored = inner(params, batch)
+            generic = mean_loss(scored.logits + local.state["prior"], batch)
+            known = local.anchor | params
+            own = F.linear(scored.features.detach(), of(known, "weight"), of(known, "bias"))
+            if own.shape != scored.logits.shape:
+                problem = f"fedrod adds logits of shape {tuple(own.shape)} to the model's {tuple(scored.logits.shape)}."
+                raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
+            return scored._replace(loss=generic + mean_loss(own + scored.logits.detach(), batch))
+
+        return both
+
+
+def of(params: Params, key: str) -> Tensor:
+    """A tensor of the head; a part that wraps the model puts something before its name."""
+    return next(value for name, value in params.items() if f".{name}".endswith(f".rod.{key}"))

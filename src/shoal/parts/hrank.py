@@ -1,0 +1,44 @@
+"""HRank: the same share of every layer's filters goes, those whose maps have the lowest rank (Lin et al. 2020)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Tree
+from shoal.core.types import Round
+from shoal.parts.checks import require, require_axes, require_server
+from shoal.parts.filters import filters_of, kept_filters
+from shoal.parts.scores import scores
+
+MANY = 10**9
+
+
+@dataclass(frozen=True)
+class HRank(Part):
+    """In round `at` the server looks at the maps of its own samples, and prunes the share `rate` of every layer."""
+
+    neutral: ClassVar = Neutral({"rate": 0.0})
+
+    rate: float = 0.4
+    at: int = 30
+    images: int = 500
+
+    def __post_init__(self):
+        require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+        require(self, "at and images from 1 up", 0 < self.at < MANY and 0 < self.images < MANY)
+
+    def init_server(self, round: Round) -> Tree:
+        require_axes(self, filters_of(round.net))
+        require_server(self, round, "looks at")
+        return {"done": False}
+
+    def prune(self, plan: Plan, state: Tree, round: Round) -> tuple[Plan, Tree]:
+        if state["done"] or round.number + 1 < self.at or plan.kept:
+            return plan, state
+        assert round.server is not None
+        inputs = round.server.batch(round.server.index[: self.images]).inputs
+        ranks = scores(round.net, round.params, inputs)
+        rates = {axis.name: self.rate for axis in filters_of(round.net)}
+        kept = kept_filters(round.net, round.params, ranks, rates)
+        return replace(plan, kept=kept), {"done": True}

@@ -1,0 +1,73 @@
+"""IMC: one pruning of single weights, as deep as the curvature of the loss allows (Zhang et al., NeurIPS 2021)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal.core.errors import ShoalError
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.streams import part_stream
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Round
+from shoal.parts.checks import require
+from shoal.parts.masks import heard, masked, opened, planned, prunable, renewed, strongest_of_all
+from shoal.parts.spectrum import RULES, Loss, rate
+from shoal.parts.units import left
+
+MANY = 10**9
+
+
+@dataclass(frozen=True)
+class IMC(Part):
+    """At the end of round `at` (the first round is 1) the server finds, on its own samples, which share of the model
+    can go, and the smallest weights of all layers together go. From then on devices train what is left.
+
+    `rule` names how the share is found (`fixed`: `rate`), from `images` samples and `steps` of Lanczos.
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})
+
+    rule: str = "slq_plateau"
+    rate: float = 0.378
+    at: int = 30
+    images: int = 100
+    steps: int = 50
+
+    def __post_init__(self):
+        require(self, f"rule one of {', '.join(RULES)}", self.rule in RULES)
+        require(self, "0 <= rate < 1", 0 <= self.rate < 1)
+        counts = (self.at, self.images, self.steps)
+        require(self, "at, images and steps from 1 up", all(0 < n < MANY for n in counts))
+
+    def init_server(self, round: Round) -> Tree:
+        if round.server is None and self.rule != "fixed":
+            problem = f"{self} looks at samples of the server, and there are none."
+            raise ShoalError("no-data", problem, "Give it some (--server-data share:0.05), or write rule='fixed'.")
+        prunable(self, round.net)
+        return opened({}, round) | {"done": False}
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        return planned(plans, state), state
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        state = heard(state, round)
+        if round.number + 1 >= self.at and not state["done"]:
+            names = prunable(self, round.net)
+            total = sum(params[k].numel() for k in names)
+            count = left(total, self.share(params, round))
+            state = renewed(state, strongest_of_all(params, names, count)) | {"done": True}
+        return masked(params, state["masks"]), state
+
+    def share(self, params: Params, round: Round) -> float:
+        """How much of the model can go."""
+        if self.rule == "fixed":
+            return self.rate
+        assert round.server is not None
+        loss = Loss(round.net, params, round.server.batch(round.server.index[: self.images]))
+        generator = round.streams.torch(part_stream(self.name(), "probe"), round.number)
+        return rate(self.rule, loss, round.net.initial, params, self.steps, generator)
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        return {name: masked(own, state["masks"]) for name, own in judged.items()}

@@ -1,0 +1,62 @@
+"""Input Mixup: a model learns from blends of two samples, and of their labels (Zhang et al. 2018, arXiv:1710.09412)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.part import Neutral, Part
+from shoal.core.tree import Params
+from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.parts.checks import require
+
+
+@dataclass(frozen=True)
+class Mixup(Part):
+    """Every sample of a batch is blended with another one of it, by one share for the batch from Beta(alpha, alpha).
+
+    The partner is the sample so many places further on, round the end of the batch: batches are in random order.
+    """
+
+    neutral: ClassVar = Neutral({"alpha": 0.0})
+
+    alpha: float = 1.0
+
+    def __post_init__(self):
+        require(self, "0 <= alpha <= 1e6", 0 <= self.alpha <= 1e6)
+
+    def model(self, net: Net) -> Net:
+        if net.token_inputs:
+            raise ShoalError("bad-part", "mixup blends inputs, and words cannot be blended.", "Leave mixup out.")
+        return net
+
+    def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
+        shift, seed = torch.rand((), generator=generator), torch.randint(2**62, (), generator=generator)
+        share = np.random.default_rng(int(seed)).beta(self.alpha, self.alpha) if self.alpha > 0 else 1.0
+        return {"share": torch.tensor(share, dtype=device.net.dtype), "shift": shift}
+
+    def objective(self, inner: Scorer, local: Local) -> Scorer:
+        def blended(params: Params, batch: Batch) -> Scored:
+            return inner(params, blend(batch, local.draws["share"], local.draws["shift"]))
+
+        return blended
+
+
+def blend(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
+    """Each sample with its partner's; both count for what they are in it. Padding is behind the samples and stays."""
+    x = batch.inputs
+    here = torch.arange(len(x), device=x.device)
+    count = torch.full_like(here[0], len(x)) if batch.weight is None else (batch.weight > 0).sum()
+    partner = (here + (shift * count).long()).remainder(count.clamp(min=1))
+    own = share.to(x.dtype)
+    mixed = own * x + (1 - own) * x.index_select(0, partner)
+    first, second = [], []
+    for targets, weight in batch.targets:
+        weight = torch.ones(len(x), dtype=x.dtype, device=x.device) if weight is None else weight
+        first.append((targets, own * weight))
+        second.append((targets.index_select(0, partner), (1 - own) * weight.index_select(0, partner)))
+    return batch._replace(inputs=mixed, targets=(*first, *second))

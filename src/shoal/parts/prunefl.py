@@ -1,0 +1,119 @@
+"""PruneFL: what is trained is chosen again by what it gains per second (Jiang et al. 2019, arXiv:1909.12326)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import floor
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.part import Neutral, Part
+from shoal.core.plan import Plan
+from shoal.core.tree import Params, Tree
+from shoal.core.types import SERVER, Device, Round
+from shoal.core.wire import REQUEST
+from shoal.parts.checks import require
+from shoal.parts.masks import heard, masked, opened, planned, prunable, renewed, strongest, top
+from shoal.parts.slope import slope
+from shoal.parts.units import left
+
+MANY = 10**9
+
+
+@dataclass(frozen=True)
+class PruneFL(Part):
+    """The server prunes the share `rate` of every layer before the first round. Every `every` rounds devices report
+    their squared gradients, and up to the share `change` of every layer is given up for the elements, wherever they
+    are, that gain more per second of a round than the model does; so the size of the model changes too.
+
+    `change` halves every `half_life` rounds. Never is more than the share `most` of all weights kept, or 1 - `rate` if that is more.
+    """
+
+    sets: ClassVar = frozenset({"plan"})
+    neutral: ClassVar = Neutral({"rate": 0.0, "change": 0.0, "most": 1.0})
+
+    rate: float = 0.5
+    every: int = 50
+    change: float = 0.3
+    half_life: int = 10_000
+    most: float = 1.0
+
+    def __post_init__(self):
+        require(self, "0 <= rate < 1 and 0 <= change < 1", 0 <= self.rate < 1 and 0 <= self.change < 1)
+        require(self, "0 < most <= 1", 0 < self.most <= 1)
+        require(self, "every and half_life from 1 up", 0 < self.every < MANY and 0 < self.half_life < MANY)
+
+    def init_server(self, round: Round) -> Tree:
+        counts = {k: left(round.anchor[k].numel(), self.rate) for k in prunable(self, round.net)}
+        return opened(strongest(round.anchor, counts), round)
+
+    def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        return planned(plans, state), state
+
+    def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
+        due = (round.number + 1) % self.every == 0 and (state["masks"] or self.change > 0)
+        return {d: {"squares": REQUEST} for d in round.devices if d != SERVER} if due else {}, state
+
+    def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        """Of all elements, kept or not; a tree by tensor would be cut to what is kept."""
+        if not device.asked("squares"):
+            return {}
+        found = slope(device.net, device.anchor, device.samples)
+        return {"squares": torch.cat([g.flatten().square() for g in found.values()])}
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        state, params = heard(state, round), masked(params, state["masks"])
+        told = [(w, r.report.get(self.name())) for w, r in zip(round.weights.tolist(), round.replies, strict=True)]
+        reports = [w * own["squares"].double() for w, own in told if own]
+        if reports:
+            state = renewed(state, self.chosen(params, state["masks"], torch.stack(reports).sum(0), round))
+        return masked(params, state["masks"]), state
+
+    def chosen(self, params: Params, masks: Mapping[str, Tensor], squares: Tensor, round: Round) -> dict[str, Tensor]:
+        """What is kept from now on: first what must stay, then the best of the rest as long as they are worth it."""
+        names, common = prunable(self, round.net), round.net.common
+        gains = dict(zip(common, squares.split([params[k].numel() for k in common])))
+        stay = torch.cat([self.staying(params[k], masks.get(k), round.number).flatten() for k in names])
+        gain = torch.cat([gains[k] for k in names])
+        rest = (~stay).nonzero().flatten()
+        rest = rest[gain[rest].argsort(descending=True, stable=True)]
+        whole = sum((gains[k].sum() for k in common if k not in names), gain[stay].sum())
+        count = len(squares) - len(rest)
+        room = max(0, floor(max(self.most, 1 - self.rate) * len(gain) + 1e-9) - int(stay.sum()))
+        kept = stay.index_fill(0, rest[: min(worthwhile(gain[rest], whole, count, *seconds(round)), room)], True)
+        made = kept.split([params[k].numel() for k in names])
+        return {k: own.view_as(params[k]) for k, own in zip(names, made)}
+
+    def staying(self, value: Tensor, mask: Tensor | None, number: int) -> Tensor:
+        """Of the kept elements of a tensor all but the smallest, which may go."""
+        sizes = value.abs() if mask is None else torch.where(mask, value.abs(), -1)
+        kept = value.numel() if mask is None else int(mask.sum())
+        return top(kept - floor(self.change * 0.5 ** (number / self.half_life) * kept), sizes)
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        return {name: masked(own, state["masks"]) for name, own in judged.items()}
+
+
+def seconds(round: Round) -> tuple[float, float]:
+    """How long a round takes whatever is kept, and what each kept element adds; means over those who answered.
+
+    Masks do not shorten computing, so that an element costs its way down and up, the same for all.
+    """
+    size = round.anchor[round.net.common[0]].element_size()
+    found = [
+        round.fleet.profile(r.device, round.number).times(size, r.outcome.macs_work, size)
+        for r in round.replies
+        if r.device != SERVER
+    ]
+    return sum(t.compute for t in found) / len(found), sum(t.down + t.up for t in found) / len(found)
+
+
+def worthwhile(gains: Tensor, whole: Tensor, count: int, fixed: float, each: float) -> int:
+    """How many of the elements, in falling order of what they gain, gain more per second than the model before them.
+
+    That model has `count` elements, which gain `whole`.
+    """
+    before = whole + gains.cumsum(0) - gains
+    time = fixed + each * (count + torch.arange(len(gains), dtype=gains.dtype, device=gains.device))
+    return int((gains * time > before * each).long().cumprod(0).sum())

@@ -1,0 +1,145 @@
+"""The model that a run has trained so far: the one that is judged, and what has to be known to use it."""
+
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal import models
+from shoal.assemble import Shelf, assemble, dataset_of
+from shoal.core.errors import ShoalError
+from shoal.core.plan import Plan
+from shoal.core.streams import Streams
+from shoal.core.tree import Params
+from shoal.data.dataset import HANDED_OVER, Dataset
+from shoal.files import disk_errors
+from shoal.history import History, read_history
+from shoal.recipe import Recipe
+from shoal.ride import Result, blaming
+from shoal.store import Folder
+
+BATCHES = (1, 7)
+"""The sizes of the batches on which a file is tried."""
+
+
+class Normalised(nn.Module):
+    """A model that takes inputs as they are read and normalises them itself."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, model: nn.Module, mean: Tensor, deviation: Tensor):
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model((x - self.mean) / self.deviation)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A trained model on the CPU, ready to be written."""
+
+    module: nn.Module
+    """Takes inputs as they are read, also where training normalised them."""
+    params: Params
+    """The tensors of the bare model, which wants them normalised."""
+    samples: Tensor
+    """A few inputs to try a file on; they are written nowhere."""
+    about: dict[str, Any]
+
+    def single(self) -> "Trained":
+        """The same in float32, which is what most runtimes compute in."""
+        samples = self.samples.float() if self.samples.is_floating_point() else self.samples
+        about = self.about | {"input_dtype": named(samples.dtype)}
+        return replace(self, module=deepcopy(self.module).float(), samples=samples, about=about)
+
+
+def trained_in(path: Path) -> Trained:
+    """The model of a run folder at its newest checkpoint; nothing is trained and nothing is changed."""
+    with disk_errors(path):
+        folder = Folder.open(path, to_write=False)
+    recipe = folder.recipe()
+    if not folder.checkpoint_file.exists():
+        raise ShoalError("no-run", f"{path} has no checkpoint yet.", f"Run `shoal resume {path}` first.")
+    refuse_lost(path, recipe)
+    shelf: Shelf = {}
+    here = replace(recipe, compute="cpu", precision="float32" if recipe.precision == "tf32" else recipe.precision)
+    assembly = assemble(here, shelf=shelf)
+    found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+    assert found
+    net = found.standing.net
+    with blaming(assembly):
+        params = assembly.loop.final(found.standing, found.rounds)
+    history = read_history(folder.history_file, found.rounds)
+    module, (data,), scale = Result(recipe, history, net, params).module(), shelf.values(), None
+    if recipe.normalise and data.inputs.is_floating_point():
+        data = dataset_of(here, Streams(here.seed)).to(net.dtype, net.place)
+        scale = mean, deviation = moments(data)
+        module = Normalised(module, mean, deviation)
+    pool = data.test_inputs if len(data.test_inputs) else data.inputs
+    samples = pool[torch.arange(max(BATCHES)) % len(pool)]
+    with torch.no_grad():
+        shape = list(module(samples).shape[1:])
+    about = facts(recipe, history) | {
+        "parameters": sum(v.numel() for v in params.values()),
+        "classes": net.classes,
+        "input_shape": list(net.input_shape),
+        "input_dtype": named(samples.dtype),
+        "input_range": [pool.min().item(), pool.max().item()],
+        "output_shape": shape,
+    }
+    if scale:
+        about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), scale)}
+    if found.standing.cuts:
+        about["kept"] = kept_units(found.standing.cuts)
+    return Trained(module.eval(), params, samples, about)
+
+
+def facts(recipe: Recipe, history: History) -> dict[str, Any]:
+    """What the recipe and the history tell; of paths only the last name, so that a file can be passed on."""
+    from shoal import __version__
+
+    judged = [row for row in history.rows if row.get("accuracy") is not None]
+    return {
+        "shoal": __version__,
+        "model": Path(recipe.model).name,
+        "method": recipe.method,
+        "rounds": len(history),
+        "accuracy": judged[-1]["accuracy"] if judged else None,
+        "accuracy_after": judged[-1]["round"] + 1 if judged else None,
+    }
+
+
+def moments(data: Dataset) -> tuple[Tensor, Tensor]:
+    """The mean and the deviation by which `Dataset.normalised` goes."""
+    dims = [0, *range(2, data.inputs.dim())]
+    return data.inputs.mean(dims, keepdim=True), data.inputs.std(dims, keepdim=True).clamp(min=1e-8)
+
+
+def kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:
+    """By axis, which units of the first model are left after several prunings."""
+    kept: dict[str, Tensor] = {}
+    for cut in cuts:
+        for axis, units in cut.kept.items():
+            kept[axis] = kept[axis][units] if axis in kept else units
+    return {axis: units.tolist() for axis, units in kept.items()}
+
+
+def refuse_lost(path: Path, recipe: Recipe) -> None:
+    """Data and models that a program handed over as objects are gone when it ends."""
+    for what, name, there in (("data", recipe.data, HANDED_OVER), ("a model", recipe.model, models.HANDED_OVER)):
+        if re.fullmatch(r"own-\d+", name) and name not in there:
+            problem = f"{path} used {what} that a Python program had made, and that went with the program."
+            raise ShoalError("no-data", problem, "Call shoal.export in the program that runs it.")
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,188 @@
+"""FedAP and HRank: rates from curvature, a threshold, filters that go, and a model that is really smaller."""
+
+from dataclasses import replace
+from math import floor
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.core.compose import compose
+from shoal.core.counting import counted
+from shoal.core.expression import parse
+from shoal.core.net import Net
+from shoal.core.plan import Plan
+from shoal.models import build
+from shoal.models.lenet import lenet
+from shoal.parts import shipped
+from shoal.parts.fedap import FedAP
+from shoal.parts.filters import filters_of, kept_filters, layer_rates
+from shoal.parts.histogram import degrees_of
+from shoal.parts.hrank import HRank
+from shoal.parts.scores import scores
+from shoal.probe import tiny_run
+from shoal.testing import play
+
+SHAPE = (3, 32, 32)
+
+
+def pruned_by(net: Net, rate: float) -> Plan:
+    """What a fixed rate leaves of a net, ranks being those of random images."""
+    rates = layer_rates(net, net.initial, rate)
+    ranks = scores(net, net.initial, torch.rand(4, *net.input_shape, generator=torch.Generator().manual_seed(0)))
+    return Plan(kept_filters(net, net.initial, ranks, rates))
+
+
+def test_a_threshold_by_hand():
+    """23 parameters of the sizes 1 to 23."""
+    _, net = tiny_run(compose([]))
+    params = {k: torch.zeros_like(v) for k, v in net.initial.items()}
+    params["a.weight"] = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]]).double()
+    params["a.bias"] = torch.tensor([13.0, 14.0, 15.0]).double()
+    params["b.weight"] = -torch.tensor([[16.0, 17.0, 18.0], [19.0, 20.0, 21.0]]).double()
+    params["b.bias"] = torch.tensor([22.0, 23.0]).double()
+    assert layer_rates(net, params, 0.0) == {"a": 0.0}
+    assert layer_rates(net, params, 0.4) == {"a": pytest.approx(8 / 12)}  # position floor(9.2) is the number 9
+    assert layer_rates(net, params, 0.8) == {"a": 1.0}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.66, 0.99])
+def test_filters_of_the_highest_rank_stay(rate):
+    net = lenet(SHAPE, 10)
+    ranks = {a.name: torch.rand(a.size, generator=torch.Generator().manual_seed(1)) for a in net.axes}
+    kept = kept_filters(net, net.initial, ranks, {a.name: rate for a in net.axes})
+    for axis in filters_of(net):
+        gone = floor(rate * axis.size + 1e-9)
+        stays = max(1, axis.size - gone)
+        expected = ranks[axis.name].argsort(descending=True)[:stays].sort().values
+        assert kept.get(axis.name, torch.arange(axis.size)).tolist() == expected.tolist()
+    assert not {"fc1", "fc2"} & set(kept)
+
+
+def test_of_equal_ranks_the_strongest_filters_stay():
+    net = lenet(SHAPE, 10)
+    params = dict(net.initial)
+    params["conv1.weight"] = params["conv1.weight"] * torch.tensor([1.0, 9.0, 2.0, 8.0, 3.0, 7.0]).view(-1, 1, 1, 1)
+    ranks = {a.name: torch.ones(a.size) for a in net.axes}
+    assert kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize("model, rate", [("lenet", 0.378), ("cnn", 0.378), ("vgg11", 0.72), ("resnet18", 0.5)])
+def test_the_pruned_net_is_the_masked_one_and_its_operations_are_those_of_its_layers(model, rate):
+    net = build(model, SHAPE, 10, 0)
+    plan = pruned_by(net, rate)
+    small = net.cut(plan)
+    x = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(2))
+    masked = net.slicer.place(net.slicer.take(net.initial, plan), net.initial, plan)
+    torch.testing.assert_close(small.apply(small.initial, x)[0], net.apply(masked, x)[0], rtol=1e-4, atol=1e-5)
+    assert layers_of(small) + normed(small) == small.macs_forward < net.macs_forward
+
+
+def normed(net: Net) -> int:
+    """What batch norm adds: 4 for each number it makes."""
+    made, hooks = [], []
+    for layer in net.module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            hooks.append(layer.register_forward_hook(lambda _m, _i, out: made.append(4 * out.numel())))
+    net.apply(net.initial, torch.zeros(1, *net.input_shape))
+    for hook in hooks:
+        hook.remove()
+    return sum(made)
+
+
+def layers_of(net: Net) -> int:
+    """The operations of every convolution and linear layer, from the shapes that run through it."""
+    total, seen = [0], []
+
+    def note(layer, args, out):
+        if isinstance(layer, nn.Conv2d):
+            inside = layer.weight[0].numel()
+            total[0] += inside * out[0].numel()
+        else:
+            total[0] += layer.weight.numel() * (args[0][0].numel() // layer.in_features)
+
+    for layer in net.module.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            seen.append(layer.register_forward_hook(note))
+    net.apply(net.initial, torch.zeros(1, *net.input_shape))
+    for hook in seen:
+        hook.remove()
+    return total[0]
+
+
+def test_a_fixed_rate_prunes_the_run_and_the_ledger_follows():
+    recipe = {"rounds": 5, "model": "lenet", "server_data": "share:0.1", "engine": "serial", "sample": 3}
+    rows = shoal.run(method="fedap(at=3, rule='fixed', rate=0.5)", **recipe).history.rows
+    macs, sizes = ([row[k] for row in rows] for k in ("macs_forward", "bytes_down"))
+    assert len(set(macs[:3])) == len(set(macs[3:])) == 1 and macs[3] < macs[0]
+    assert len(set(sizes[:3])) == len(set(sizes[3:])) == 1 and sizes[3] < sizes[0]
+
+
+def test_the_model_that_comes_out_is_as_large_as_was_trained():
+    result = shoal.run(
+        method="fedap(at=1, rule='fixed', rate=0.5)+fedavgm+scaffold+topk",
+        rounds=3,
+        model="lenet",
+        server_data="share:0.1",
+    )
+    assert result.params["conv2.weight"].shape[0] < 16
+    assert result.params["conv2.weight"].shape[1] == result.params["conv1.weight"].shape[0]
+    assert result.params["fc1.weight"].shape[1] == 25 * result.params["conv2.weight"].shape[0]
+
+
+def test_momenta_and_memories_have_the_pruned_shape():
+    loop, net = tiny_run(parse("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", shipped(), {}))
+    standing, _ = play(loop, loop.start(net), 0, 2)
+    width = len(standing.params["a.bias"])
+    assert width < 3
+    assert standing.states["fedavgm"]["m"]["a.weight"].shape == (width, 4)
+    assert standing.states["scaffold"]["c"]["b.weight"].shape == (2, width)
+
+
+def test_rates_are_weighed_by_samples_and_likeness():
+    part = FedAP(at=1, epsilon=0.01)
+    loop, net = tiny_run(compose([part]), (6, 3))
+    asked = loop.ask(loop.start(net), 0)
+    outcomes = loop.engine.fit(asked.wanted)
+    replies, _ = loop.decode(asked.jobs, outcomes, asked.round, set())
+    told = [float(r.report["fedap"]["rate"]) for r in replies]
+    assert all(0 <= rate <= 0.8 for rate in told)
+    round = replace(asked.round, replies=replies, params=asked.round.anchor, server=None)
+    labels = {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}
+    mean = part.mean({"labels": labels}, round)
+    degrees, _ = degrees_of(labels, [0, 1])
+    weights = [6 / (degrees[0] + 0.01), 3 / (degrees[1] + 0.01)]
+    assert mean == pytest.approx((weights[0] * told[0] + weights[1] * told[1]) / sum(weights))
+
+
+def test_a_device_that_lost_its_round_does_not_stop_the_pruning():
+    """The round in which it is due is void: nobody answered. It comes in the next one."""
+    loop, net = tiny_run(compose([FedAP(at=2)]))
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    asked = loop.ask(standing, 1)
+    void, row = loop.take(asked, [], 0.0)
+    assert row["void"] and not void.states["fedap"]["done"]
+    after, _ = play(loop, void, 2, 3)
+    assert after.states["fedap"]["done"]
+
+
+def test_without_server_data_devices_report_ranks():
+    method = "fedap(at=2, rule='fixed', rate=0.6)"
+    rows = shoal.run(method=method, rounds=4, model="lenet", sample=3, engine="serial").history.rows
+    assert rows[2]["macs_forward"] < rows[1]["macs_forward"]
+    with pytest.raises(shoal.ShoalError, match="hrank looks at samples of the server"):
+        shoal.run(method="hrank", rounds=1, model="lenet")
+
+
+def test_hrank_prunes_the_same_share_of_every_layer():
+    result = shoal.run(method="hrank(rate=0.5, at=1)", rounds=2, model="lenet", server_data="share:0.1")
+    assert len(result.params["conv1.bias"]) == 3 and len(result.params["conv2.bias"]) == 8
+    assert str(HRank(0.5, 1)) == "hrank(rate=0.5, at=1)"
+
+
+def test_operations_are_counted_from_the_pruned_pass():
+    net = lenet(SHAPE, 10)
+    small = net.cut(pruned_by(net, 0.5))
+    x = torch.zeros(1, *SHAPE)
+    assert small.macs_forward == counted(lambda: small.apply(small.initial, x))
