@@ -23,8 +23,19 @@ class ExtraLayer(Part):
         module = nn.Sequential()
         module.add_module("inner", deepcopy_of(net))
         module.add_module("scale", Scale(net.classes))
-        axes = tuple(replace(a, cuts=tuple(replace(c, tensor=f"inner.{c.tensor}") for c in a.cuts)) for a in net.axes)
-        return Net(module.to(net.dtype), net.input_shape, net.classes, axes, roles={"scale.by": "personal"})
+        inner = lambda axes: tuple(  # noqa: E731
+            replace(a, cuts=tuple(replace(c, tensor=f"inner.{c.tensor}") for c in a.cuts)) for a in axes
+        )
+        *first, last = [replace(b, children=tuple(f"inner.{child}" for child in b.children)) for b in net.blocks]
+        return replace(
+            net,
+            module=module.to(net.dtype),
+            axes=inner(net.axes),
+            rows=inner(net.rows),
+            blocks=(*first, replace(last, children=(*last.children, "scale"))),
+            roles={f"inner.{k}": role for k, role in net.roles.items()} | {"scale.by": "personal"},
+            head=f"inner.{net.head}" if net.head else "",
+        )
 
 
 class Scale(nn.Module):

@@ -399,6 +399,25 @@ FEDDA = """@inproceedings{jin2022fedda,
   year      = {2022}
 }"""
 
+FEDBR = """@article{liu2023fedbr,
+  title     = {Adaptive Block-Wise Regularization and Knowledge Distillation for Enhancing Federated Learning},
+  author    = {Liu, Jianchun and Zeng, Qingmin and Xu, Hongli and Xu, Yang and Wang, Zhiyuan and Huang, He},
+  journal   = {IEEE/ACM Transactions on Networking},
+  year      = {2023},
+  doi       = {10.1109/TNET.2023.3301972}
+}"""
+
+FEDMLB = """@inproceedings{kim2022fedmlb,
+  title     = {Multi-Level Branched Regularization for Federated Learning},
+  author    = {Kim, Jinkyu and Kim, Geeho and Han, Bohyung},
+  booktitle = {Proceedings of the 39th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {162},
+  year      = {2022},
+  eprint    = {2207.06936},
+  archivePrefix = {arXiv}
+}"""
+
 CITATIONS = {
     "fedavg": FEDAVG,
     "fedprox": FEDPROX,
@@ -444,6 +463,8 @@ CITATIONS = {
     "feddf": FEDDF,
     "fedkt": FEDKT,
     "fedda": FEDDA,
+    "fedbr": FEDBR,
+    "fedmlb": FEDMLB,
     "median": ROBUST,
     "trimmedmean": ROBUST,
 }

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
@@ -20,7 +23,7 @@ from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
-from shoal.show import Progress, comparison_table, listing, sheet_tables, summary
+from shoal.show import Progress, comparison_table, listing, number, seconds, sheet_tables, size, summary
 
 app = typer.Typer(
     add_completion=False,
@@ -96,7 +99,7 @@ def run(
     with Progress(quiet or as_json, as_json) as progress:
         result = start(resolved(file, sets, given), watcher(progress, log))
     if not (quiet or as_json):
-        Console().print(summary(result))
+        Console().print(closing(result))
 
 
 @app.command()
@@ -110,6 +113,14 @@ def compare(
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2,...", help="Run each method with each of these values of a recipe key."),
     ] = None,
+    budget_seconds: Annotated[
+        list[float] | None,
+        typer.Option(metavar="X", help="Show the accuracies within X simulated seconds; may be given several times."),
+    ] = None,
+    budget_bytes: Annotated[
+        list[float] | None,
+        typer.Option(metavar="X", help="Show the accuracies within X bytes both ways; may be given several times."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--recipe", help="A recipe; flags go over it.")] = None,
     sets: Sets = None,
     quiet: Quiet = False,
@@ -119,19 +130,20 @@ def compare(
     given: dict[str, Any],
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
-    from shoal.compare import Listing
+    from shoal.compare import Budgets, Listing
     from shoal.compare import compare as start
     from shoal.report import need_plotting
 
     if "method" in given:
         raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
     recipe = resolved(file, sets, given)
+    budgets = Budgets(tuple(budget_seconds or ()), tuple(budget_bytes or ()))
     if recipe.out:
         need_plotting()
     runs = Listing(tuple(methods), recipe, seeds, tuple(vary or ())).runs()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied) as progress:
-        comparison = start(methods, recipe, seeds, watcher(progress, log), vary or ())
+        comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets)
     tell(comparison, recipe.out, quiet, as_json)
 
 
@@ -186,7 +198,7 @@ def resume(
     if comparison:
         tell(comparison, str(folder), quiet, as_json)
     elif result and not (quiet or as_json):
-        Console().print(summary(result))
+        Console().print(closing(result))
 
 
 @app.command()
@@ -241,12 +253,44 @@ def fading(progress: Progress) -> Watcher:
     return row
 
 
+def closing(result) -> Table:
+    """The end of one run, with the bytes that only some methods tell."""
+    table = summary(result)
+    if result.history.last("bytes_down_by_blocks") is not None:
+        table.add_row("down, blocks alike", size(result.history.total("bytes_down_by_blocks")))
+    return table
+
+
+def budget_tables(comparison) -> list[Table]:
+    """What methods reach at equal cost, a few budgets at a time so that they fit a terminal; the best stands out."""
+    found = comparison.at_budgets()
+    asked = next(iter(found.values()), [])
+    if len(found) < 2 and not comparison.budgets:
+        return []
+    tables = []
+    for first in range(0, len(asked), 4):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left")
+        table.title = "accuracy at equal cost"
+        table.add_column("method", overflow="fold", min_width=12)
+        for at in asked[first : first + 4]:
+            told = seconds if at["cost"] == "seconds" else size
+            table.add_column(f"within {told(at['budget'])}", justify="right")
+        for method, own in found.items():
+            table.add_row(escape(method), *(budget_cell(own[n], n) for n in range(first, min(first + 4, len(own)))))
+        tables.append(table)
+    return tables
+
+
 def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
     """The table, and the picture where there is a folder for it."""
     if as_json:
         typer.echo(json.dumps(comparison.table()))
     elif not quiet:
-        Console().print(comparison_table(comparison))
+        Console().print(comparison_table(comparison), *budget_tables(comparison), sep="")
+        for row in comparison.table():
+            if "bytes_down_by_blocks" in row:
+                told = f"{row['method']}: {size(row['bytes_down_by_blocks'])} down, {BLOCKS_ALIKE}"
+                Console().print(told, style="dim", markup=False, highlight=False)
     if out:
         from shoal.report import draw
 

@@ -23,6 +23,39 @@ NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "cl
 """Recipe keys in which runs may differ and still train side by side."""
 AT_ONCE = 32
 """Runs that are open at the same time."""
+SPENT = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
+"""The columns of a history that count against a budget."""
+LISTED = {kind: f"budget_{kind}" for kind in SPENT}
+"""Their names in the file of a comparison."""
+MOST = 1e30
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Equal costs at which methods are compared; of a kind that is not given, what the cheapest of them spent."""
+
+    seconds: tuple[float, ...] = ()
+    """Simulated seconds."""
+    bytes: tuple[float, ...] = ()
+    """Both ways together."""
+
+    def __post_init__(self):
+        for kind in SPENT:
+            given = getattr(self, kind)
+            for budget in given:
+                if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < MOST:
+                    raise ShoalError(
+                        "bad-value",
+                        f"A budget of {budget!r} {kind} is no cost that a run could keep within or exceed.",
+                        f"Give a number of {kind} above 0, such as {'900' if kind == 'seconds' else '5e9'}.",
+                    )
+            object.__setattr__(self, kind, tuple(sorted({float(b) for b in given})))
+
+    def __bool__(self) -> bool:
+        return bool(self.seconds or self.bytes)
+
+
+CHEAPEST = Budgets()
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +64,38 @@ class Comparison:
 
     results: dict[str, list[Result]]
     target: float = 0.0
+    budgets: Budgets = CHEAPEST
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per method: end accuracy with its spread over seeds, costs, and costs to the target."""
-        return [self._row(method, results) for method, results in self.results.items()]
+        """One row per method: end accuracy with its spread over seeds, costs, costs to the target and at budgets."""
+        at = self.at_budgets()
+        return [self._row(method, own) | {"at_budgets": at[method]} for method, own in self.results.items()]
+
+    def at_budgets(self, seconds: Sequence[float] = (), bytes: Sequence[float] = ()) -> dict[str, list[dict[str, Any]]]:
+        """What every method reached within equal costs: by default those of the cheapest method, seed by seed.
+
+        `accuracy` is the mean over the `seeds` that have an evaluated round within the budget.
+        """
+        asked = Budgets(tuple(seconds) or self.budgets.seconds, tuple(bytes) or self.budgets.bytes)
+        budgets: list[tuple[str, dict[int, float]]] = []
+        for kind in SPENT:
+            given: list[float] = getattr(asked, kind)
+            each = [dict.fromkeys(self._seeds, budget) for budget in given] or [self._cheapest(kind)]
+            budgets += [(kind, budget) for budget in each]
+        return {method: [within(own, *budget) for budget in budgets] for method, own in self.results.items()}
+
+    @property
+    def _seeds(self) -> set[int]:
+        return {r.recipe.seed for results in self.results.values() for r in results}
+
+    def _cheapest(self, kind: str) -> dict[int, float]:
+        """By seed, since methods meet the same devices under one seed: the least that any method spent in all.
+
+        A method without that seed counts with its cheapest run; one that cost nothing does not count.
+        """
+        spent = [{r.recipe.seed: r.history.total(*SPENT[kind]) for r in own} for own in self.results.values() if own]
+        totals = {seed: [own.get(seed, min(own.values())) for own in spent] for seed in self._seeds}
+        return {seed: min((t for t in own if t), default=0.0) for seed, own in totals.items()}
 
     def _row(self, method: str, results: Sequence[Result]) -> dict[str, Any]:
         ends = [r.accuracy for r in results if r.accuracy is not None]
@@ -50,6 +111,9 @@ class Comparison:
             "sim_seconds": mean(h.total("sim_seconds") for h in histories),
             "wall_seconds": mean(h.total("wall_seconds") for h in histories),
         }
+        told = [h for h in histories if h.last("bytes_down_by_blocks") is not None]
+        if told:
+            row["bytes_down_by_blocks"] = mean(h.total("bytes_down_by_blocks") for h in told)
         if self.target:
             reached = [h.to_target(self.target) for h in histories]
             hits = [cost for cost in reached if cost is not None]
@@ -57,6 +121,19 @@ class Comparison:
             for key in ("rounds", "sim_seconds", "bytes", "macs"):
                 row[f"{key}_to_target"] = mean(cost[key] for cost in hits) if hits else None
         return row
+
+
+def within(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
+    """What one method reached within a budget, which is given by seed."""
+    ends = [r.history.at_budget(budget[r.recipe.seed], *SPENT[kind]) for r in results]
+    there = [end for end in ends if end is not None]
+    return {
+        "cost": kind,
+        "budget": mean(budget.values()),
+        "accuracy": mean(there) if there else None,
+        "spread": stdev(there) if len(there) > 1 else None,
+        "seeds": len(there),
+    }
 
 
 @dataclass(frozen=True)
@@ -68,6 +145,7 @@ class Listing:
     seeds: int = 1
     vary: tuple[str, ...] = ()
     """`key=value,value,...` for keys of the recipe."""
+    budgets: Budgets = CHEAPEST
 
     def __post_init__(self):
         twice = [m for m in self.methods if self.methods.count(m) > 1]
@@ -107,16 +185,17 @@ def compare(
     seeds: int = 1,
     watch: Watcher | None = None,
     vary: Sequence[str] = (),
+    budgets: Budgets = CHEAPEST,
 ) -> Comparison:
     """Run every method with every seed; with `out`, each in a folder of its own, so that a broken one goes on later."""
-    listing = Listing(tuple(methods), recipe, seeds, tuple(vary))
+    listing = Listing(tuple(methods), recipe, seeds, tuple(vary), budgets)
     runs = listing.runs()
     for each in runs.values():
         method_of(each[0])
     if recipe.out:
         refuse_taken(Path(recipe.out))
         write_list(Path(recipe.out), listing)
-    return played(runs, recipe.target, watch)
+    return replace(played(runs, recipe.target, watch), budgets=budgets)
 
 
 def go_on(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
@@ -125,13 +204,15 @@ def go_on(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] |
     if changes:
         listing = replace(listing, recipe=rebudgeted(listing.recipe, changes))
         write_list(path, listing)
-    return played(listing.runs(), listing.recipe.target, watch)
+    return replace(played(listing.runs(), listing.recipe.target, watch), budgets=listing.budgets)
 
 
 def write_list(path: Path, listing: Listing) -> None:
     """What a comparison consists of, as a file."""
     own = replace(listing.recipe, method=listing.methods[0])
     listed = f"methods = {toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {toml(listing.vary)}\n"
+    given = {key: getattr(listing.budgets, kind) for kind, key in LISTED.items()}
+    listed += "".join(f"{key} = {toml(budgets)}\n" for key, budgets in given.items() if budgets)
     write_bytes(path / LIST, (listed + own.to_toml()).encode())
 
 
@@ -139,12 +220,18 @@ def listed_in(path: Path) -> Listing:
     """What the file in a comparison's folder says; its runs lie in that folder."""
     found = from_file(path / LIST)
     methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
+    budgets = {kind: found.pop(key, []) for kind, key in LISTED.items()}
     texts = [methods, vary]
     if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
         raise ShoalError(
             "damaged", f"{path / LIST} names no methods and seeds.", "Restore it, or start anew in another folder."
         )
-    return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary))
+    if not all(isinstance(given, list) for given in budgets.values()):
+        raise ShoalError(
+            "damaged", f"A budget in {path / LIST} is no list of costs.", "Restore it, or take that line out."
+        )
+    listed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
+    return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary), listed)
 
 
 def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher | None) -> Comparison:

@@ -12,6 +12,8 @@ from shoal.files import damaged, disk_errors, write_bytes
 
 SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
 """What adds up over rounds."""
+SUMMED_WHERE_TOLD = ("bytes_down_by_blocks",)
+"""What adds up too, in the runs that tell it."""
 WALL = ("wall_seconds",)
 """What differs between two runs of the same recipe."""
 
@@ -21,13 +23,13 @@ class History:
 
     def __init__(self, rows: Sequence[Row] = ()):
         self.rows: list[Row] = []
-        self._sums: dict[str, float] = dict.fromkeys(SUMMED, 0)
+        self._sums: dict[str, float] = dict.fromkeys((*SUMMED, *SUMMED_WHERE_TOLD), 0)
         for row in rows:
             self.append(row)
 
     def append(self, row: Row) -> None:
         self.rows.append(row)
-        for column in SUMMED:
+        for column in self._sums:
             self._sums[column] += row.get(column) or 0
 
     def __len__(self) -> int:
@@ -75,6 +77,16 @@ class History:
                 }
         return None
 
+    def at_budget(self, budget: float, *columns: str) -> float | None:
+        """The accuracy of the last evaluated round until which these columns add up to no more than the budget."""
+        found, spent = None, 0
+        for row in self.rows:
+            spent += sum(row.get(c) or 0 for c in columns)
+            if spent > budget:
+                break
+            found = found if row.get("accuracy") is None else row["accuracy"]
+        return found
+
     def same_course(self, other: "History") -> bool:
         """Equal in everything but wall time."""
         return [without_wall(r) for r in self.rows] == [without_wall(r) for r in other.rows]
@@ -108,7 +120,8 @@ def read_history(path: Path, rounds: int | None = None) -> History:
             row = json.loads(text)
             if not isinstance(row, dict) or row["round"] != number:
                 raise ValueError("it is not the row of its round")
-            if not all(isinstance(row[column], (int, float)) for column in SUMMED):
+            costs = [row[column] for column in SUMMED] + [row[c] for c in SUMMED_WHERE_TOLD if c in row]
+            if not all(isinstance(cost, (int, float)) for cost in costs):
                 raise ValueError("a cost is not a number")
         except (ValueError, KeyError, RecursionError) as error:
             raise damaged(path, f"line {number + 1}: {error}") from error

@@ -54,8 +54,17 @@ def with_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
     return replace(axis, cuts=(*axis.cuts, *(replace(cut, tensor=name) for cut in found for name in tensors)))
 
 
-def reheaded(net: Net, make: Callable[[nn.Linear], nn.Module], roles: Mapping[str, str], part: str) -> Net:
-    """The net with another last layer; its tensors that keep their names are cut as before. `roles` by key."""
+def reheaded(
+    net: Net,
+    make: Callable[[nn.Linear], nn.Module],
+    roles: Mapping[str, str],
+    part: str,
+    moved: Mapping[tuple[str, int], str] | None = None,
+) -> Net:
+    """The net with another last layer; its tensors that keep their names are cut as before. `roles` by key.
+
+    `moved` names, by key and dimension of the old layer, the tensor that is now cut there in its place.
+    """
     name, _ = head_of(net, part)
     module = deepcopy_of(net)
     owner, _, key = name.rpartition(".")
@@ -63,10 +72,12 @@ def reheaded(net: Net, make: Callable[[nn.Linear], nn.Module], roles: Mapping[st
     assert isinstance(old, nn.Linear)
     module.get_submodule(owner).add_module(key, make(old).to(net.dtype).to(net.place))
     names = module.state_dict().keys()
+    now = {(f"{name}.{old}", dim): f"{name}.{new}" for (old, dim), new in (moved or {}).items()}
 
     def left(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        cut = (replace(a, cuts=tuple(c for c in a.cuts if c.tensor in names)) for a in axes)
-        return tuple(a for a in cut if a.cuts)
+        cuts = ([replace(c, tensor=now.get((c.tensor, c.dim), c.tensor)) for c in a.cuts] for a in axes)
+        kept = (replace(a, cuts=tuple(c for c in own if c.tensor in names)) for a, own in zip(axes, cuts))
+        return tuple(a for a in kept if a.cuts)
 
     own = dict(net.roles) | {f"{name}.{k}": role for k, role in roles.items()}
     return replace(net, module=module, axes=left(net.axes), rows=left(net.rows), roles=own, head=name)

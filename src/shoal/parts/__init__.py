@@ -16,6 +16,7 @@ PRESETS = {
     "fedduap": "feddu+fedap",
     "feddum": "feddu+devicem+fedavgm(ema=True, start='first')",
     "feddumap": "feddu+devicem+fedavgm(ema=True, start='first')+fedap",
+    "fedbr_ran": "fedbr(choose='random')",
     "serverm": "fedavgm",
 }
 """Names for combinations; a method's own page says where they come from."""

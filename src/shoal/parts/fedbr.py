@@ -1,4 +1,4 @@
-"""FedBR: devices are sent the last blocks of the model and distil from them; a bandit picks how many of them."""
+"""FedBR: devices are sent the last blocks and distil from them; a bandit picks how many (Liu et al. 2023)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,0 +1,283 @@
+"""FedBR, FedMLB and GMBS: blocks that travel, paths through them, and the bandit that picks how many."""
+
+from dataclasses import replace
+from math import exp, log, sqrt
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import shoal
+from shoal.core import tree
+from shoal.core.compose import compose
+from shoal.core.device import receive
+from shoal.core.errors import ShoalError
+from shoal.core.ledger import by_blocks
+from shoal.core.net import Net
+from shoal.core.streams import Streams
+from shoal.core.train import autograd, mean_loss
+from shoal.core.types import Batch, Local, Scored
+from shoal.engines.batched import Batched
+from shoal.fleet.fleets import parse_fleet
+from shoal.models import build
+from shoal.models.lenet import lenet
+from shoal.parts.fedbr import FedBR
+from shoal.parts.fedmlb import FedMLB
+from shoal.parts.gmbs import counted, fresh, normalised, picked, rewarded, rewards
+from shoal.parts.paths import block_ends, hybrid
+from shoal.probe import tiny_run
+from shoal.testing import close, machine_of, play
+
+
+# blocks -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", ["lenet", "cnn", "resnet18", "resnet18-gn", "vit", "mlp", "vgg11"])
+def test_a_model_runs_on_from_any_block(model):
+    net = build(model, (3, 32, 32), 10, 0)
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    logits, _, taps, _ = net.apply(net.initial, x, block_ends(net))
+    for number, name in enumerate(block_ends(net), 1):
+        torch.testing.assert_close(net.through(net.initial, taps[name], number), logits)
+
+
+def test_the_papers_blocks():
+    net = build("resnet18-nobias", (3, 32, 32), 10, 0)
+    sizes = [sum(net.initial[k].numel() for k in block if k in net.trainable) for block in net.by_block]
+    assert sizes == [1856, 147968, 525568, 2099712, 8393728, 5130]
+    net = build("resnet18-imagenet", (3, 32, 32), 10, 0)
+    assert sum(net.initial[k].numel() for k in net.trainable) == 11_181_642 and len(net.blocks) == 6
+
+
+# paths --------------------------------------------------------------------------------------------------------------
+def scene():
+    """A LeNet beside another one that was received, a batch, and the plain loss."""
+    net = lenet((1, 28, 28), 4)
+    net = replace(net, module=net.module.double())
+    generator = torch.Generator().manual_seed(0)
+    noise = lambda v: torch.randn(v.shape, generator=generator, dtype=v.dtype) * 0.05  # noqa: E731
+    received = net.initial
+    own = {k: v + noise(v) for k, v in received.items()}
+    batch = Batch(
+        torch.rand(3, 1, 28, 28, generator=generator, dtype=torch.float64), ((torch.tensor([0, 3, 1]), None),)
+    )
+    local = Local(net, received, {}, {}, {}, {})
+
+    def inner(params, b) -> Scored:
+        logits, features, taps, buffers = net.apply(params, b.inputs, block_ends(net), training=True)
+        return Scored(mean_loss(logits, b), logits, features, taps, buffers, {})
+
+    return net, received, own, batch, inner, local
+
+
+def test_the_loss_is_what_is_printed():
+    net, received, own, batch, inner, local = scene()
+    found = hybrid(inner, local, (1, 2), 0.7, 0.3, 2.0)(own, batch)
+    y = batch.targets[0][0]
+    logits, _, taps, _ = net.apply(own, batch.inputs, block_ends(net))
+    q_l, blocks = (logits / 2).log_softmax(1), len(net.blocks)
+    paths = []
+    for j in (1, 2):
+        mixed = {
+            k: received[k] if any(k in net.by_block[b] for b in range(blocks - j, blocks)) else own[k] for k in own
+        }
+        q_h = net.apply(mixed, batch.inputs)[0]
+        apart = F.kl_div(q_l, (q_h / 2).softmax(1), reduction="batchmean")
+        paths.append(0.7 * F.cross_entropy(q_h, y) + 0.3 * apart)
+    torch.testing.assert_close(found.loss, F.cross_entropy(logits, y) + sum(paths) / 2)
+
+
+def test_where_local_and_received_blocks_are_equal_paths_are_the_local_one():
+    net, received, _, batch, inner, local = scene()
+    found = hybrid(inner, local, (1, 2, 3), 1.0, 1.0, 1.0)(received, batch)
+    torch.testing.assert_close(found.loss, 2 * inner(received, batch).loss)
+
+
+def test_gradients_go_through_received_blocks_into_the_local_ones_before_them():
+    net, received, own, batch, inner, local = scene()
+    last = net.by_block[-1]
+    for way in range(1, len(net.blocks)):
+
+        def alone(params, b, way=way):
+            scored = inner(params, b)
+            full = hybrid(inner, local, (way,), 1.0, 0.0, 1.0)(params, b)
+            return full._replace(loss=full.loss - scored.loss)
+
+        grads, _ = autograd(alone, own, batch)
+        assert grads[net.by_block[0][0]].abs().max() > 0
+        assert max(float(grads[k].abs().max()) for k in last) < 1e-12
+    assert all(torch.equal(received[k], net.initial[k]) for k in received)
+
+
+def test_all_paths_and_no_memory_is_fedmlb():
+    ends = []
+    for part in (FedBR(tau=0, choose="all"), FedMLB()):
+        loop, net = tiny_run(compose([part]), (4, 4))
+        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
+    close(ends[0], ends[1], 1e-12, "fedbr with all blocks is not fedmlb")
+
+
+def test_without_extra_terms_and_always_whole_it_is_fedavg():
+    ends = []
+    for parts in ([FedBR(tau=0, cross=0.0, distil=0.0)], []):
+        loop, net = tiny_run(compose(parts), (4, 4))
+        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
+    close(ends[0], ends[1], 1e-12, "fedbr without its terms is not fedavg")
+
+
+# what travels -------------------------------------------------------------------------------------------------------
+def sent(loop, standing, number):
+    return {job.device: set(job.message.body) for job in loop.ask(standing, number).jobs}
+
+
+def test_the_whole_model_travels_every_other_round_and_to_newcomers():
+    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    everything, last = set(net.initial), {"b.weight", "b.bias"}
+    standing = loop.start(net)
+    assert sent(loop, standing, 0) == {0: everything, 1: everything}
+    assert sent(loop, standing, 1) == {0: everything, 1: everything}, "nobody was here before"
+    standing, _ = play(loop, standing, 0, 1)
+    assert sent(loop, standing, 1) == {0: last, 1: last}
+    assert sent(loop, standing, 2) == {0: everything, 1: everything}
+
+
+def test_a_device_completes_what_it_is_sent_from_its_own_model():
+    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    machine = machine_of(loop)
+    own = machine.memory.get(0)["fedbr"]["model"]
+    job = loop.ask(standing, 1).jobs[0]
+    anchor, covered, _ = receive(machine.site, job, machine.memory.get(0))
+    assert not covered
+    assert torch.equal(anchor["a.weight"], own["a.weight"]) and torch.equal(
+        anchor["b.weight"], standing.params["b.weight"]
+    )
+    with pytest.raises(ShoalError, match="does not remember"):
+        receive(machine.site, job, {})
+
+
+def test_who_did_not_answer_or_is_long_gone_is_sent_everything():
+    loop, net = tiny_run(compose([FedBR(max_age=2)]), (5, 3))
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    assert len(sent(loop, standing, 5)[0]) == 4 and len(sent(loop, standing, 1)[0]) == 2
+    asked = loop.ask(standing, 1)
+    after, _ = loop.take(asked, machine_of(loop).fit([asked.jobs[0]]), 0.0)
+    assert len(sent(loop, after, 3)[1]) == 4 and len(sent(loop, after, 3)[0]) == 2
+
+
+def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
+    rows = {}
+    for engine in ("serial", "batched"):
+        result = shoal.run(
+            method="fedbr",
+            model="lenet",
+            rounds=4,
+            devices=6,
+            sample=4,
+            engine=engine,
+            precision="float64",
+            eval_every=4,
+        )
+        rows[engine] = result
+    sizes = [row["bytes_down"] for row in rows["serial"].history.rows]
+    assert sizes == [row["bytes_down"] for row in rows["batched"].history.rows] and len(set(sizes)) > 2
+    close(rows["serial"].params, rows["batched"].params, 1e-9, "fedbr trains to other numbers")
+
+
+def test_a_bandit_on_lanes_of_different_forms():
+    loop, net = tiny_run(compose([FedBR()]), (5, 3, 4), crew=Batched(3))
+    standing, rows = play(loop, loop.start(net), 0, 4)
+    assert all("void" not in row for row in rows) and len(standing.states["fedbr"]["arms"]) == 3
+
+
+# counting -----------------------------------------------------------------------------------------------------------
+def test_both_ways_of_counting_traffic():
+    rows = shoal.run(method="fedbr", model="lenet", rounds=4, devices=6, sample=6, engine="serial").history.rows
+    whole = rows[0]["bytes_by"]["down"]["model"]
+    assert rows[0]["bytes_down_by_blocks"] == whole
+    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    jobs = loop.ask(standing, 1).jobs
+    assert by_blocks(jobs, net) == 2 * tree.nbytes(net.initial) // 2
+    assert sum(job.message.bytes_by["model"] for job in jobs) == 2 * 8 * 8
+
+
+def test_always_whole_is_what_the_paper_counts():
+    """10 devices, 200 rounds, 42.65 MB, both ways: 170.6 GB."""
+    assert 10 * 200 * 2 * 42.65e6 == pytest.approx(170.6e9)
+    net = build("resnet18-imagenet", (3, 32, 32), 10, 0)
+    size = sum(net.initial[k].nbytes for k in net.trainable)
+    assert size / 2**20 == pytest.approx(42.65, abs=0.01)
+    loop, tiny = tiny_run(compose([FedBR(tau=0)]), (5, 3))
+    _, rows = play(loop, loop.start(tiny), 0, 3)
+    assert all(row["bytes_down_by_blocks"] == row["bytes_by"]["down"]["model"] for row in rows)
+
+
+@pytest.mark.parametrize("seconds, rounds, published", [(4.0, 130, 1075), (7.25, 109, 1258), (6.75, 107, 1182)])
+def test_the_simulated_clock_gives_the_papers_times(seconds, rounds, published):
+    """Of FedAvg, FedMLB and MOON, each device alike: 160 Mbit/s, 42.65e6 bytes both ways."""
+    profile = parse_fleet(f"fedbr-even:{seconds}", Streams(0), 10, rounds).profile(0, 0)
+    total = profile.times(int(42.65e6), 10**9, int(42.65e6)).total
+    assert rounds * total == pytest.approx(published, rel=0.01)
+
+
+# GMBS ---------------------------------------------------------------------------------------------------------------
+def test_a_choice_by_hand():
+    arm = {"p": [0.1, 0.5, 0.2], "n": [0.0, 3.0, 1.0]}
+    bonus = sqrt(log(5))
+    assert max(0.1 + bonus, 0.5 + bonus / 4, 0.2 + bonus / 2) == 0.1 + bonus and picked(arm, 4) == 1
+    assert picked(counted(counted(arm, 1), 1), 4) == 3
+    assert rewarded(arm, 2, 1.0, 0.5)["p"] == [0.1, 0.75, 0.2]
+
+
+@given(st.integers(2, 6), st.integers(1, 30))
+def test_the_first_choices_are_all_different_while_nothing_is_known(arms, start):
+    arm, seen = fresh(arms), []
+    for number in range(start, start + arms):
+        seen.append(picked(arm, number))
+        arm = counted(arm, seen[-1])
+    assert sorted(seen) == list(range(1, arms + 1))
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(0, 1e6), min_size=1))
+def test_shares_sum_to_one(values):
+    assert sum(normalised(values).values()) == pytest.approx(1)
+
+
+def test_a_reward_by_hand():
+    paid = rewards({0: 3.0, 1: 1.0}, {0: 0.2, 1: -0.4}, {0: 1.0, 1: 1.0}, {0: 2.0, 1: 6.0})
+    assert paid[0] == pytest.approx(0.75 * 0.2 / exp(0.5 + 0.25))
+    assert paid[1] == pytest.approx(0.25 * -0.4 / exp(0.5 + 0.75))
+    assert rewards({0: 0.0}, {0: 1.0}, {0: 5.0}, {0: 5.0}) == {0: pytest.approx(exp(-2))}
+
+
+def test_the_first_time_counts_and_pays_nothing():
+    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    standing, _ = play(loop, loop.start(net), 0, 1)
+    arms = standing.states["fedbr"]["arms"]
+    assert [arm["p"] for arm in arms.values()] == [[0.0], [0.0]] and [arm["n"] for arm in arms.values()] == [
+        [1.0],
+        [1.0],
+    ]
+    later, _ = play(loop, standing, 1, 2)
+    assert all(arm["p"] != [0.0] for arm in later.states["fedbr"]["arms"].values())
+
+
+def test_random_blocks_need_no_bandit_to_differ():
+    rows = shoal.run(method="fedbr_ran", model="lenet", rounds=4, devices=6, sample=6, engine="serial").history.rows
+    sizes = [row["bytes_by"]["down"]["model"] for row in rows]
+    assert sizes[1] < sizes[0] == sizes[2]
+
+
+@pytest.mark.parametrize("method", ["fedbr+fedprox", "fedmlb+fjord", "fedmlb+topk", "fedbr+mixup", "fedmlb+scaffold"])
+def test_compositions_learn(method):
+    result = shoal.run(method=method, rounds=5, devices=6, sample=6, epochs="2", engine="batched")
+    assert result.history.rows[-1]["accuracy"] > 0.3
+
+
+def test_a_codec_of_differences_is_refused():
+    with pytest.raises(ShoalError, match="returns whole models"):
+        shoal.run(method="fedbr+topk", rounds=1)
+    with pytest.raises(ShoalError, match="works on blocks"):
+        FedMLB().model(Net(nn.Sequential(nn.Linear(3, 2)), (3,), 2))
