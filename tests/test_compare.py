@@ -1,15 +1,21 @@
 """Comparisons: the numbers in the table, equal conditions for all, and budgets that stop in time."""
 
+import itertools
+from dataclasses import replace
 from functools import cache
 from statistics import mean, stdev
 from typing import Any, cast
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
 import shoal
 from shoal import History, Recipe, Result
-from shoal.compare import Comparison, compare, go_on
+from shoal.cli import budget_tables, by_blocks
+from shoal.compare import Budgets, Comparison, compare, go_on
 
 TINY: dict[str, Any] = {"devices": 6, "sample": 3, "rounds": 4, "steps": "2", "batch": 8}
 RECIPE = Recipe(**TINY)
@@ -65,6 +71,167 @@ def test_the_table_is_made_from_the_histories():
         assert row["method"] == method
         assert (row["accuracy"], row["spread"]) == (mean(ends), stdev(ends))
         assert (row["bytes"], row["macs"]) == (mean(sent), mean(sum(r.history["macs_work"]) for r in results))
+
+
+# at equal cost --------------------------------------------------------------------------------------------------------
+def course(*accuracies: float | None, seed: int = 0, seconds: float = 1.0, sent: int = 10, **more: Any) -> Result:
+    """A result whose rounds all cost the same: so many seconds, so many bytes down and 5 up."""
+    costs = {"bytes_down": sent - 5, "bytes_up": 5, "macs_work": 1, "sim_seconds": seconds, "wall_seconds": 1.0}
+    rows = [{"round": n, "accuracy": a, **costs, **more} for n, a in enumerate(accuracies)]
+    return Result(Recipe(seed=seed), History(rows), cast(Any, None), {})
+
+
+def told(found: list[dict[str, Any]]) -> list[tuple]:
+    return [(at["cost"], at["budget"], at["accuracy"]) for at in found]
+
+
+TWO = Comparison({"slow": [course(0.1, 0.2, 0.3, seconds=2.0)], "fat": [course(0.4, 0.5, 0.6, sent=20)]})
+
+
+def test_the_default_budget_is_what_the_cheapest_method_spent():
+    """In all, slow took 6 seconds and 30 bytes, fat 3 seconds and 60 bytes."""
+    found = TWO.at_budgets()
+    assert told(found["slow"]) == [("seconds", 3.0, 0.1), ("bytes", 30, 0.3)]
+    assert told(found["fat"]) == [("seconds", 3.0, 0.6), ("bytes", 30, 0.4)]
+    assert [row["at_budgets"] for row in TWO.table()] == list(found.values())
+
+
+def test_budgets_that_were_asked_for():
+    found = TWO.at_budgets(seconds=[4, 1.0], bytes=[25])
+    assert told(found["slow"]) == [("seconds", 1.0, None), ("seconds", 4.0, 0.2), ("bytes", 25.0, 0.2)]
+    assert told(found["fat"]) == [("seconds", 1.0, 0.4), ("seconds", 4.0, 0.6), ("bytes", 25.0, 0.4)]
+    assert replace(TWO, budgets=Budgets((4, 1.0), (25,))).at_budgets() == found
+    assert told(TWO.at_budgets(bytes=[10])["fat"]) == [("seconds", 3.0, 0.6), ("bytes", 10.0, None)]
+
+
+def test_the_mean_and_spread_of_the_seeds_that_fit():
+    seeds = [course(0.2, 0.5), course(0.4, 0.7, seed=1), course(0.9, 0.9, seed=2, seconds=5.0)]
+    at, _ = Comparison({"m": seeds}).at_budgets(seconds=[1.5])["m"]
+    assert (at["accuracy"], at["spread"], at["seeds"]) == (pytest.approx(0.3), pytest.approx(0.02**0.5), 2)
+    at, _ = Comparison({"m": seeds}).at_budgets(seconds=[0.5])["m"]
+    assert (at["accuracy"], at["spread"], at["seeds"]) == (None, None, 0)
+
+
+def test_the_cheapest_is_looked_for_seed_by_seed():
+    """Seed 1 draws slower devices; the cheaper method counts to its end under both."""
+    cheap = [course(0.1, 0.2), course(0.3, 0.4, seed=1, seconds=3.0)]
+    dear = [course(0.5, 0.6, seconds=1.5), course(0.7, 0.8, seed=1, seconds=4.5)]
+    found = Comparison({"cheap": cheap, "dear": dear}).at_budgets()
+    assert [found[m][0]["budget"] for m in found] == [4.0, 4.0]  # 2 seconds under seed 0, 6 under seed 1
+    assert [found[m][0]["accuracy"] for m in found] == [pytest.approx(0.3), pytest.approx(0.6)]
+
+
+def test_methods_of_different_seeds_still_have_equal_budgets():
+    long, short = course(0.1, 0.2, 0.3, 0.4), course(0.5, 0.6, seed=7)
+    found = Comparison({"long": [long], "short": [short]}).at_budgets()
+    assert told(found["long"]) == [("seconds", 2.0, 0.2), ("bytes", 20, 0.2)]
+    assert told(found["short"]) == [("seconds", 2.0, 0.6), ("bytes", 20, 0.6)]
+
+
+def test_a_method_that_costs_nothing_leaves_the_others_their_budget():
+    free = Result(Recipe(), History([{"round": 0, "accuracy": 0.9}]), cast(Any, None), {})
+    found = Comparison({"free": [free], "m": [course(0.1, 0.2)]}).at_budgets()
+    assert told(found["free"]) == [("seconds", 2.0, 0.9), ("bytes", 20, 0.9)]
+    assert told(found["m"]) == [("seconds", 2.0, 0.2), ("bytes", 20, 0.2)]
+
+
+runs = st.lists(
+    st.builds(
+        lambda accuracies, seconds, sent: (accuracies, seconds, sent),
+        st.lists(st.none() | st.integers(0, 100).map(lambda n: n / 100), min_size=1, max_size=6),
+        st.floats(0.01, 100),
+        st.integers(6, 10**6),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(runs, min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_budgets_do_not_depend_on_any_order(drawn, random):
+    made = {
+        f"m{n}": [course(*a, seed=s, seconds=t, sent=b) for s, (a, t, b) in enumerate(own)]
+        for n, own in enumerate(drawn)
+    }
+    mixed = random.sample(list(made), len(made))
+    other = Comparison({m: random.sample(made[m], len(made[m])) for m in mixed}).at_budgets()
+    found = Comparison(made).at_budgets()
+    assert {m: [approximately(at) for at in own] for m, own in other.items()} == found
+    for (method, own), nth in itertools.product(found.items(), (0, 1)):
+        column = ("sim_seconds",) if nth == 0 else ("bytes_down", "bytes_up")
+        assert own[nth]["budget"] <= max(r.history.total(*column) for r in made[method]) * (1 + 1e-12)
+
+
+def approximately(at: dict[str, Any]) -> Any:
+    return at | {k: pytest.approx(at[k], abs=1e-12) for k in ("budget", "accuracy", "spread") if at[k] is not None}
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), 10**400, True, "many", None])
+@pytest.mark.parametrize("kind", ["seconds", "bytes"])
+def test_a_budget_that_is_none(kind, wrong):
+    with pytest.raises(shoal.ShoalError, match=f"{kind} is no cost .* Give a number of {kind} above 0") as error:
+        Budgets(**{kind: (1.0, wrong)})
+    assert error.value.kind.name == "bad-value"
+
+
+def test_a_real_comparison_at_equal_cost(tmp_path):
+    """scaffold sends twice as much as fedavg, so it has half of the rounds for the same bytes."""
+    recipe = Recipe(**TINY, out=str(tmp_path / "c"))
+    whole = compare(["fedavg", "scaffold"], recipe, budgets=Budgets(bytes=(1e6,)))
+    for method, [result] in whole.results.items():
+        at_seconds, at_bytes = whole.at_budgets()[method]
+        assert at_bytes["budget"] == 1e6 and at_bytes["accuracy"] == by_search(result.history, 1e6)
+        assert at_seconds["budget"] == whole.results["fedavg"][0].history.total("sim_seconds")
+    assert whole.at_budgets()["fedavg"][0]["accuracy"] == whole.results["fedavg"][0].accuracy
+    halves = replace(whole, budgets=Budgets()).at_budgets()
+    assert halves["scaffold"][1]["accuracy"] == whole.results["scaffold"][0].history["accuracy"][1]
+    assert go_on(tmp_path / "c").at_budgets() == whole.at_budgets()
+
+
+def by_search(history: History, budget: float) -> float | None:
+    fitting = [n for n in range(1, 5) if History(history.rows[:n]).total("bytes_down", "bytes_up") <= budget]
+    return history["accuracy"][fitting[-1] - 1] if fitting else None
+
+
+def shown(comparison: Comparison) -> list[str]:
+    """The lines of the small tables as a terminal of 80 columns shows them."""
+    console = Console(width=80)
+    with console.capture() as made:
+        console.print(*budget_tables(comparison))
+    return [" ".join(text.split()) for text in made.get().splitlines() if any(c.isalnum() for c in text)]
+
+
+def test_the_small_table_below_the_first():
+    assert shown(TWO) == ["at equal cost within 3 s within 30 B", "slow 0.100 0.300", "fat 0.600 0.400"]
+    several = Comparison({"m": [course(0.5), course(0.6, seed=1, seconds=9.0)]}, budgets=Budgets((1, 10), (5, 11)))
+    assert shown(several)[1:] == ["m 1/2: 0.500 0.550 ± 0.071 - 0.550 ± 0.071"]
+
+
+def test_one_method_alone_has_no_equals_unless_asked():
+    alone = Comparison({"m": [course(0.5)]})
+    assert budget_tables(alone) == [] and len(budget_tables(replace(alone, budgets=Budgets(bytes=(30,))))) == 1
+
+
+def test_many_budgets_make_several_tables_that_fit_a_terminal():
+    seeds = [course(0.5), course(0.6, seed=1)]
+    many = Comparison({"fedprox(mu=0.1)": seeds, "b": seeds}, budgets=Budgets(tuple(range(1, 7)), (30, 40)))
+    heads = [text for text in shown(many) if text.startswith("at equal cost")]
+    assert [text.count("within") for text in heads] == [4, 2, 2]
+    assert not any("…" in text for text in shown(many))
+
+
+def test_where_the_budgets_come_from_is_said():
+    assert "cheapest" in Budgets().told() and "given" not in Budgets().told()
+    assert "given" in Budgets((1,), (1,)).told() and "cheapest" not in Budgets((1,), (1,)).told()
+    assert Budgets((1,)).told().endswith("given; for bytes, within what the cheapest method spent in all.")
+
+
+def test_bytes_with_blocks_counted_alike_are_told_where_a_method_has_them():
+    both = Comparison({"all": [course(0.1)], "some": [course(0.1, 0.2, bytes_down_by_blocks=600)]})
+    first, second = both.table()
+    assert "bytes_down_by_blocks" not in first and second["bytes_down_by_blocks"] == 1200
+    assert by_blocks(both) == "some 1.2 kB" and by_blocks(TWO) == ""
 
 
 # equal conditions -----------------------------------------------------------------------------------------------------
@@ -127,7 +294,8 @@ def test_a_comparison_that_cannot_be_made(methods, seeds, kind):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "methods = 5\nseeds = 1", "methods = ['fedavg']", "methods = [5]\nseeds = 1", "methods = []\nseeds = 1", "["],
+    ["", "methods = 5\nseeds = 1", "methods = ['fedavg']", "methods = [5]\nseeds = 1", "methods = []\nseeds = 1", "["]
+    + [f"methods = ['fedavg']\nseeds = 1\nbudget_{wrong}" for wrong in ("bytes = 5", "seconds = ['a']", "bytes = [0]")],
 )
 def test_a_damaged_list_of_methods(tmp_path, text):
     (tmp_path / "compare.toml").write_text(text)

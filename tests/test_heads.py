@@ -58,6 +58,19 @@ def test_what_was_added_is_cut_along(make: str):
     torch.testing.assert_close(small.apply(small.initial, x)[0], net.apply(masked, x)[0])
 
 
+def test_cuts_move_to_the_layers_that_take_the_place_of_the_old_one():
+    """What reads the features reads them in the first new layer; the rows of the classes are those of the second."""
+    net = lenet((3, 32, 32), 10)
+    moved = {("weight", 1): "0.weight", ("weight", 0): "1.weight", ("bias", 0): "1.bias"}
+    made = reheaded(net, lambda old: nn.Sequential(nn.Linear(84, 7), nn.Linear(7, 10)), {}, "mine", moved)
+    found = {a.name: {(c.tensor, c.dim, c.reads) for c in a.cuts} for a in (*made.axes, *made.rows)}
+    assert found["fc2"] == {("fc2.weight", 0, False), ("fc2.bias", 0, False), ("fc3.0.weight", 1, True)}
+    assert found["fc3:output"] == {("fc3.1.weight", 0, False), ("fc3.1.bias", 0, False)}
+    assert {a.name: a for a in made.axes}["fc1"] == {a.name: a for a in net.axes}["fc1"]
+    without = reheaded(net, lambda old: nn.Sequential(nn.Linear(84, 7), nn.Linear(7, 10)), {}, "mine")
+    assert not without.rows and not any(c.tensor.startswith("fc3") for a in without.axes for c in a.cuts)
+
+
 def test_a_model_without_a_linear_layer_is_refused():
     net = Net(nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()), (1, 4, 4), 3)
     with pytest.raises(ShoalError, match="mine works on the last linear layer"):

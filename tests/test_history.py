@@ -1,6 +1,7 @@
 """The history of a run as a table, and as lines on disk."""
 
 import json
+from itertools import accumulate
 from math import inf, nan
 from pathlib import Path
 
@@ -56,6 +57,61 @@ def test_to_target_is_the_cost_until_the_first_round_that_reached_it():
     assert History(ROWS).to_target(0.1) == {"rounds": 1, "sim_seconds": 0.5, "bytes": 110, "macs": 7}
     assert History(ROWS).to_target(0.61) == {"rounds": 5, "sim_seconds": 4.0, "bytes": 560, "macs": 35}
     assert History(ROWS).to_target(0.95) is None
+
+
+def test_total_of_what_only_some_rounds_tell():
+    told = [row(0, 0.1, bytes_down_by_blocks=40), row(1, 0.2), row(2, 0.3, bytes_down_by_blocks=2)]
+    assert History(told).total("bytes_down_by_blocks") == 42
+    assert History(ROWS).total("bytes_down_by_blocks") == 0
+
+
+def test_what_only_some_methods_tell_must_be_a_number_where_it_is_told(tmp_path):
+    for wrong in ('"many"', "null", "[]"):
+        text = json.dumps(row(0, 0.1))[:-1] + f', "bytes_down_by_blocks": {wrong}}}\n'
+        (tmp_path / "h.jsonl").write_text(text)
+        with pytest.raises(ShoalError, match="line 1: a cost is not a number"):
+            read_history(tmp_path / "h.jsonl")
+
+
+# at a budget ----------------------------------------------------------------------------------------------------------
+def test_at_a_budget_by_hand():
+    """Seconds add up to 0.5, 1, 1.5, 2 and 4; bytes to 110, 230, 340, 450 and 560; round 1 is not evaluated."""
+    history = History(ROWS)
+    budgets = (0.4, 0.5, 1.2, 1.5, 3.9, 4.0, 9.0)
+    assert [history.at_budget(b, "sim_seconds") for b in budgets] == [None, 0.1, 0.1, 0.6, 0.5, 0.9, 0.9]
+    both = [history.at_budget(b, "bytes_down", "bytes_up") for b in (109, 110, 339, 340, 559, 560)]
+    assert both == [None, 0.1, 0.1, 0.6, 0.5, 0.9]
+    assert History().at_budget(1.0, "sim_seconds") is None
+    assert History([row(0, None)]).at_budget(1.0, "sim_seconds") is None
+
+
+costs = st.floats(0, 1e6) | st.integers(0, 10**12)
+courses = st.lists(st.tuples(costs, costs, st.booleans()), max_size=12)
+
+
+def course(drawn: list[tuple[float, float, bool]]) -> History:
+    """A history whose accuracies are the numbers of their rounds, from 1."""
+    return History([row(n, n + 1 if e else None, bytes_down=d, bytes_up=u) for n, (d, u, e) in enumerate(drawn)])
+
+
+@given(courses, costs)
+def test_no_round_at_a_budget_exceeds_it_and_none_later_fits(drawn, budget):
+    history = course(drawn)
+    at = history.at_budget(budget, "bytes_down") or 0
+    spent = zip(history["accuracy"], accumulate(history["bytes_down"]))
+    assert all((cost <= budget) == (number <= at) for number, cost in spent if number is not None)
+
+
+@given(courses, costs, costs)
+def test_more_budget_is_never_an_earlier_round(drawn, one, other):
+    small, large = (course(drawn).at_budget(b, "bytes_down", "bytes_up") or 0 for b in sorted((one, other)))
+    assert small <= large
+
+
+@given(courses)
+def test_what_was_spent_in_all_is_enough_for_the_last_round(drawn):
+    for columns in (["sim_seconds"], ["bytes_down"], ["bytes_down", "bytes_up"]):
+        assert course(drawn).at_budget(course(drawn).total(*columns), *columns) == course(drawn).last("accuracy")
 
 
 def test_two_runs_are_the_same_course_whatever_the_clock_said():

@@ -63,6 +63,8 @@ OTHER_VALUES = [
     "fedkt(epochs=1)",
     "fedda(beta=0.3)",
     "fedda(beta=0.5, walk='momentum')",
+    "moon(mu=1.0, temperature=0.1, width=5)",
+    "moon(width=0)",
     "signsgd(lr=0.1)",
 ]
 EACH: list[Part] = [*(cls() for cls in shipped().values()), *TINY]

@@ -116,6 +116,55 @@ def test_the_page_holds_the_numbers_of_the_histories(place):
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in pictures)
 
 
+def table_of(page: Path, caption: str) -> list[list[str]]:
+    """The words of a table by rows."""
+    found = re.search(f'aria-label="{caption}"><table>(.*?)</table>', page.read_text(), re.S)
+    assert found
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", found[1], re.S)]
+    return [[unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in cells]
+
+
+def set_history(folder: Path, accuracies: list[float | None], seconds: float, sent: int, **more) -> None:
+    """Rounds of equal cost in the place of those of a run."""
+    costs = {"bytes_down": sent, "bytes_up": 0, "macs_work": 1, "sim_seconds": seconds, "wall_seconds": 1.0, **more}
+    lines = [json.dumps({"round": n, "accuracy": a, "loss": a, **costs}) for n, a in enumerate(accuracies)]
+    (folder / "history.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_the_page_compares_at_equal_cost(place, no_pictures):
+    for seed in (0, 1):
+        set_history(place / "both" / "0-fedavg" / f"seed-{seed}", [0.1, 0.2 + 0.2 * seed, 0.5], 1.0, 2000)
+        set_history(place / "both" / "1-scaffold" / f"seed-{seed}", [0.3, 0.6, 0.7], 2.0, 1000)
+    page = write_report([place / "both"], place / "report.html")[0]
+    heads, budgets, fedavg, scaffold = table_of(page, "Accuracy at equal cost")
+    assert heads == ["", "within simulated time", "within bytes, both ways"]
+    assert budgets == ["method", "3 s", "3 kB"]
+    assert fedavg == ["fedavg", "0.5000 ± 0.0000", "0.1000 ± 0.0000"]
+    assert scaffold == ["scaffold", "0.3000 ± 0.0000", "0.7000 ± 0.0000"]
+    text = page.read_text()
+    assert "<h3>At equal cost</h3>" in text and "what the cheapest method spent in all" in text
+    assert "blocks alike" not in text
+
+    listed = place / "both" / "compare.toml"
+    listed.write_text("budget_seconds = [2, 1.5]\n" + listed.read_text())
+    page = write_report([place / "both"], place / "report.html")[0]
+    _, budgets, fedavg, scaffold = table_of(page, "Accuracy at equal cost")
+    assert budgets == ["method", "1.5 s", "2 s", "3 kB"]
+    assert fedavg[1:3] == ["0.1000 ± 0.0000", "0.3000 ± 0.1414"] and scaffold[1:3] == ["-", "0.3000 ± 0.0000"]
+
+
+def test_one_method_has_nothing_to_be_equal_to(place, no_pictures):
+    assert "At equal cost" not in write_report([place / "slow"], place / "report.html")[0].read_text()
+
+
+def test_bytes_with_blocks_counted_alike_are_a_column_where_a_run_has_them(place, no_pictures):
+    set_history(place / "slow", [0.1, 0.2], 1.0, 1000, bytes_down_by_blocks=600)
+    page = write_report([place / "both", place / "slow"], place / "report.html")[0]
+    _, heads, *rows = table_of(page, "Results of every method")
+    assert [row[heads.index("blocks alike")] for row in rows] == ["-", "-", "1.2 kB"]
+    assert "bytes down, blocks counted alike" in page.read_text()
+
+
 def test_runs_are_grouped_by_all_but_the_seed(place, no_pictures):
     page = write_report([place / "both", place / "slow", place / "both" / "0-fedavg" / "seed-0"], place / "new")[0]
     assert page == place / "new" / "report.html"
@@ -213,7 +262,8 @@ def test_damaged_files_are_named_in_one_sentence(place, name, content):
 @pytest.mark.parametrize(
     "change",
     [{"accuracy": "high"}, {"accuracy": True}, {"bytes_by": 3}, {"bytes_by": {"up": {"model": "x"}}}]
-    + [{"seconds_by": {"up": []}}, {"per_class": 3}, {"bytes_up": float("nan")}, {"macs_work": -1}, {"loss": {}}],
+    + [{"seconds_by": {"up": []}}, {"per_class": 3}, {"bytes_up": float("nan")}, {"macs_work": -1}, {"loss": {}}]
+    + [{"bytes_down_by_blocks": -1}, {"bytes_down_by_blocks": "x"}],
 )
 def test_damaged_rows_are_refused(place, change):
     path = place / "slow" / "history.jsonl"

@@ -418,6 +418,15 @@ FEDMLB = """@inproceedings{kim2022fedmlb,
   archivePrefix = {arXiv}
 }"""
 
+MOON = """@inproceedings{li2021moon,
+  title     = {Model-Contrastive Federated Learning},
+  author    = {Li, Qinbin and He, Bingsheng and Song, Dawn},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year      = {2021},
+  eprint    = {2103.16257},
+  archivePrefix = {arXiv}
+}"""
+
 CITATIONS = {
     "fedavg": FEDAVG,
     "fedprox": FEDPROX,
@@ -465,6 +474,7 @@ CITATIONS = {
     "fedda": FEDDA,
     "fedbr": FEDBR,
     "fedmlb": FEDMLB,
+    "moon": MOON,
     "median": ROBUST,
     "trimmedmean": ROBUST,
 }

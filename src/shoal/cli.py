@@ -8,6 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,7 @@ PANELS = {
     "What is kept": "out checkpoint_every memory_mb",
 }
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
+BY_BLOCKS = "bytes down, blocks counted alike"
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
 Log = Annotated[
@@ -254,31 +256,47 @@ def fading(progress: Progress) -> Watcher:
 
 
 def closing(result) -> Table:
-    """The end of one run, with the bytes that only some methods tell."""
+    """The end of one run, with what only some methods count."""
     table = summary(result)
     if result.history.last("bytes_down_by_blocks") is not None:
-        table.add_row("down, blocks alike", size(result.history.total("bytes_down_by_blocks")))
+        table.add_row(BY_BLOCKS, size(result.history.total("bytes_down_by_blocks")))
     return table
 
 
 def budget_tables(comparison) -> list[Table]:
-    """What methods reach at equal cost, a few budgets at a time so that they fit a terminal; the best stands out."""
+    """What methods reached at equal cost, four budgets side by side at most; the best stand out."""
     found = comparison.at_budgets()
-    asked = next(iter(found.values()), [])
     if len(found) < 2 and not comparison.budgets:
         return []
+    columns = list(zip(*found.values()))
+    kinds = [list(own) for _, own in groupby(columns, lambda column: column[0]["cost"])]
+    kinds = [columns] if len(columns) <= 4 else kinds
     tables = []
-    for first in range(0, len(asked), 4):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left")
-        table.title = "accuracy at equal cost"
-        table.add_column("method", overflow="fold", min_width=12)
-        for at in asked[first : first + 4]:
+    for some in (own[first : first + 4] for own in kinds for first in range(0, len(own), 4)):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("at equal cost", overflow="fold", min_width=12)
+        for at in (column[0] for column in some):
             told = seconds if at["cost"] == "seconds" else size
             table.add_column(f"within {told(at['budget'])}", justify="right")
-        for method, own in found.items():
-            table.add_row(escape(method), *(budget_cell(own[n], n) for n in range(first, min(first + 4, len(own)))))
+        best = [max((at["accuracy"] for at in column if at["seeds"]), default=None) for column in some]
+        for nth, (method, results) in enumerate(comparison.results.items()):
+            cells = [reached(column[nth], len(results)) for column in some]
+            same = [column[nth]["seeds"] and column[nth]["accuracy"] == top for column, top in zip(some, best)]
+            table.add_row(escape(method), *(f"[bold]{c}[/bold]" if top else c for c, top in zip(cells, same)))
         tables.append(table)
     return tables
+
+
+def reached(at: Mapping[str, Any], seeds: int) -> str:
+    """The mean over the seeds that have a round within the budget, and how many have where not all of them."""
+    told = number(at["accuracy"], 3) + (f" ± {at['spread']:.3f}" if at["spread"] is not None else "")
+    return told if at["seeds"] in (0, seeds) else f"{at['seeds']}/{seeds}: {told}"
+
+
+def by_blocks(comparison) -> str:
+    """What methods sent down if all blocks of a model were of one size; nothing where none counts so."""
+    rows = [row for row in comparison.table() if "bytes_down_by_blocks" in row]
+    return ", ".join(f"{row['method']} {size(row['bytes_down_by_blocks'])}" for row in rows)
 
 
 def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
@@ -286,11 +304,12 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(comparison.table()))
     elif not quiet:
-        Console().print(comparison_table(comparison), *budget_tables(comparison), sep="")
-        for row in comparison.table():
-            if "bytes_down_by_blocks" in row:
-                told = f"{row['method']}: {size(row['bytes_down_by_blocks'])} down, {BLOCKS_ALIKE}"
-                Console().print(told, style="dim", markup=False, highlight=False)
+        console = Console()
+        console.print(comparison_table(comparison))
+        if tables := budget_tables(comparison):
+            console.print(*tables, comparison.budgets.told(), sep="", highlight=False)
+        if told := by_blocks(comparison):
+            console.print(f"{BY_BLOCKS}: {told}", markup=False, highlight=False)
     if out:
         from shoal.report import draw
 

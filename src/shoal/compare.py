@@ -54,6 +54,14 @@ class Budgets:
     def __bool__(self) -> bool:
         return bool(self.seconds or self.bytes)
 
+    def told(self) -> str:
+        """Where the budgets come from, in words."""
+        cheapest = [kind for kind in SPENT if not getattr(self, kind)]
+        own = "within what the cheapest method spent in all"
+        if not self:
+            return f"The last accuracy {own}."
+        return "The last accuracy within the budgets given" + "".join(f"; for {kind}, {own}" for kind in cheapest) + "."
+
 
 CHEAPEST = Budgets()
 

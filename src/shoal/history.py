@@ -79,10 +79,10 @@ class History:
 
     def at_budget(self, budget: float, *columns: str) -> float | None:
         """The accuracy of the last evaluated round until which these columns add up to no more than the budget."""
-        found, spent = None, 0
+        found, spent = None, dict.fromkeys(columns, 0)
         for row in self.rows:
-            spent += sum(row.get(c) or 0 for c in columns)
-            if spent > budget:
+            spent = {c: before + (row.get(c) or 0) for c, before in spent.items()}
+            if sum(spent.values()) > budget:
                 break
             found = found if row.get("accuracy") is None else row["accuracy"]
         return found

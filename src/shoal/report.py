@@ -9,7 +9,7 @@ import numpy as np
 from shoal.compare import Comparison
 from shoal.files import write_bytes
 from shoal.history import History
-from shoal.page import facts, groups_in, render
+from shoal.page import budgets_in, facts, groups_in, render
 from shoal.plots import (
     COLOURS,
     canvas,
@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     need_plotting()
     page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
     groups = groups_in(folders)
-    found = facts(groups)
+    found = facts(groups, budgets_in(folders))
     pictures = page.with_name(f"{page.stem}-pictures")
     written = draw_all(found, pictures)
     write_bytes(page, render(groups, found, pictures.name).encode())

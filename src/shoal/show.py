@@ -205,7 +205,10 @@ def methods(files: tuple[str, ...]) -> dict[str, str]:
 
 
 def described(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+    """The first sentence of what is said about it, however many lines it takes."""
+    first = " ".join((thing.__doc__ or "").strip().split("\n\n")[0].split())
+    sentence, dot, _ = first.partition(". ")
+    return sentence + dot.strip()
 
 
 def number(value: float | None, digits: int) -> str:

@@ -16,6 +16,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
 from shoal.core.ledger import Row
 from shoal.core.part import Part
+from shoal.core.plan import WHOLE
 from shoal.core.round import Loop
 from shoal.core.standing import Standing
 from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
@@ -170,6 +171,7 @@ def is_neutral_where_it_says(part: Part) -> None:
         loop, net = tiny_run(method, sizes)
         if not method.parts:
             net = neutral.model(net)
+            machine_of(loop).resize(net, WHOLE)
         standing, _ = play(loop, loop.start(net), 0, rounds)
         ends.append(loop.final(standing, rounds))
     close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")

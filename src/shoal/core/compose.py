@@ -32,6 +32,7 @@ class Method:
 
         found = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
         found["objective"] = tuple(sorted(found["objective"], key=lambda p: p.replaces_loss))
+        found["model"] = tuple(sorted(found["model"], key=lambda p: not p.makes_features))
         for point in ("select", "plan", "weigh"):
             found[point] = tuple(sorted(found[point], key=lambda p: point not in p.sets))
         for point in ("serve", "evaluate"):  # who sets the plan has the last word on what is left of the model

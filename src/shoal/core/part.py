@@ -39,6 +39,8 @@ class Part:
     """Those of select, plan and weigh whose value this part sets rather than scales; one setter each."""
     replaces_loss: ClassVar[bool] = False
     """Whether `objective` ignores the loss it is given; such a part is innermost, and there is one."""
+    makes_features: ClassVar[bool] = False
+    """Whether `model` changes what the features are; such a part is the first to change the model."""
     stage: ClassVar[str] = ""
     """For codecs: rows, sparsify, quantise or pack; they run in that order, one of each."""
     directions: ClassVar[frozenset[str]] = frozenset({"up"})

@@ -132,7 +132,7 @@ class Loop:
             standing = self.prune(standing, round)
 
         row = cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
-        if self.method.codecs("down") and round.net.blocks:
+        if round.net.blocks and any(codec.stage == "rows" for codec in self.method.codecs("down")):
             row["bytes_down_by_blocks"] = by_blocks(jobs, round.net)
         if self.evaluates(row):
             row |= self.judged(standing, replace(round, net=standing.net, params=standing.params)) | self.look(round)

@@ -11,11 +11,11 @@ from typing import Any
 
 from shoal.citations import cited
 from shoal.page.facts import facts, recipe_lines
-from shoal.page.runs import Group, groups_in
-from shoal.page.table import devices_table, results_table, summaries, targets_table
+from shoal.page.runs import Group, budgets_in, groups_in
+from shoal.page.table import budgets_table, devices_table, results_table, summaries, targets_table
 from shoal.plots import COLOURS
 
-__all__ = ["facts", "groups_in", "render"]
+__all__ = ["budgets_in", "facts", "groups_in", "render"]
 
 
 def render(groups: Sequence[Group], found: dict[str, Any], pictures: str) -> str:
@@ -29,7 +29,7 @@ def render(groups: Sequence[Group], found: dict[str, Any], pictures: str) -> str
         style=asset("page.css"),
         setting=escape(setting(groups)),
         summaries=summaries(found["groups"]),
-        table=results_table(found) + targets_table(found),
+        table=results_table(found) + targets_table(found) + budgets_table(found),
         devices_table=devices_table(found["groups"]),
         recipes=recipes(groups),
         citations=citations(groups),

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from shoal.compare import Comparison
+from shoal.compare import CHEAPEST, Budgets, Comparison
 from shoal.page.runs import METRICS, PLACES, Group, Run
 from shoal.plots import cause_colours, cause_order
 from shoal.recipe import toml
@@ -17,15 +17,19 @@ POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
 """The most points of a curve, bars of a stack, devices and classes of a split that a page shows."""
 
 
-def facts(groups: Sequence[Group]) -> dict[str, Any]:
+def facts(groups: Sequence[Group], budgets: Budgets = CHEAPEST) -> dict[str, Any]:
     """Everything the page draws."""
     made = [group_facts(group) for group in groups]
+    together = Comparison(cast(Any, {group.label: group.runs for group in groups}), budgets=budgets).at_budgets()
+    for group in made:
+        group["table"]["at_budgets"] = together[group["label"]]
     return {
         "groups": made,
         "metrics": [metric for metric in METRICS if any(metric in group["curves"] for group in made)],
         "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
         "colours": {what: cause_colours(made, what) for what in ("bytes", "seconds")},
         "splits": splits(groups),
+        "budgets": budgets.told() if budgets or len(made) > 1 else None,
     }
 
 

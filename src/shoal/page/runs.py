@@ -8,10 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.compare import LIST, listed_in
+from shoal.compare import LIST, Budgets, listed_in
 from shoal.core.errors import ShoalError
 from shoal.files import damaged, disk_errors
-from shoal.history import SUMMED, History, read_history
+from shoal.history import SUMMED, SUMMED_WHERE_TOLD, History, read_history
 from shoal.recipe import Recipe
 from shoal.store import Folder
 
@@ -83,6 +83,12 @@ def run_folders(path: Path) -> list[Path]:
     return [folder for folder in found if (folder / "recipe.toml").is_file()]
 
 
+def budgets_in(folders: Sequence[Path]) -> Budgets:
+    """All budgets at which these comparisons were asked to compare."""
+    asked = [listed_in(path).budgets for path in folders if (path / LIST).is_file()]
+    return Budgets(tuple(b for own in asked for b in own.seconds), tuple(b for own in asked for b in own.bytes))
+
+
 def read_run(path: Path) -> Run:
     folder = Folder.open(path, to_write=False)
     try:
@@ -100,6 +106,8 @@ def check_row(row: dict[str, Any]) -> None:
     """Everything the report draws must be a number; an evaluation may be missing."""
     for column in SUMMED:
         amount(row[column], column)
+    for column in SUMMED_WHERE_TOLD:
+        amount(row.get(column, 0), column)
     for column in METRICS:
         row[column] = None if row.get(column) is None else finite(row[column], column)
     for column in ("bytes_by", "seconds_by"):

@@ -40,14 +40,26 @@ def results_table(found: dict[str, Any]) -> str:
     for metric, name in (("loss", "loss"), ("top3", "top-3"), ("perplexity", "perplexity")):
         if metric in found["metrics"]:
             columns.append(("at the end", name, lambda r, metric=metric: number(r[metric], 4)))
+    columns.append(("in all", "down", lambda r: size(r["bytes_down"])))
+    by_blocks = any("bytes_down_by_blocks" in group["table"] for group in groups)
+    if by_blocks:
+        columns.append(("in all", "blocks alike", blocks_alike))
     columns += [
-        ("in all", "down", lambda r: size(r["bytes_down"])),
         ("in all", "up", lambda r: size(r["bytes_up"])),
         ("in all", "MACs", lambda r: count(r["macs"])),
         ("in all", "simulated", lambda r: seconds(r["sim_seconds"])),
         ("in all", "wall", lambda r: seconds(r["wall_seconds"])),
     ]
-    return table(columns, groups, "Results of every method")
+    return table(columns, groups, "Results of every method") + (BY_BLOCKS if by_blocks else "")
+
+
+def blocks_alike(row: dict[str, Any]) -> str:
+    return size(row["bytes_down_by_blocks"]) if "bytes_down_by_blocks" in row else "-"
+
+
+BY_BLOCKS = """
+<p class="note">Blocks alike: bytes down, blocks counted alike, as if all blocks of a model were of one size.</p>
+"""
 
 
 def targets_table(found: dict[str, Any]) -> str:
@@ -68,6 +80,26 @@ TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("bytes_to_target", "bytes", size),
     ("macs_to_target", "MACs", count),
 )
+
+
+def budgets_table(found: dict[str, Any]) -> str:
+    """What each method reached within equal costs; nothing where one method is alone and no budget was given."""
+    if not found["budgets"]:
+        return ""
+    heads = {"seconds": ("within simulated time", seconds), "bytes": ("within bytes, both ways", size)}
+    columns: list[tuple[str, str, Cell]] = []
+    for nth, at in enumerate(found["groups"][0]["table"]["at_budgets"]):
+        head, told = heads[at["cost"]]
+        columns.append((head, told(at["budget"]), lambda r, nth=nth: at_budget(r, nth)))
+    made = table(columns, found["groups"], "Accuracy at equal cost")
+    return f'<h3>At equal cost</h3>{made}<p class="note">{escape(found["budgets"])}</p>'
+
+
+def at_budget(row: dict[str, Any], nth: int) -> str:
+    """The mean over the seeds that have an evaluated round within the budget, and how many have where not all."""
+    at = row["at_budgets"][nth]
+    few = f" ({at['seeds']} of {row['seeds']} seeds)" if 0 < at["seeds"] < row["seeds"] else ""
+    return accuracy(at) + few
 
 
 def some(row: dict[str, Any]) -> str:

@@ -24,9 +24,11 @@ MANY = 10**9
 
 @dataclass(frozen=True)
 class FedAP(Part):
-    """In round `at` devices and the server say which share of the model the curvature of their loss lets go; the mean
-    of these, by samples and likeness of labels, sets a threshold on weights, the threshold a rate for each layer, and
-    of each layer the filters with maps of the lowest rank go. From then on the model is the smaller one.
+    """In round `at` filters go for good, as many as curvature and weights allow.
+
+    Devices and the server say which share of the model the curvature of their loss lets go; the mean of these, by
+    samples and likeness of labels, sets a threshold on weights, the threshold a rate for each layer, and of each layer
+    the filters with maps of the lowest rank go.
     """
 
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})

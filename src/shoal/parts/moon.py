@@ -1,4 +1,4 @@
-"""MOON: features stay near the received model's and away from the last local one's (Li et al. 2021, arXiv:2103.16257)."""
+"""MOON: features like the received model's, and unlike the last local one's (Li et al. 2021, arXiv:2103.16257)."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from shoal.core import tree
 from shoal.core.heads import head_of, reheaded
@@ -28,6 +28,7 @@ class MOON(Part):
     model holds for each of them.
     """
 
+    makes_features: ClassVar = True
     neutral: ClassVar = Neutral({"mu": 0.0})
 
     mu: float = 5.0

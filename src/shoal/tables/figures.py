@@ -21,6 +21,8 @@ TIME = "time_s_to_"
 """Behind it stands an accuracy as 0.54, or as top3_0.31 one of the three likeliest."""
 DEVIATION = "_std"
 """Behind a metric: its deviation over seeds."""
+GB = 2**30
+"""Bytes of a GB of FedBR: its traffic is whole rounds of its model only so."""
 ALONE = ("acc_uniform_test_pct", "acc_client_tests_pct", "local_model_risk", "KL_P_Q")
 """Metrics of a paper that says what models are worth, and nothing of what they cost."""
 
@@ -126,12 +128,15 @@ def always(told: dict[str, Value], runs: Sequence[History], target: float) -> li
     uploaded is not about operations, and one that counts neither is about neither.
     """
     third = all(history.last("top3") is not None for history in runs)
-    accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in told else "acc"
+    percent = any(metric.startswith("acc_pct") for metric in told)
+    plain = "acc_pct" if percent else "acc"
+    accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in told else plain
     aim = [f"{TIME}{'top3_' if third else ''}{target:g}"] if target else []
     alone = [metric for metric in ALONE if metric in told]
     if alone:
         return [*alone, *aim]
-    return [accuracy, *aim, "upload_size" if "upload_size" in told else "mflops"]
+    cost = next((metric for metric in ("upload_size", "bandwidth_GB") if metric in told), "mflops")
+    return [accuracy, *aim, cost]
 
 
 def measured(metric: str, runs: Sequence[History]) -> tuple[Value, float | None, int]:
@@ -195,6 +200,38 @@ def rounds(history: History, rest: str) -> float | None:
     return None if found is None else float(len(found))
 
 
+def ways(history: History) -> tuple[str, str]:
+    """The columns of the traffic as a paper counts it: by blocks that are all of one size, where a run tells that."""
+    by_blocks = history.last("bytes_down_by_blocks") is not None
+    return ("bytes_up", "bytes_down_by_blocks" if by_blocks else "bytes_down")
+
+
+def traffic(history: History, rest: str) -> float | None:
+    """GB both ways, of all devices together."""
+    return history.total(*ways(history)) / GB
+
+
+def traffic_to(history: History, rest: str) -> float | None:
+    found = until(history, rest)
+    return None if found is None else traffic(found, "")
+
+
+def within(history: History, rest: str) -> float | None:
+    """Per cent at the last evaluation within 70 rounds, 900 s or 50 GB."""
+    number, _, unit = rest.partition(" ")
+    try:
+        budget = float(number)
+    except ValueError:
+        return None
+    if unit == "rounds":
+        found = History([row for row in history.rows if row["round"] < budget]).last("accuracy")
+    elif unit == "s":
+        found = history.at_budget(budget, "sim_seconds")
+    else:
+        found = history.at_budget(budget * GB, *ways(history)) if unit == "GB" else None
+    return None if found is None else 100 * found
+
+
 def training(history: History, rest: str) -> float | None:
     """Simulated seconds that the last device of a round computed."""
     spent = [by["compute"] for by in history["seconds_by"] if by]
@@ -239,6 +276,8 @@ class Reader:
 
 READERS = {
     "acc": Reader(last("accuracy"), "accuracy", spread=True),
+    "acc_pct": Reader(last("accuracy", 100), "accuracy %", fixed(2), spread=True),
+    "acc_pct_within_": Reader(within, "% within {}", fixed(2), spread=True),
     "top1_acc_pct": Reader(last("accuracy", 100), "top-1 %", fixed(2), spread=True),
     "top3_acc_pct": Reader(last("top3", 100), "top-3 %", fixed(2), spread=True),
     "acc_uniform_test_pct": Reader(last("accuracy", 100), "accuracy %", fixed(2), spread=True),
@@ -248,6 +287,8 @@ READERS = {
     "rounds_to_": Reader(rounds, "rounds to {}", fixed(0), aims=True),
     TIME: Reader(seconds, "s to {}", short, aims=True, gap=""),
     "time_s_local": Reader(training, "s of training", short, gap=""),
+    "GB_to_": Reader(traffic_to, "GB to {}", fixed(1), aims=True, gap="per cent"),
+    "bandwidth_GB": Reader(traffic, "GB", fixed(1), gap="per cent"),
     "mflops": Reader(operations, "M MACs"),
     "upload_size": Reader(upload, "upload", size, bytes_of, gap="per cent"),
 }

@@ -1,0 +1,95 @@
+"""Device memories as large as a model: how much RAM they take when most of them are on disk.
+
+    python benchmarks/memories.py [--devices 200] [--sample 10] [--memory-mb 512] [--out benchmarks/results/memories.md]
+
+Devices take turns to train ResNet18 (45 MB) with FedBR, which makes each remember the model it came to; after all were
+there once, half of them come again. Each has two samples, so that it is the memories that count. The peak is that of
+the process, data and engine included.
+"""
+
+import argparse
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import ClassVar
+
+import torch
+
+from shoal.assemble import assemble
+from shoal.core.part import Part
+from shoal.core.tree import Tree, nbytes
+from shoal.core.types import Round
+from shoal.data.dataset import DATASETS, Dataset
+from shoal.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class InTurn(Part):
+    """select: the next devices, round the end."""
+
+    sets: ClassVar = frozenset({"select"})
+
+    def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
+        first = round.number * round.sample
+        return sorted((first + i) % len(round.sizes) for i in range(round.sample)), state
+
+
+def noise(samples: int) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(samples + 10, 3, 32, 32, generator=generator)
+    y = torch.randint(10, (samples + 10,), generator=generator)
+    return Dataset("bench", x[:samples], y[:samples], x[samples:], y[samples:], 10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=200)
+    parser.add_argument("--sample", type=int, default=10)
+    parser.add_argument("--memory-mb", type=int, default=512)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    DATASETS["bench"] = lambda: noise(2 * given.devices)
+    recipe = Recipe().revised(
+        data="bench",
+        model="resnet18-imagenet-gn",
+        method="inturn+fedbr",
+        parts=(__file__,),
+        split="iid",
+        devices=given.devices,
+        sample=given.sample,
+        steps="1",
+        batch=2,
+        memory_mb=given.memory_mb,
+        engine="serial",
+    )
+    began = perf_counter()
+    with TemporaryDirectory() as folder:
+        assembly = assemble(recipe, Path(folder))
+        loop = replace(assembly.loop, evaluates=lambda row: False)
+        standing, rounds = loop.start(assembly.net), 3 * given.devices // (2 * given.sample)
+        for number in range(rounds):
+            standing, _ = loop.play(standing, number)
+            assembly.memory.commit(number)
+            if number % 10 == 9:
+                print(f"{number + 1} of {rounds} rounds, peak {peak():.2f} GB", flush=True)
+        one = nbytes(assembly.memory.get(0))
+    line = (
+        f"{given.devices} devices remember {one / 1e6:.1f} MB each, {one * given.devices / 1e9:.1f} GB in all; "
+        f"{rounds} rounds of {given.sample} in {perf_counter() - began:.0f} s, peak RAM {peak():.2f} GB."
+    )
+    print(line)
+    if given.out:
+        options = f"--devices {given.devices} --sample {given.sample} --memory-mb {given.memory_mb}"
+        command = f"python benchmarks/memories.py {options}"
+        given.out.write_text(f"# Memories of devices\n\nCommand: `{command}`, torch {torch.__version__}.\n\n{line}\n")
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+if __name__ == "__main__":
+    main()
