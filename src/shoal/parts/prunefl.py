@@ -27,7 +27,8 @@ class PruneFL(Part):
     their squared gradients, and up to the share `change` of every layer is given up for the elements, wherever they
     are, that gain more per second of a round than the model does; so the size of the model changes too.
 
-    `change` halves every `half_life` rounds. Never is more than the share `most` of all weights kept, or 1 - `rate` if that is more.
+    `change` halves every `half_life` rounds. Never is more than the share `most` of all weights
+    kept, or 1 - `rate` if that is more.
     """
 
     sets: ClassVar = frozenset({"plan"})
