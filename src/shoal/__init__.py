@@ -58,13 +58,15 @@ def compare(
     seeds: int = 1,
     vary: Sequence[str] = (),
     watch: Watcher | None = None,
+    workers: int = 1,
     **recipe: Any,
 ) -> Comparison:
     """Run several methods on the same data, devices and seeds: `compare(["fedavg", "scaffold"], seeds=3)`.
 
-    `vary=["lr=0.01,0.1"]` runs each of them with each of these values.
+    `vary=["lr=0.01,0.1"]` runs each of them with each of these values. `workers=4` divides the runs among so many
+    processes; a script that asks for it needs `if __name__ == "__main__":`.
     """
-    return _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary)
+    return _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary, workers=workers)
 
 
 __all__ = [

@@ -115,6 +115,10 @@ def compare(
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2,...", help="Run each method with each of these values of a recipe key."),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(help="Divide the runs among so many processes; pays for small models on a GPU.", min=1, max=256),
+    ] = 1,
     budget_seconds: Annotated[
         list[float] | None,
         typer.Option(metavar="X", help="Show the accuracies within X simulated seconds; may be given several times."),
@@ -145,7 +149,7 @@ def compare(
     runs = Listing(tuple(methods), recipe, seeds, tuple(vary or ())).runs()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied) as progress:
-        comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets)
+        comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets, workers)
     tell(comparison, recipe.out, quiet, as_json)
 
 

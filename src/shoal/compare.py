@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from shoal.apart import apart
 from shoal.assemble import Shelf
 from shoal.core.errors import ShoalError
 from shoal.engines.pick import crew_of
@@ -194,8 +195,12 @@ def compare(
     watch: Watcher | None = None,
     vary: Sequence[str] = (),
     budgets: Budgets = CHEAPEST,
+    workers: int = 1,
 ) -> Comparison:
-    """Run every method with every seed; with `out`, each in a folder of its own, so that a broken one goes on later."""
+    """Run every method with every seed; with `out`, each in a folder of its own, so that a broken one goes on later.
+
+    With several `workers` the runs are divided among so many processes.
+    """
     listing = Listing(tuple(methods), recipe, seeds, tuple(vary), budgets)
     runs = listing.runs()
     for each in runs.values():
@@ -203,7 +208,7 @@ def compare(
     if recipe.out:
         refuse_taken(Path(recipe.out))
         write_list(Path(recipe.out), listing)
-    return replace(played(runs, recipe.target, watch), budgets=budgets)
+    return replace(played(runs, recipe.target, watch, workers), budgets=budgets)
 
 
 def go_on(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
@@ -242,17 +247,21 @@ def listed_in(path: Path) -> Listing:
     return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary), listed)
 
 
-def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher | None) -> Comparison:
+def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher | None, workers: int = 1) -> Comparison:
     """Every run brought to its end; those that can train side by side do."""
     results: dict[Recipe, Result] = {}
-    for group in alike([recipe for own in runs.values() for recipe in own]):
-        try:
-            results |= brought_to_end(group, watch)
-        except ShoalError as error:
-            if error.kind.name != "interrupted" or not group[0].out:
-                raise
-            whole = Path(group[0].out).parent.parent
-            raise ShoalError("interrupted", error.problem, f"`shoal resume {whole}` goes on from there.") from None
+    every = [recipe for own in runs.values() for recipe in own]
+    try:
+        if workers > 1 and len(every) > 1:
+            results = apart(every, workers, watch)
+        else:
+            for group in alike(every):
+                results |= brought_to_end(group, watch)
+    except ShoalError as error:
+        if error.kind.name != "interrupted" or not every[0].out:
+            raise
+        whole = Path(every[0].out).parent.parent
+        raise ShoalError("interrupted", error.problem, f"`shoal resume {whole}` goes on from there.") from None
     return Comparison({label: [results[recipe] for recipe in own] for label, own in runs.items()}, target)
 
 

@@ -1,0 +1,105 @@
+"""Runs of a comparison in several processes: for runs too small to keep a machine busy from one process.
+
+A GPU that waits for Python between rounds serves several processes as quickly as one. Each process takes every n-th run
+and trains side by side what it can; rounds are told to the parent, results are read from the runs' folders.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from shoal.core.errors import ShoalError, told
+from shoal.data.dataset import HANDED_OVER
+from shoal.history import History
+from shoal.recipe import Recipe
+from shoal.ride import Result, Watcher
+from shoal.runner import opened
+
+PATIENCE = 60
+"""Seconds that a process has to write down where it is, when it is told to stop."""
+
+
+def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dict[Recipe, Result]:
+    """Every run brought to its end, by so many processes."""
+    for recipe in recipes:
+        if recipe.data in HANDED_OVER:
+            problem = "Data that were handed over as Python objects cannot be given to other processes."
+            raise ShoalError("bad-value", problem, "Leave `workers` at 1, or name files.")
+    with TemporaryDirectory(prefix="shoal-runs-") as place:
+        placed = [r if r.out else r.revised(out=f"{place}/{i}") for i, r in enumerate(recipes)]
+        follow(placed, min(workers, len(placed)), watch)
+        made = {recipe: opened(Path(own.out)) for recipe, own in zip(recipes, placed)}
+    return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
+
+
+def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> None:
+    """Start the processes, pass on what they tell, and stop all of them when one fails."""
+    context, started = get_context("spawn"), {}
+    threads = max(1, torch.get_num_threads() // workers)
+    for number in range(workers):
+        near, far = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(far, recipes[number::workers], threads), daemon=True)
+        process.start()
+        far.close()
+        started[near] = process
+    histories, open_ends = {recipe: History() for recipe in recipes}, set(started)
+    try:
+        while open_ends:
+            for end in wait(list(open_ends)):
+                assert isinstance(end, Connection)
+                message = heard(end)
+                if isinstance(message, ShoalError):
+                    raise message
+                if message is None:
+                    open_ends.discard(end)
+                    continue
+                recipe, row = message
+                histories[recipe].append(row)
+                if watch:
+                    watch(recipe, row, histories[recipe])
+    except KeyboardInterrupt:
+        raise ShoalError("interrupted", "Stopped.", "What was reached is in the folders of the runs.") from None
+    finally:
+        for process in started.values():
+            if process.is_alive() and process.pid:
+                os.kill(process.pid, signal.SIGINT)
+            process.join(PATIENCE)
+            if process.is_alive():
+                process.kill()
+
+
+def heard(end: Connection):
+    """A round that was played, a failure, or None when a process is done."""
+    try:
+        return end.recv()
+    except EOFError:
+        problem = "A process that trained some of the runs has died."
+        return ShoalError("interrupted", problem, "Go on with `shoal resume`, or use fewer workers.")
+
+
+def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
+    """What a process does: its own runs, one after the other or side by side."""
+    import shoal.data.noise  # noqa: F401
+    from shoal.compare import alike, brought_to_end
+
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
+    torch.set_num_threads(threads)
+    try:
+        for group in alike(recipes):
+            brought_to_end(group, lambda recipe, row, history: end.send((recipe, row)))
+        end.send(None)
+    except ShoalError as error:
+        end.send(error)
+    except BrokenPipeError:
+        pass  # nobody listens any more
+    except Exception as error:
+        problem = f"A process that trained some of the runs broke ({told(error)})."
+        end.send(ShoalError("bug", problem, "Leave `workers` at 1 to see where, and please report it."))

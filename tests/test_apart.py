@@ -1,0 +1,68 @@
+"""Runs of a comparison divided among processes: the same results, and every way in which a process can fail."""
+
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shoal
+from shoal.core.errors import ShoalError
+
+
+def compared(methods: list[str], rounds: int = 3, **more: Any) -> shoal.Comparison:
+    return shoal.compare(methods, rounds=rounds, devices=4, sample=2, engine="serial", **more)
+
+
+def accuracies(result: shoal.Result) -> list[float]:
+    return [row["accuracy"] for row in result.history.rows]
+
+
+def test_the_results_do_not_depend_on_how_many_processes_there_are():
+    seen: list[tuple[str, int, int]] = []
+    one = compared(["fedavg", "scaffold"], seeds=2)
+    two = compared(
+        ["fedavg", "scaffold"],
+        seeds=2,
+        workers=2,
+        watch=lambda r, row, h: seen.append((r.method, r.seed, len(h))),
+    )
+    for label, results in one.results.items():
+        for a, b in zip(results, two.results[label], strict=True):
+            assert a.recipe == b.recipe and accuracies(a) == accuracies(b)
+            assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
+    assert sorted(seen) == sorted((m, s, n) for m in ("fedavg", "scaffold") for s in (0, 1) for n in (1, 2, 3))
+
+
+def test_folders_are_those_of_any_comparison(tmp_path):
+    compared(["fedavg", "fedprox"], workers=2, out=str(tmp_path / "both"))
+    again = compared(["fedavg", "fedprox"])
+    found = sorted(p.parent.parent.name for p in Path(tmp_path).rglob("history.jsonl"))
+    assert len(found) == 2 and again.results
+
+
+def test_what_is_wrong_in_a_process_is_told_in_one_sentence(tmp_path):
+    model = tmp_path / "broken.py"
+    model.write_text("raise RuntimeError('no such luck')\n")
+    with pytest.raises(ShoalError, match="no such luck"):
+        compared(["fedavg", "fedprox"], workers=2, model=f"{model}:make")
+
+
+def test_data_as_objects_are_refused():
+    data = (torch.randn(20, 3), torch.randint(2, (20,)))
+    with pytest.raises(ShoalError, match="cannot be given to other processes"):
+        compared(["fedavg", "fedprox"], workers=2, data=data)
+
+
+def test_a_process_that_dies_does_not_take_the_others_work_with_it(tmp_path):
+    def killing(recipe, row, history):
+        if recipe.method == "fedprox" and len(history) == 2:
+            active_children()[0].kill()
+            time.sleep(0.2)
+
+    out = tmp_path / "both"
+    with pytest.raises(ShoalError, match="has died") as told:
+        compared(["fedavg", "fedprox"], workers=2, out=str(out), watch=killing, rounds=400)
+    assert told.value.kind.name == "interrupted" and "shoal resume" in told.value.advice
