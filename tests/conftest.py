@@ -5,6 +5,7 @@ is submitted is not refused for a fault of long ago; elsewhere they look for new
 """
 
 import os
+import signal
 
 import torch
 from hypothesis import settings
@@ -13,3 +14,4 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 settings.register_profile("shoal", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("shoal")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
