@@ -27,15 +27,10 @@ from shoal.parts.creff import CReFF, distance, joined, parted
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
 from shoal.probe import tiny_run
-from shoal.testing import Spy, check_pair, check_part, play
+from shoal.testing import Spy, check_pair, play
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)
 WEIGHT, BIAS = "b.weight", "b.bias"
-
-
-@pytest.mark.parametrize("part", [QUICK, CReFF(features=2, match_steps=0, match_lr=3.0, epochs=5, lr=0.5)], ids=str)
-def test_laws(part: Part):
-    check_part(part)
 
 
 @pytest.mark.parametrize("other", [FedNH(), HeteroFL(), HalfWidth(), Sparse(), ServerJoins(), CutOnce()], ids=str)

@@ -29,14 +29,9 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD
 from shoal.probe import scenes_of, tiny_net, tiny_run, visits_of
-from shoal.testing import Spy, check_pair, check_part, play
+from shoal.testing import Spy, check_pair, play
 
 WEIGHT, READ, SCALE = "b.prototypes.weight", "b.read", "b.scale"
-
-
-@pytest.mark.parametrize("part", [FedNH(), FedNH(rho=0.3, scale=5.0)], ids=str)
-def test_laws(part: Part):
-    check_part(part)
 
 
 @pytest.mark.parametrize("other", [FjORD(), FedProx(), FedDrop(), HalfWidth(), ServerJoins(), CutOnce()], ids=str)

@@ -37,15 +37,9 @@ from shoal.parts.prunefl import PruneFL, seconds, worthwhile
 from shoal.parts.slope import slope
 from shoal.parts.spectrum import Loss, rate
 from shoal.probe import scenes_of, tiny_net, tiny_run, visits_of
-from shoal.testing import Spy, check_part, play, site_of
+from shoal.testing import Spy, play, site_of
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]
-OTHERS: list[Part] = [
-    IMC("fixed", 0.5, at=1),
-    IMC("eigen_gap", at=2, images=3, steps=4),
-    PruneFL(0.3, every=1, change=0.5, half_life=2),
-    FedDST(0.5, alpha=0.5, every=1),
-]
 BUSY: list[Part] = [
     IMC("fixed", 0.5, at=1),
     PruneFL(0.4, every=1, change=0.4),
@@ -61,11 +55,6 @@ def round_of(net: Net | None = None) -> Round:
     loop, tiny = tiny_run(Method(), (5, 3, 1, 4))
     net = net or tiny
     return loop.opening(Standing(net, net.initial, {}), 0, Register({}, lambda devices: {}))
-
-
-@pytest.mark.parametrize("part", PARTS + OTHERS, ids=str)
-def test_laws(part: Part):
-    check_part(part)
 
 
 @pytest.mark.parametrize(
