@@ -30,7 +30,7 @@ from shoal.parts.signsgd import SignSGD, vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
 from shoal.probe import tiny_run
-from shoal.testing import check_part, memory_of, play
+from shoal.testing import memory_of, play
 
 CODECS: list[Part] = [
     TopK(0.3),
@@ -88,29 +88,6 @@ tensors = st.builds(
 
 
 # the laws ---------------------------------------------------------------------------------------------------------
-LAWFUL: list[Part] = [
-    TopK(),
-    TopK(0.3, feedback=False, positions="golomb"),
-    DGC(),
-    DGC(0.3, 0.5, 0.1, "1,2", "auto"),
-    STC(),
-    STC(0.3, "auto"),
-    FedPAQ(),
-    FedPAQ(4),
-    Half(),
-    Half("bfloat16", down=True),
-    RandomK(),
-    RandomK(0.4, feedback=False),
-    SignSGD(),
-    SignSGD(0.1),
-]
-
-
-@pytest.mark.parametrize("part", LAWFUL, ids=str)
-def test_laws(part: Part):
-    check_part(part)
-
-
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 @given(tensors)
 @quick

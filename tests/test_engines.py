@@ -73,7 +73,7 @@ def agrees(*crews: Crew, tolerance: float = 1e-9, **recipe: Any) -> None:
 def test_every_model_trains_alike(model):
     large = any(model.startswith(name) for name in ("vgg", "resnet"))
     work = {"steps": "1", "batch": 6, "sample": 2} if large else {"steps": "3", "batch": 6, "sample": 3}
-    agrees(Batched(1), Batched(2), model=model, lr=0.001, **work)
+    agrees(*([] if large else [Batched(1)]), Batched(2), model=model, lr=0.001, **work)
 
 
 def words(seed: int = 0) -> tuple[Tensor, Tensor]:
