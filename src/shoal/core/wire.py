@@ -78,6 +78,8 @@ class Link:
     earlier: tuple["Part", ...] = ()
     memory: Tree = field(default_factory=dict)
     """Where a device decodes, what the codec remembers there."""
+    known: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    """By codec and tensor, where what it sees belongs."""
     blocks: tuple[tuple[str, ...], ...] = ()
     """The tensors of a whole message, block by block, where the model has blocks."""
 
@@ -87,23 +89,35 @@ class Link:
 
     def lift(self, values: Params) -> Params:
         """Values as the codec sees them, brought to full shape; 0 where the plan or an earlier codec left out."""
-        assert self.message is not None
-        message = decode(self.message.values(**values), self.earlier, self)
-        return self.slicer.place({k: message.body[k]["value"] for k in values}, self.like, self.plan)
+        if not self.earlier:
+            return self.slicer.place(values, self.like, self.plan)
+        made = {}
+        for name, value in values.items():
+            full = value.new_zeros(self.like[name].numel())
+            made[name] = full.index_copy_(0, self.places(name), value.flatten()).view(self.like[name].shape)
+        return made
 
     def lower(self, full: Params) -> Params:
         """The other way: of tensors of full shape, what the codec sees. What it owes is kept at full shape."""
         assert self.message is not None
         if not self.earlier:
             return self.slicer.take(full, self.plan)
-        made = {}
-        for name, value in full.items():
-            shape = self.message.body[name]["value"].shape
-            ramp = torch.arange(1, shape.numel() + 1, dtype=torch.float64, device=value.device).view(shape)
-            places = self.lift({name: ramp})[name].flatten()
-            held = places.nonzero().flatten()
-            made[name] = value.flatten()[held[places[held].argsort()]].view(shape)
-        return made
+        shapes = {k: self.message.body[k]["value"].shape for k in full}
+        return {k: v.flatten()[self.places(k)].view(shapes[k]) for k, v in full.items()}
+
+    def places(self, name: str) -> Tensor:
+        """Where each number that the codec sees of a tensor belongs in it: what earlier codecs made of a ramp tells."""
+        assert self.message is not None
+        if (self.part, name) not in self.known:
+            value = self.message.body[name]["value"]
+            ramp = torch.arange(1, value.numel() + 1, dtype=torch.float64, device=value.device).view(value.shape)
+            message = decode(self.message.values(**{name: ramp}), self.earlier, self)
+            found = self.slicer.place({name: message.body[name]["value"]}, self.like, self.plan)[name].flatten()
+            held = found.nonzero().flatten()
+            numbers = found[held]
+            rising = bool((numbers[1:] > numbers[:-1]).all())
+            self.known[self.part, name] = held if rising else held[numbers.argsort()]
+        return self.known[self.part, name]
 
 
 def pack_message(

@@ -100,13 +100,13 @@ def put_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) -> M
         if entry["value"].shape != after[name]:
             raise unfit(name, f"values of shape {tuple(entry['value'].shape)} where {tuple(after[name])} are due")
         if lines:
-            mask = torch.ones(shapes[name], dtype=torch.bool)
+            full, mask = entry["value"], torch.ones((), dtype=torch.bool, device=entry["value"].device)
             for dim, line in lines.items():
-                mask = mask & line.cpu().view([-1 if d == dim else 1 for d in range(mask.dim())])
-            mask = mask.to(entry["value"].device)
-            full = entry["value"].new_zeros(shapes[name])
-            full[mask] = entry["value"].flatten()
-            rest |= {"value": full} | ({"covered": mask} if covers else {})
+                line = line.to(full.device)
+                wide = full.new_zeros([len(line) if d == dim else n for d, n in enumerate(full.shape)])
+                full = wide.index_copy_(dim, line.nonzero().flatten(), full)
+                mask = mask & line.view([-1 if d == dim else 1 for d in range(full.dim())])
+            rest |= {"value": full} | ({"covered": mask.expand(shapes[name])} if covers else {})
         body[name] = rest
     return replace(message, body=body)
 
