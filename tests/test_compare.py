@@ -14,8 +14,8 @@ from rich.console import Console
 
 import shoal
 from shoal import History, Recipe, Result
-from shoal.cli import budget_tables, by_blocks
 from shoal.compare import Budgets, Comparison, compare, go_on
+from shoal.equal_cost import budget_tables, by_blocks
 
 TINY: dict[str, Any] = {"devices": 6, "sample": 3, "rounds": 4, "steps": "2", "batch": 8}
 RECIPE = Recipe(**TINY)

@@ -8,23 +8,20 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
+from shoal.equal_cost import budget_tables, by_blocks
 from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
-from shoal.show import Progress, comparison_table, listing, number, seconds, sheet_tables, size, summary
+from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
 
 app = typer.Typer(
     add_completion=False,
@@ -41,7 +38,6 @@ PANELS = {
     "What is kept": "out checkpoint_every memory_mb",
 }
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
-BY_BLOCKS = "bytes down, blocks counted alike"
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
 Log = Annotated[
@@ -101,7 +97,7 @@ def run(
     with Progress(quiet or as_json, as_json) as progress:
         result = start(resolved(file, sets, given), watcher(progress, log))
     if not (quiet or as_json):
-        Console().print(closing(result))
+        Console().print(summary(result))
 
 
 @app.command()
@@ -204,7 +200,7 @@ def resume(
     if comparison:
         tell(comparison, str(folder), quiet, as_json)
     elif result and not (quiet or as_json):
-        Console().print(closing(result))
+        Console().print(summary(result))
 
 
 @app.command()
@@ -257,50 +253,6 @@ def fading(progress: Progress) -> Watcher:
             progress.bar.update(progress.tasks[recipe.fingerprint()], visible=False)
 
     return row
-
-
-def closing(result) -> Table:
-    """The end of one run, with what only some methods count."""
-    table = summary(result)
-    if result.history.last("bytes_down_by_blocks") is not None:
-        table.add_row(BY_BLOCKS, size(result.history.total("bytes_down_by_blocks")))
-    return table
-
-
-def budget_tables(comparison) -> list[Table]:
-    """What methods reached at equal cost, four budgets side by side at most; the best stand out."""
-    found = comparison.at_budgets()
-    if len(found) < 2 and not comparison.budgets:
-        return []
-    columns = list(zip(*found.values()))
-    kinds = [list(own) for _, own in groupby(columns, lambda column: column[0]["cost"])]
-    kinds = [columns] if len(columns) <= 4 else kinds
-    tables = []
-    for some in (own[first : first + 4] for own in kinds for first in range(0, len(own), 4)):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("at equal cost", overflow="fold", min_width=12)
-        for at in (column[0] for column in some):
-            told = seconds if at["cost"] == "seconds" else size
-            table.add_column(f"within {told(at['budget'])}", justify="right")
-        best = [max((at["accuracy"] for at in column if at["seeds"]), default=None) for column in some]
-        for nth, (method, results) in enumerate(comparison.results.items()):
-            cells = [reached(column[nth], len(results)) for column in some]
-            same = [column[nth]["seeds"] and column[nth]["accuracy"] == top for column, top in zip(some, best)]
-            table.add_row(escape(method), *(f"[bold]{c}[/bold]" if top else c for c, top in zip(cells, same)))
-        tables.append(table)
-    return tables
-
-
-def reached(at: Mapping[str, Any], seeds: int) -> str:
-    """The mean over the seeds that have a round within the budget, and how many have where not all of them."""
-    told = number(at["accuracy"], 3) + (f" ± {at['spread']:.3f}" if at["spread"] is not None else "")
-    return told if at["seeds"] in (0, seeds) else f"{at['seeds']}/{seeds}: {told}"
-
-
-def by_blocks(comparison) -> str:
-    """What methods sent down if all blocks of a model were of one size; nothing where none counts so."""
-    rows = [row for row in comparison.table() if "bytes_down_by_blocks" in row]
-    return ", ".join(f"{row['method']} {size(row['bytes_down_by_blocks'])}" for row in rows)
 
 
 def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:

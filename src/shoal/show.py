@@ -20,6 +20,8 @@ from shoal.core.ledger import Row
 from shoal.history import History
 from shoal.recipe import Recipe
 
+BY_BLOCKS = "bytes down, blocks counted alike"
+
 
 class Progress:
     """A bar per run with accuracy, simulated time, bytes and the time left; with `as_json`, the rows themselves."""
@@ -110,6 +112,8 @@ def summary(result) -> Table:
         table.add_row(f"to {result.recipe.target:g}", told)
     if result.recipe.out:
         table.add_row("folder", result.recipe.out)
+    if result.history.last("bytes_down_by_blocks") is not None:
+        table.add_row(BY_BLOCKS, size(result.history.total("bytes_down_by_blocks")))
     return table
 
 

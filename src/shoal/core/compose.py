@@ -40,9 +40,9 @@ class Method:
         return found
 
     @cached_property
-    def stepping(self) -> frozenset[str]:
-        """The parts that act inside a local step."""
-        return frozenset(p.name() for p in self.parts if p.acts_at("objective") or p.acts_at("step"))
+    def stepping(self) -> tuple[str, ...]:
+        """The parts that act inside a local step, in the order of listing."""
+        return tuple(p.name() for p in self.parts if p.acts_at("objective") or p.acts_at("step"))
 
     def codecs(self, direction: str) -> tuple[Part, ...]:
         """The codecs of one direction in the order of their stages."""

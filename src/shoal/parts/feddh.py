@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.combine import holders_mean
 from shoal.core.errors import ShoalError
+from shoal.core.local_models import local_model
 from shoal.core.net import Net
 from shoal.core.part import Part
 from shoal.core.tree import Params, Tree
@@ -85,8 +86,7 @@ class FedDH(Part):
         assert round.server is not None
         made = {}
         for reply in [r for r in round.replies if key(r.device) not in known and r.device >= 0]:
-            trained = round.anchor | {k: round.anchor[k] + d for k, d in reply.delta.items()}
-            shares = estimated(round.net, trained, round.server, self.beta, self.labels == "literal")
+            shares = estimated(round.net, local_model(reply, round), round.server, self.beta, self.labels == "literal")
             made[key(reply.device)] = shares * reply.size
         return known | made
 
