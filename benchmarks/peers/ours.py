@@ -1,22 +1,27 @@
 """shoal, through the calls that its users make.
 
     python benchmarks/peers/ours.py JOB ROUNDS [--engine auto] [--compute cpu] [--threads 0]
-                                    [--eval-every 10 | --seeds 3]
+                                    [--eval-every 10 | --seeds 3 [--workers 2]]
 
 Seconds are the rows' `wall_seconds`. With `--eval-every` a test half of 10,000 samples is judged, and what share of the
 time that takes is told; with `--seeds` several runs are played by `shoal.compare`, and the seconds are those of a round
-of all of them together.
+of all of them together. With `--workers` as well they are divided among processes, which read the data from files in
+the form of MNIST's: bytes of noise, for the small job alone.
 """
 
 import logging
+import struct
 from argparse import Namespace
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
-from jobs import JOBS, Job, asked, load, load_tests, report
+from jobs import CLASSES, FOLDER, JOBS, TESTS, Job, asked, load, load_tests, report
 
 import shoal
 
@@ -29,17 +34,20 @@ class Enough(Exception):
 
 
 class Watch:
-    """Keeps the row of every round and the time at which it came; stops the runs after some rounds of each."""
+    """Keeps the row of every round and the time at which it came; stops the runs when the last has played enough."""
 
     def __init__(self, rounds: int, runs: int = 1) -> None:
-        self.wanted = rounds * runs
+        self.rounds, self.runs = rounds, runs
+        self.played: Counter[shoal.Recipe] = Counter()
         self.rows: list[dict[str, Any]] = []
         self.times: list[float] = []
 
     def __call__(self, recipe: shoal.Recipe, row: dict[str, Any], history: shoal.History) -> None:
-        self.rows.append(row)
-        self.times.append(perf_counter())
-        if len(self.rows) == self.wanted:
+        self.played[recipe] += 1
+        if self.played[recipe] <= self.rounds:
+            self.rows.append(row)
+            self.times.append(perf_counter())
+        if len(self.rows) == self.rounds * self.runs:
             raise Enough
 
     @property
@@ -87,9 +95,28 @@ def data_of(job: Job, tests: int | None) -> tuple[torch.Tensor, ...]:
     return x.flatten(0, 1), y.flatten(), test_x, test_y
 
 
+def in_files(job: Job) -> dict[str, str]:
+    """As many samples in files, where other processes find them."""
+    assert job.shape == (784,), "only the small job has the form of MNIST"
+    folder = FOLDER / "data" / "files"
+    place = folder / "MNIST" / "raw"
+    place.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    for name, size in (("train", job.devices * job.samples), ("t10k", TESTS)):
+        pictures = generator.integers(0, 256, (size, *job.shape), np.uint8)
+        labels = generator.integers(0, CLASSES, size, np.uint8)
+        write(place / f"{name}-images-idx3-ubyte", struct.pack(">4i", 2051, size, 28, 28), pictures)
+        write(place / f"{name}-labels-idx1-ubyte", struct.pack(">2i", 2049, size), labels)
+    return {"data": "mnist", "data_dir": str(folder)}
+
+
+def write(path: Path, head: bytes, numbers: np.ndarray) -> None:
+    path.write_bytes(head + numbers.tobytes())
+
+
 def recipe_of(job: Job, given: Namespace) -> dict[str, Any]:
-    return {
-        "data": data_of(job, None if given.eval_every else 10),
+    given_data = in_files(job) if given.workers > 1 else {"data": data_of(job, None if given.eval_every else 10)}
+    return given_data | {
         "model": job.model,
         "split": "iid",
         "devices": job.devices,
@@ -118,12 +145,13 @@ def many_runs(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
     """Several seeds by `shoal.compare`; the first two rounds, in which things are set up, do not count."""
     watch, said = Watch(given.rounds + 2, given.seeds), Said()
     with suppress(Enough):
-        shoal.compare(["fedavg"], seeds=given.seeds, watch=watch, **recipe_of(job, given))
+        shoal.compare(["fedavg"], seeds=given.seeds, watch=watch, workers=given.workers, **recipe_of(job, given))
     return watch.of_all(), {"runs": given.seeds, "engine": said.engine}
 
 
 def main() -> None:
-    given = asked(engine=(str, "auto"), compute=(str, "cpu"), threads=(int, 0), eval_every=(int, 0), seeds=(int, 0))
+    options = {"threads": (int, 0), "eval_every": (int, 0), "seeds": (int, 0), "workers": (int, 1)}
+    given = asked(engine=(str, "auto"), compute=(str, "cpu"), **options)
     if given.threads:
         torch.set_num_threads(given.threads)
     seconds, more = (many_runs if given.seeds else one_run)(JOBS[given.job], given)
