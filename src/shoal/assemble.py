@@ -28,7 +28,7 @@ from shoal.data.own import validation
 from shoal.data.server import hold_back, withheld
 from shoal.data.sources import SOURCES, load
 from shoal.data.splits import parse_split
-from shoal.data.virtual import Population
+from shoal.data.virtual import Held, Population
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.files import read_tensors
@@ -60,15 +60,20 @@ Shelf = dict[tuple, Dataset]
 """Data sets as they are trained on; runs that share a shelf share them."""
 
 
-def assemble(recipe: Recipe, memory_folder: Path | None = None, shelf: Shelf | None = None) -> Assembly:
-    """Put the pieces together; whatever is wrong with the recipe is told here, before anything is computed."""
+def assemble(
+    recipe: Recipe, memory_folder: Path | None = None, shelf: Shelf | None = None, elsewhere: bool = False
+) -> Assembly:
+    """Put the pieces together; whatever is wrong with the recipe is told here, before anything is computed.
+
+    With `elsewhere` devices hold their own samples, and nobody here knows how many.
+    """
     method = method_of(recipe)
     streams = Streams(recipe.seed)
     place = compute_device(recipe.compute)
     dtype, half = numbers_of(recipe.precision, place)
     dataset = dataset_of(recipe, streams)
     labels = dataset.targets.numpy()
-    held, server = spread(recipe, dataset, streams)
+    held, server = spread(recipe, dataset, streams, elsewhere)
     key = (recipe.data, recipe.data_dir, recipe.normalise, dtype, place, recipe.validation and recipe.seed)
     shelf = {} if shelf is None else shelf
     if key not in shelf:
@@ -165,7 +170,9 @@ def dataset_of(recipe: Recipe, streams: Streams) -> Dataset:
     return validation(dataset, recipe.validation, streams.number("validation")) if recipe.validation else dataset
 
 
-def spread(recipe: Recipe, dataset: Dataset, streams: Streams) -> tuple[Population, np.ndarray]:
+def spread(
+    recipe: Recipe, dataset: Dataset, streams: Streams, elsewhere: bool = False
+) -> tuple[Population, np.ndarray]:
     """The samples of each device and of the server."""
     labels = dataset.targets.numpy()
     left = np.arange(len(labels))
@@ -173,6 +180,8 @@ def spread(recipe: Recipe, dataset: Dataset, streams: Streams) -> tuple[Populati
     if recipe.server_data:
         server = hold_back(recipe.server_data, labels, streams.numpy("server-data"))
         left = np.setdiff1d(left, withheld(recipe.server_data, labels, streams.numpy("server-data")))
+    if elsewhere:
+        return Held(left[:0], np.zeros(recipe.devices, dtype=np.int64)), server
     owners = None if dataset.owners is None else dataset.owners[left]
     split = parse_split(recipe.split)
     return split(labels[left], recipe.devices, streams.numpy("split"), owners).among(left), server

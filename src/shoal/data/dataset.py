@@ -29,13 +29,17 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.inputs.shape[1:])
 
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of each channel over the training half."""
+        dims = [0, *range(2, self.inputs.dim())]
+        return self.inputs.mean(dims, keepdim=True), self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
+
     def normalised(self) -> "Dataset":
         """Each channel shifted and scaled to mean 0 and deviation 1 over the training half."""
         if not self.inputs.is_floating_point():
             return self
-        dims = [0, *range(2, self.inputs.dim())]
-        mean = self.inputs.mean(dims, keepdim=True)
-        std = self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
+        mean, std = self.moments
         return replace(self, inputs=(self.inputs - mean) / std, test_inputs=(self.test_inputs - mean) / std)
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":

@@ -1,0 +1,115 @@
+"""The commands for real devices: keys, server and join."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shoal.core.errors import ShoalError
+from shoal.core.ledger import Row
+from shoal.devices.conduct import fit_for_devices
+from shoal.devices.keys import AUTHORITY, make_keys
+from shoal.devices.link import PATIENCE, REFUSED, Link, end, free_port, start_node
+from shoal.devices.serving import Serving, Terms, complete, prepared
+from shoal.recipe import Recipe, from_file, from_text
+
+Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]
+PORT = 8443
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to; what is there already is kept.")],
+    host: Annotated[str, typer.Option(help="Names and addresses of the server, with commas between them.")] = "",
+    devices: Annotated[int, typer.Option(help="How many devices there are.", metavar="N")] = 3,
+    days: Annotated[int, typer.Option(help="How long the certificates are good.", metavar="N", min=1)] = 730,
+) -> None:
+    """Make the certificates of a server and a key for every device."""
+    made = make_keys(folder, host, devices, days)
+    console = Console(soft_wrap=True)
+    console.print(f"{len(made)} files written to {folder}." if made else f"Everything was in {folder} already.")
+    console.print(f"Each device gets {AUTHORITY} and its own device-N.key; all else stays on the server.")
+
+
+def server(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run; if it is there, the run goes on.")],
+    keys: Keys = Path("keys"),
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N")] = PORT,
+    patience: Annotated[float, typer.Option(help="Seconds that a round waits for an answer.", min=1)] = 600,
+    wait: Annotated[float, typer.Option(help="Seconds that a new run waits for its devices.", min=1)] = 600,
+    bound: Annotated[float, typer.Option(help="The largest norm of a tensor that a device may send.")] = 1e6,
+    sets: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE")] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Run a recipe on real devices, which come by `shoal join`."""
+    found = Recipe().revised(**from_file(recipe) | from_text(sets or []) | {"out": str(out)})
+    found = fit_for_devices(found)
+    secured = None if insecure else complete(keys, found.devices)
+    path = prepared(found)
+    console = Console(soft_wrap=True)
+    link = Link((path / "flower").resolve(), secured, host, port)
+    terms = Terms(patience, bound, wait)
+
+    def tell(row: Row) -> None:
+        right = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"
+        console.print(f"round {row['round'] + 1}{right}, {row['wall_seconds']:.0f} s")
+        for gone in row.get("dropped", ()):
+            console.print(f"  device {gone['device']}: {gone['why']}")
+
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    try:
+        with Serving(link, path.parent, found.devices, terms) as serving:
+            console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
+            serving.play(path, tell)
+    except KeyboardInterrupt:
+        raise ShoalError("interrupted", "Stopped.", "The same command goes on from the last round.") from None
+    console.print(f"The run is over: {path}")
+
+
+def join(
+    server: Annotated[str, typer.Option(help="The server.", metavar="HOST:PORT")],
+    data: Annotated[str, typer.Option(help="This device's samples: a folder, a CSV file, or file.py:function.")],
+    folder: Annotated[Path, typer.Option(help="Where this device remembers.")] = Path("device"),
+    key: Annotated[Path | None, typer.Option(help="This device's own key.", metavar="FILE")] = None,
+    authority: Annotated[Path | None, typer.Option(help="The certificate to trust.", metavar="FILE")] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Take part as a device: train on what is here, and send only what was learnt."""
+    if insecure:
+        key = authority = None
+    elif key is None or not key.is_file():
+        problem = f"There is no key at {key}." if key else "No --key was given."
+        raise ShoalError("no-device", problem, "Give the device-N.key that `shoal keys` made for this device.")
+    else:
+        authority = authority or key.with_name(AUTHORITY)
+        if not authority.is_file():
+            raise ShoalError("no-device", f"There is no {authority}.", "Give the server's ca.crt with --authority.")
+    place, _, name = data.partition(".py:")
+    if not Path(place + ".py" if name else place).expanduser().exists():
+        raise ShoalError("no-data", f"There is no {place}{'.py' if name else ''}.", "Correct --data.")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    whole = str(Path(place).expanduser().resolve()) + (f".py:{name}" if name else "")
+    seat = {"data": whole, "folder": str(folder.resolve())}
+    console = Console(soft_wrap=True)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    while True:
+        process = start_node(server, key, authority, seat, free_port())
+        console.print(f"joined {server}" + (" without encryption" if insecure else ""))
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            end([process])
+            return
+        refused = code % 256 == REFUSED % 256
+        why = "was not let in" if refused else f"ended with code {code}"
+        console.print(f"The node {why}; see {folder / 'supernode.log'}. Next try in {PATIENCE} s.")
+        try:
+            time.sleep(PATIENCE)
+        except KeyboardInterrupt:
+            return

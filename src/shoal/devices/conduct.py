@@ -1,0 +1,107 @@
+"""A run with real devices, on its server: the same loop, folder and ledger as any other run."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic, sleep
+
+import numpy as np
+import torch
+
+from shoal.assemble import assemble, dataset_of, numbers_of
+from shoal.core.errors import ShoalError
+from shoal.core.standing import Standing
+from shoal.core.streams import Streams
+from shoal.devices.seat import setup_of
+from shoal.engines.distant import Distant, Post, Remote
+from shoal.engines.machine import Machine
+from shoal.engines.pick import Pick
+from shoal.recipe import Recipe
+from shoal.ride import Result, Ride, Watcher, drive
+from shoal.store import Folder
+
+log = logging.getLogger("shoal")
+PAUSE = 3.0
+"""Seconds between two looks for devices that have not come yet."""
+
+
+def fit_for_devices(recipe: Recipe) -> Recipe:
+    """The recipe as a server runs it: a checkpoint after every round, so that devices need to keep two memories."""
+    known = {"devices", "local", "class_kl"} & set(recipe.metrics)
+    if known:
+        problem = f"The metric {sorted(known)[0]} needs the samples of the devices, and those stay with them."
+        raise ShoalError("bad-value", problem, "Leave it out.")
+    for key in ("model", "init"):
+        if ".py:" in getattr(recipe, key) or (key == "init" and recipe.init):
+            problem = f"{key} names a file, and devices run and read nothing that a server names."
+            raise ShoalError("bad-value", problem, "Use a model of the list (shoal list models).")
+    if recipe.compute != "cpu":
+        raise ShoalError("bad-value", f"compute is {recipe.compute}.", "The server of real devices works on cpu.")
+    return recipe.revised(checkpoint_every=1)
+
+
+def conducted(
+    path: Path, post: Post, seconds: float, bound: float, wait: float, watch: Watcher | None = None
+) -> Result:
+    """Play the run in this folder from where it stands to its end."""
+    folder = Folder.open(path)
+    try:
+        recipe = folder.recipe()
+        assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
+        machine = assembly.loop.engine
+        assert isinstance(machine, Machine)
+        remote = Remote(post, named(folder), setup(recipe), seconds, bound)
+        distant = Distant(machine.site, assembly.memory, remote)
+        found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+        history = folder.tidy(found, assembly.memory)
+        sizes = counted(folder, distant, recipe.devices, wait)
+        if assembly.net.mixes_batch:
+            sizes = np.where(sizes < 2, 0, sizes)
+        loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})
+        if found and found.standing.cuts:
+            loop.settle(Standing(assembly.net, {}, {}), found.standing)
+            remote.cuts = found.standing.cuts
+    except BaseException:
+        folder.close()
+        raise
+    standing = found.standing if found else None
+    ride = Ride(replace(assembly, loop=loop), Pick("serial"), folder, standing, history, watch)
+    return drive([ride], remote)[0]
+
+
+def setup(recipe: Recipe) -> dict:
+    """What every device is told of the run."""
+    streams = Streams(recipe.seed)
+    dtype, _ = numbers_of(recipe.precision, place := torch.device("cpu"))
+    dataset = dataset_of(recipe, streams).to(dtype, place)
+    moments = dataset.moments if recipe.normalise and dataset.inputs.is_floating_point() else None
+    return setup_of(recipe, dataset.input_shape, dataset.classes, moments)
+
+
+def named(folder: Folder) -> str:
+    """A name for this run that no other run has; devices file their memories under it."""
+    known = folder.read_note("run") or {"id": token_hex(8)}
+    folder.note("run", known)
+    return known["id"]
+
+
+def counted(folder: Folder, distant: Distant, devices: int, wait: float) -> np.ndarray:
+    """How many samples each device has: as it said when the run began, so that nobody's weight changes later."""
+    known = (folder.read_note("enrolled") or {}).get("sizes")
+    if known is None:
+        found: dict[int, int] = {}
+        end = monotonic() + wait
+        while len(found) < devices:
+            found |= distant.sizes([d for d in range(devices) if d not in found])
+            if monotonic() > end:
+                break
+            if len(found) < devices:
+                sleep(PAUSE)
+        for device in (d for d in range(devices) if d not in found):
+            log.warning("device %d did not come in %.0f s, and takes no part", device, wait)
+        if not found:
+            raise ShoalError("no-device", "No device came.", "Start some with `shoal join`, then the server again.")
+        known = [found.get(d, 0) for d in range(devices)]
+        folder.note("enrolled", {"sizes": known})
+    return np.array(known, dtype=np.int64)

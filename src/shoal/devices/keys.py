@@ -1,0 +1,124 @@
+"""Keys of a federation: an authority, the server's certificate, and a key for every device."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from secrets import token_bytes
+
+from shoal.core.errors import ShoalError
+from shoal.files import disk_errors
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:
+    x509 = None
+
+AUTHORITY, CERTIFICATE, SERVER_KEY, SECRET = "ca.crt", "server.pem", "server.key", "superexec.secret"
+YEARS = 2
+
+
+def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) -> list[Path]:
+    """Write everything that a server and its devices need; what is there already is kept, so devices can be added.
+
+    The authority's own key is never written down: nobody can make another certificate that the devices would believe.
+    """
+    if x509 is None:
+        problem = "Keys are made with the package cryptography, which is not installed."
+        raise ShoalError("no-device", problem, 'Install it: pip install "shoal[flower]".')
+    if not 0 < devices <= 10**5:
+        raise ShoalError("bad-value", f"{devices} devices were asked for.", "Give a number from 1 to 100000.")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        made = [] if (folder / CERTIFICATE).exists() else certificates(folder, host, days)
+        for number in range(devices):
+            if not (folder / device_key(number)).exists():
+                made += device_keys(folder, number)
+    return made
+
+
+def device_key(number: int) -> str:
+    return f"device-{number}.key"
+
+
+def device_keys(folder: Path, number: int) -> list[Path]:
+    """A device's own key, and the half of it that the server is told."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    own = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    shown = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path = folder / device_key(number)
+    return [written(path.with_suffix(".pub"), shown), written(path, own)]
+
+
+def certificates(folder: Path, host: str, days: int) -> list[Path]:
+    """The authority and the server that it vouches for, under its names."""
+    authority = ec.generate_private_key(ec.SECP384R1())
+    server = ec.generate_private_key(ec.SECP384R1())
+    root = named("shoal authority")
+    may_sign = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    ca = (
+        dated(root, root, authority, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(may_sign, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    hosts = list(dict.fromkeys([*filter(None, host.split(",")), "localhost", "127.0.0.1"]))
+    leaf = (
+        dated(named(hosts[0]), root, server, days)
+        .add_extension(x509.SubjectAlternativeName([general(name) for name in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    pem = serialization.Encoding.PEM
+    private = server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return [
+        written(folder / AUTHORITY, ca.public_bytes(pem)),
+        written(folder / SERVER_KEY, private),
+        written(folder / SECRET, token_bytes(32)),
+        written(folder / CERTIFICATE, leaf.public_bytes(pem)),
+    ]
+
+
+def dated(subject, issuer, key, days: int):
+    """A certificate of this key for so many days, before anybody has signed it; a negative number has expired."""
+    now = datetime.now(UTC)
+    begin = now - timedelta(minutes=5) if days > 0 else now + timedelta(days=days - 1)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def named(name: str):
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def general(host: str):
+    """A host as certificates write it: an address or a name."""
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def written(path: Path, content: bytes) -> Path:
+    """A file that only its owner can read."""
+    opener: Callable[[str, int], int] = lambda name, flags: os.open(name, flags, 0o600)  # noqa: E731
+    with open(path, "xb", opener=opener) as file:
+        file.write(content)
+    return path

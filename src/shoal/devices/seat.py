@@ -1,0 +1,167 @@
+"""What a device does with a question: it reads it with suspicion, trains on its own samples, and keeps its memory."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.compose import Method
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError, told
+from shoal.core.net import Net
+from shoal.core.streams import Streams
+from shoal.core.types import SERVER, Optimiser, Samples
+from shoal.data.augment import parse_augment
+from shoal.data.half import check, numbered
+from shoal.data.own import half
+from shoal.devices.letters import Order, Stamp, answered, excused
+from shoal.devices.parcel import unwrapped, wrapped
+from shoal.engines.machine import Machine
+from shoal.engines.serial import Serial
+from shoal.memory import Memory, Version
+from shoal.models import build
+from shoal.pyfile import named_in
+from shoal.recipe import Recipe
+from shoal.strangers import method_of
+
+log = logging.getLogger("shoal")
+MOST = 1 << 31
+"""Bytes that a question may have."""
+SETUP = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
+"""What devices are told of the recipe: names and numbers, nothing that could be run."""
+REASONS = {"no-data": "data", "disk": "disk", "damaged": "unread"}
+
+
+class TimeUp(Exception):
+    """The server does not wait any longer."""
+
+
+class Forgotten(Exception):
+    """What the device remembered is not there any more."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One device: where its samples are, and the folder in which it remembers."""
+
+    data: str
+    folder: Path
+
+    def answer(self, question: bytes, kind: str) -> bytes:
+        """What goes back, whatever happens here; of what went wrong only a code travels."""
+        stamp = Stamp("", -1, -1, "")
+        try:
+            stamp = Stamp(**unwrapped(question, MOST)["stamp"])
+            return self.enrol(stamp, question) if kind == "enrol" else self.train(question)
+        except BaseException as error:
+            code = reason(error)
+            log.warning("device %d, round %d: %s", stamp.device, stamp.round, code, exc_info=error)
+            return excused(stamp, code)
+
+    def enrol(self, stamp: Stamp, question: bytes) -> bytes:
+        """How many samples there are, and what the parts want to be known of them."""
+        setup = unwrapped(question, MOST)["setup"]
+        samples = self.samples(setup)
+        site = site_of(setup, samples)
+        return wrapped({"stamp": asdict(stamp), "size": len(samples), "card": site.enrol(stamp.device)})
+
+    def train(self, question: bytes) -> bytes:
+        order = Order.read(question, MOST)
+        with bounded(order.seconds):
+            site = site_of(order.setup, self.samples(order.setup))
+            nets = [site.net]
+            for cut in order.cuts:
+                nets.append(nets[-1].cut(cut))
+            cuts = [(net.slicer, cut) for net, cut in zip(nets, order.cuts)]
+            memory = self.memory(order, cuts)
+            machine = Machine(replace(site, net=nets[-1]), memory, Serial())
+            [outcome] = machine.fit([order.job])
+            if outcome.message is not None:
+                memory.commit(order.stamp.round)
+                memory.flush()
+            return answered(order.stamp, outcome, bool(memory.versions))
+
+    def memory(self, order: Order, cuts: list) -> Memory:
+        """What the device remembers as of the round that the server knows of; of later ones nobody heard."""
+        memory = Memory(self.folder / order.stamp.run)
+        known = [] if order.since is None else [Version(order.stamp.device, *order.since)]
+        try:
+            memory.restore(known, cuts)
+        except ShoalError as error:
+            raise Forgotten from error
+        return memory
+
+    def samples(self, setup: dict[str, Any]) -> Samples:
+        """The device's own samples in the form of the run's."""
+        try:
+            [(x, y)] = numbered([half(named_in(self.data)() if ".py:" in self.data else self.data)])
+            check((x, y))
+        except (ShoalError, TimeUp):
+            raise
+        except Exception as error:
+            raise ShoalError("no-data", f"The samples cannot be read ({told(error)}).", "Look at --data.") from error
+        dtype = torch.float64 if setup["precision"] == "float64" else torch.float32
+        x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
+        if list(x.shape[1:]) != setup["shape"] or int(y.max()) >= setup["classes"] or int(y.min()) < 0:
+            raise ShoalError("no-data", "The samples are not of the form that the run is about.", "Prepare them anew.")
+        if setup["mean"] is not None:
+            x = (x - setup["mean"]) / setup["std"]
+        return Samples(x, y.long(), torch.arange(len(y)))
+
+
+def site_of(setup: dict[str, Any], samples: Samples) -> Site:
+    """The place where devices of a run train, on a device: names that stand for files are refused."""
+    given = {key: setup[key] for key in SETUP}
+    if any(".py" in str(given[key]) for key in ("method", "model")):
+        raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
+    recipe = Recipe().revised(**given)
+    method: Method = method_of(recipe)
+    streams = Streams(recipe.seed)
+    net: Net = build(recipe.model, tuple(setup["shape"]), setup["classes"], streams.number("init"))
+    dtype = torch.float64 if recipe.precision == "float64" else torch.float32
+    net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
+    nobody = Samples(samples.inputs, samples.targets, torch.arange(0))
+    own: Callable[[int], Samples] = lambda device: nobody if device == SERVER else samples  # noqa: E731
+    optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
+    return Site(method, net, streams, optimiser, own, parse_augment(recipe.augment))
+
+
+def setup_of(recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None) -> dict:
+    """What the server tells every device of a run."""
+    mean, std = moments or (None, None)
+    given = {key: getattr(recipe, key) for key in SETUP}
+    return given | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
+
+
+def reason(error: BaseException) -> str:
+    """The code of what went wrong."""
+    if isinstance(error, ShoalError):
+        return REASONS.get(error.kind.name, "failed")
+    causes = {TimeUp: "time", Forgotten: "memory", OSError: "disk"}
+    return next((code for kind, code in causes.items() if isinstance(error, kind)), "failed")
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Stop what takes longer: nobody would hear of it, and the device would be deaf meanwhile."""
+
+    def ring(*_: object) -> None:
+        raise TimeUp
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,159 @@
+"""The server's side of a federation: its processes, the run they play, and what happens when one of them dies."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.core.errors import ShoalError
+from shoal.core.ledger import Row
+from shoal.devices.keys import AUTHORITY, CERTIFICATE, SECRET, SERVER_KEY, device_key
+from shoal.devices.link import Link, end
+from shoal.recipe import Recipe
+from shoal.store import Folder
+
+ENDING, ALIVE = "ending.json", "loop.pid"
+"""Files in a run's folder: what the loop said at its end, and the process that plays it."""
+LOOK, ASK = 0.5, 15.0
+"""Seconds between two looks at the history, and between two questions to Flower."""
+TRIES = 5
+"""So many times a run that ends without a word is started again, if it has made no round in between."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms devices are heard."""
+
+    seconds: float
+    """How long a round waits for an answer."""
+    bound: float
+    """The largest norm of a tensor that a device may send."""
+    wait: float
+    """How long a new run waits for devices to come."""
+
+
+class Serving:
+    """The two processes that must live while runs are played; one that dies is started again."""
+
+    def __init__(self, link: Link, runs: Path, devices: int, terms: Terms):
+        self.link, self.devices = link, devices
+        self.desk = {
+            "runs": str(runs.resolve()),
+            "nodes": str((link.folder / "nodes.json").resolve()),
+            "seconds": terms.seconds,
+            "bound": terms.bound,
+            "wait": terms.wait,
+        }
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def __enter__(self) -> "Serving":
+        try:
+            self.revive()
+            self.link.wait_until_up(self.processes["link"])
+            if self.link.keys:
+                self.link.register(self.devices)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end(list(self.processes.values())[::-1])
+
+    def revive(self) -> None:
+        """Start what is not running."""
+        for name, make in (("link", self.link.start_link), ("exec", lambda: self.link.start_exec(self.desk))):
+            process = self.processes.get(name)
+            if process is None or process.poll() is not None:
+                self.processes[name] = make()
+                if name == "link":
+                    self.link.wait_until_up(self.processes[name])
+
+    def play(self, path: Path, watch: Callable[[Row], None]) -> None:
+        """A run from where it stands to its end, through the deaths of whoever plays it."""
+        told, tries = 0, 0
+        while True:
+            for name in (ENDING, ALIVE):
+                (path / name).unlink(missing_ok=True)
+            before, number = told, self.link.submit(path.name)
+            told = self.follow(path, number, told, watch)
+            ending = ended(path)
+            if ending is not None:
+                if ending["kind"]:
+                    raise ShoalError(ending["kind"], ending["problem"], ending["advice"])
+                return
+            self.link.stop(number)
+            tries = 0 if told > before else tries + 1
+            if tries == TRIES:
+                problem = f"The run was started {TRIES} times and ended each time without a word."
+                raise ShoalError("bug", problem, f"See {path / 'server.log'} and {self.link.folder / 'superexec.log'}.")
+
+    def follow(self, path: Path, number: str, told: int, watch: Callable[[Row], None]) -> int:
+        """Tell of rounds as they are played, until the run has ended or Flower has lost it; how many were told."""
+        asked = time.monotonic()
+        while True:
+            rows = rows_of(path)
+            for row in rows[told:]:
+                watch(row)
+            told = max(told, len(rows))
+            if ended(path) is not None or died(path):
+                return told
+            self.revive()
+            if time.monotonic() - asked > ASK:
+                if self.link.status(number).startswith("finished"):
+                    return told
+                asked = time.monotonic()
+            time.sleep(LOOK)
+
+
+def ended(path: Path) -> dict | None:
+    """What the loop left behind at its end."""
+    try:
+        return json.loads((path / ENDING).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def died(path: Path) -> bool:
+    """Whether the process that played the run is gone."""
+    try:
+        os.kill(int((path / ALIVE).read_text()), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False  # it has not begun
+    return False
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rounds that were played; a line that is just being written is left for later."""
+    file = path / "history.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def prepared(recipe: Recipe) -> Path:
+    """The folder of a run that is about to begin or to go on."""
+    path = Path(recipe.out)
+    if (path / "recipe.toml").exists():
+        with Folder.open(path) as folder:
+            if folder.recipe().fingerprint() != recipe.fingerprint():
+                problem = f"{path} holds a run of another recipe."
+                raise ShoalError("other-recipe", problem, "Give another --out.")
+        return path
+    Folder.create(recipe).close()
+    return path
+
+
+def complete(keys: Path, devices: int) -> Path:
+    """The folder of keys, if everything is in it."""
+    wanted = [AUTHORITY, CERTIFICATE, SERVER_KEY, SECRET]
+    wanted += [str(Path(device_key(d)).with_suffix(".pub")) for d in range(devices)]
+    missing = [name for name in wanted if not (keys / name).is_file()]
+    if missing:
+        problem = f"{keys} has no {missing[0]}."
+        raise ShoalError("no-device", problem, f"Make it: shoal keys {keys} --devices {devices}.")
+    return keys.resolve()

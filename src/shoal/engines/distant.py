@@ -1,0 +1,152 @@
+"""The engine for devices that are elsewhere: their data and memories stay with them, and what they send is doubted."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from secrets import token_hex
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError
+from shoal.core.net import Net
+from shoal.core.plan import Plan
+from shoal.core.types import SERVER, Job, Outcome
+from shoal.devices.letters import SLACK, Order, Stamp, enrolment, outcome_of
+from shoal.devices.parcel import wrapped
+from shoal.engines.crew import Done, Task
+from shoal.engines.machine import Machine
+from shoal.engines.serial import Serial
+from shoal.memory import Memory
+
+log = logging.getLogger("shoal")
+SINCE = ".since"
+"""Under this name the server notes of which round a device's memory is; the memory itself is the device's."""
+LARGEST = 10**8
+"""More samples than this no device may claim."""
+
+
+class Post(Protocol):
+    """Carries questions to devices and brings what they answer."""
+
+    def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
+        """For each device exactly once, as they come in: its answer, or in words why there is none."""
+        ...
+
+
+class Remote:
+    """A crew of real devices; what the server does itself, it does here."""
+
+    def __init__(self, post: Post, run: str, setup: dict[str, Any], seconds: float, bound: float):
+        self.post, self.run, self.setup, self.seconds, self.bound = post, run, setup, seconds, bound
+        self.cuts: tuple[Plan, ...] = ()
+        self.here = Serial()
+
+    def train(self, tasks: Sequence[Task]) -> list[Done]:
+        away = [task for task in tasks if task.job.device != SERVER]
+        orders = {task.job.device: self.order(task) for task in away}
+        heard = self.heard({d: order.to_bytes() for d, order in orders.items()}, "train") if away else {}
+        sites = {task.job.device: task.site for task in away}
+        done = alike({d: self.read(heard[d], order, sites[d]) for d, order in orders.items()})
+        for device, (outcome, _) in done.items():
+            if outcome.problem:
+                log.warning("device %d, round %d: %s", device, orders[device].job.round, outcome.problem)
+        return [done[t.job.device] if t.job.device in done else self.here.train([t])[0] for t in tasks]
+
+    def order(self, task: Task) -> Order:
+        job, known = task.job, task.memory.get(SINCE)
+        since = None if known is None else (int(known["round"]), int(known["cuts"]))
+        stamp = Stamp(self.run, job.round, job.device, token_hex(8))
+        return Order(stamp, self.setup, job, self.cuts, since, self.seconds)
+
+    def read(self, answer: bytes | str, order: Order, site: Site) -> Done:
+        """What came of an order; of the device's memory the server notes when it was made."""
+        job: Job = order.job
+        if isinstance(answer, str):
+            return Done(Outcome(job.device, problem=answer), {})
+        try:
+            coded = bool(site.method.codecs("up"))
+            outcome, remembers = outcome_of(answer, order.stamp, job, site.net, coded, self.bound)
+        except ShoalError as error:
+            return Done(Outcome(job.device, problem=error.problem), {})
+        when = {"round": torch.tensor(job.round), "cuts": torch.tensor(len(order.cuts))}
+        return Done(outcome, {SINCE: when} if remembers else {})
+
+    def heard(self, questions: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
+        return dict(self.post.exchange(questions, kind, self.seconds))
+
+    def enrol(self, devices: Sequence[int], most: int) -> dict[int, tuple[int, dict[str, Tensor]]]:
+        """What devices tell of themselves; of those that cannot be understood, nothing."""
+        stamps = {d: Stamp(self.run, -1, d, token_hex(8)) for d in devices}
+        questions = {d: wrapped({"stamp": asdict(s), "setup": self.setup}) for d, s in stamps.items()}
+        found = {}
+        for device, answer in self.heard(questions, "enrol").items():
+            try:
+                if isinstance(answer, str):
+                    raise ShoalError("damaged", answer, "It was not used.")
+                found[device] = enrolment(answer, stamps[device], most, LARGEST)
+            except ShoalError as error:
+                log.warning("device %d, enrolment: %s", device, error.problem)
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class Distant(Machine):
+    """Devices of one run that are not on this machine."""
+
+    def __init__(self, site: Site, memory: Memory, crew: Remote):
+        super().__init__(site, memory, crew)
+        self.remote = crew
+        self.cards: dict[int, dict[str, Tensor]] = {}
+        """Of devices that were asked, and whose cards nobody has wanted yet."""
+
+    def tasks(self, jobs: Sequence[Job]) -> list[Task]:
+        own = iter(super().tasks([job for job in jobs if job.device == SERVER]))
+        self.plans = {job.device: job.plan for job in jobs}
+        there = lambda job: Task(self.site, job, self.memory.get(job.device))  # noqa: E731
+        return [next(own) if job.device == SERVER else there(job) for job in jobs]
+
+    def keep(self, done: Sequence[Done]) -> list[Outcome]:
+        super().keep([one for one in done if one.outcome.device == SERVER])
+        for outcome, memory in done:
+            if outcome.message is not None and outcome.device != SERVER:
+                self.memory.put(outcome.device, memory)
+        return [outcome for outcome, _ in done]
+
+    def sizes(self, devices: Sequence[int]) -> dict[int, int]:
+        """How many samples each device that is there has."""
+        found = self.remote.enrol(devices, tree.nbytes(self.site.net.initial) + SLACK)
+        self.cards |= {device: card for device, (_, card) in found.items()}
+        return {device: size for device, (size, _) in found.items()}
+
+    def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        unknown = [d for d in devices if d not in self.cards]
+        if unknown:
+            self.sizes(unknown)
+        gone = [d for d in devices if d not in self.cards]
+        if gone:
+            problem = f"Device {gone[0]} did not introduce itself, and the method must know it before it goes on."
+            raise ShoalError("no-device", problem, "Start the device and the server again; the run goes on.")
+        return {d: self.cards[d] for d in devices}
+
+    def resize(self, net: Net, plan: Plan) -> None:
+        super().resize(net, plan)
+        self.remote.cuts = (*self.remote.cuts, plan)
+
+
+def alike(done: dict[int, Done]) -> dict[int, Done]:
+    """All devices report the same things; who differs from most others is refused."""
+    names = {d: reported(outcome.message.beside) for d, (outcome, _) in done.items() if outcome.message}
+    usual = Counter(names.values()).most_common(1)
+    strange = [d for d, own in names.items() if own != usual[0][0]]
+    return done | {d: Done(Outcome(d, problem="A message reports something else than others do."), {}) for d in strange}
+
+
+def reported(beside: Mapping[str, Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
+    return frozenset((part, name) for part, own in beside.items() for name in own)

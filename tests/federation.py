@@ -1,0 +1,88 @@
+"""What tests of real devices share: a recipe on the digits, each device's samples in files, and a post without a net."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from shoal.assemble import assemble
+from shoal.core.device import Site
+from shoal.data.dataset import digits
+from shoal.devices.conduct import conducted, fit_for_devices
+from shoal.devices.seat import Seat
+from shoal.engines.machine import Machine
+from shoal.recipe import Recipe
+from shoal.ride import Result
+from shoal.store import Folder
+
+DEVICES = 3
+BASE = {
+    "data": "digits",
+    "model": "mlp",
+    "devices": DEVICES,
+    "sample": DEVICES,
+    "rounds": 2,
+    "epochs": "1",
+    "batch": 16,
+    "lr": 0.05,
+    "split": "dirichlet:0.5",
+    "seed": 1,
+}
+Answer = Callable[[bytes, str], bytes]
+Tamper = Callable[[int, int, bytes], bytes | str]
+"""(device, round, the honest answer) -> what arrives instead."""
+
+
+class Nearby:
+    """Carries questions to seats in this process."""
+
+    def __init__(self, seats: list[Seat], tamper: Tamper = lambda device, round, answer: answer):
+        self.seats, self.tamper, self.round = seats, tamper, -1
+
+    def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
+        if kind == "train":
+            self.round += 1
+        for device, question in reversed(questions.items()):
+            answer = self.seats[device].answer(question, kind)
+            yield device, answer if kind == "enrol" else self.tamper(device, self.round, answer)
+
+
+def recipe(method: str, out: Path, **more: object) -> Recipe:
+    return fit_for_devices(Recipe().revised(**BASE | {"method": method, "out": str(out)} | more))
+
+
+def samples_file(folder: Path, device: int, **more: object) -> str:
+    """A Python file that loads what a device holds in the simulation of a recipe."""
+    assembly = assemble(Recipe().revised(**BASE | more))
+    assert isinstance(assembly.loop.engine, Machine)
+    site: Site = assembly.loop.engine.site
+    index, data = site.samples(device).index, digits()
+    np.savez(folder / f"{device}.npz", x=data.inputs[index].numpy(), y=data.targets[index].numpy())
+    code = f"""
+        import numpy as np
+
+        def load():
+            with np.load({str(folder / f"{device}.npz")!r}) as file:
+                return file["x"], file["y"]
+        """
+    path = folder / f"device_{device}.py"
+    path.write_text(textwrap.dedent(code))
+    return f"{path}:load"
+
+
+def seats(folder: Path, **more: object) -> list[Seat]:
+    return [Seat(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(DEVICES)]
+
+
+def played(found: Recipe, post: Nearby, bound: float = 1e6) -> Result:
+    """A run with devices in this process, from the beginning or from where it was left."""
+    path = Path(found.out)
+    if not path.exists():
+        Folder.create(found).close()
+    return conducted(path, post, 60, bound, 1)
+
+
+def rows(result: Result) -> list[dict]:
+    """A history without what clocks say."""
+    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.rows]

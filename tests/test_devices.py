@@ -1,0 +1,261 @@
+"""Real devices without a network: the same histories as in simulation, and no answer that is trusted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from federation import BASE, Nearby, played, recipe, rows, samples_file, seats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal
+from shoal.core.errors import ShoalError
+from shoal.core.types import Job, Outcome
+from shoal.devices import letters, parcel
+from shoal.devices.letters import Order, Stamp, answered, excused, outcome_of
+from shoal.devices.seat import Seat
+from shoal.models import build
+
+METHODS = {
+    "fedavg": {"normalise": True},
+    "scaffold": {},
+    "feddhad": {"model": "lenet"},
+    "fedbiad(early=2)+dgc": {"rounds": 3},
+    "fedacd+mixup": {},
+    "feddumap": {"model": "lenet", "server_data": "share:0.1"},
+    "fedbr": {"model": "lenet", "rounds": 3},
+    "fedap(at=1, rule='fixed')+moon": {"model": "lenet", "server_data": "share:0.1", "rounds": 3},
+    "stc(down=True)+catchup": {},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_history_is_that_of_a_simulation(method, tmp_path):
+    more = METHODS[method]
+    simulated = shoal.run(method, engine="serial", **BASE | more)
+    real = played(recipe(method, tmp_path / "run", **more), Nearby(seats(tmp_path, **more)))
+    assert rows(real) == rows(simulated)
+    assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
+def test_a_server_that_stopped_goes_on_with_what_devices_remember(tmp_path):
+    """Also when devices have trained a round that the server does not know of."""
+    whole = played(recipe("scaffold", tmp_path / "whole", rounds=4), Nearby(seats(tmp_path)))
+    there = seats(tmp_path)
+
+    class Dies(Nearby):
+        def exchange(self, questions, kind, seconds):
+            answers = list(super().exchange(questions, kind, seconds))
+            if self.round == 2:
+                raise KeyboardInterrupt
+            yield from answers
+
+    broken = recipe("scaffold", tmp_path / "run", rounds=4)
+    with pytest.raises(ShoalError, match="Stopped after 2 rounds"):
+        played(broken, Dies(there))
+    assert rows(played(broken, Nearby(there))) == rows(whole)
+
+
+def test_a_device_that_lost_its_memory_is_left_out_and_said_so(tmp_path):
+    there = seats(tmp_path)
+
+    class Thief(Nearby):
+        def exchange(self, questions, kind, seconds):
+            for file in there[1].folder.rglob("*.safetensors"):
+                file.unlink()
+            yield from super().exchange(questions, kind, seconds)
+
+    found = played(recipe("scaffold", tmp_path / "run"), Thief(there))
+    assert found.history.rows[1]["dropped"] == [{"device": 1, "why": "it has lost what it remembered"}]
+
+
+def test_data_that_vanished_cost_one_device(tmp_path):
+    there = seats(tmp_path)
+
+    class Vanishes(Nearby):
+        def exchange(self, questions, kind, seconds):
+            if self.round == 0:
+                (tmp_path / "2.npz").unlink()
+            yield from super().exchange(questions, kind, seconds)
+
+    found = played(recipe("fedavg", tmp_path / "run"), Vanishes(there))
+    assert [row.get("dropped", []) for row in found.history.rows] == [
+        [],
+        [{"device": 2, "why": "its data are missing or do not fit"}],
+    ]
+
+
+def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
+    """Every kind of bad answer, one in each round."""
+    sent: list[bytes] = []
+
+    def bad(device: int, round: int, answer: bytes) -> bytes | str:
+        if device != 1:
+            return answer
+        sent.append(answer)
+        found = parcel.unwrapped(answer, 1 << 30)
+        first = next(iter(found["body"]))
+        match round:
+            case 0:
+                found["body"][first]["value"][0] = float("nan")
+            case 1:
+                found["body"][first]["value"] = found["body"][first]["value"][1:]
+            case 2:
+                return answer[:-5]
+            case 3:
+                return bytes(400_000_000)
+            case 4:
+                return sent[0]
+            case 5:
+                found["body"][first]["value"] *= 1e30
+            case 6:
+                found["body"][first]["value"] = found["body"][first]["value"].double()
+            case 7:
+                del found["beside"]["scaffold"]
+            case 8:
+                found["numbers"]["samples"] = -1
+        return parcel.wrapped(found)
+
+    why = [
+        "A message has numbers that are not finite or too large.",
+        "A message has values of another form for fc1.weight.",
+        "A message cannot be read.",
+        "A message has 400000000 bytes where at most",
+        "A message answers another question.",
+        "A message has numbers that are not finite or too large.",
+        "A message has values of another form for fc1.weight.",
+        "A message reports something else than others do.",
+        "A message counts what cannot be.",
+    ]
+    rounds = len(why)
+    found = played(recipe("scaffold", tmp_path / "bad", rounds=rounds), Nearby(seats(tmp_path), bad))
+    absent = lambda device, round, answer: "it was late" if device == 1 else answer  # noqa: E731
+    other = played(recipe("scaffold", tmp_path / "without", rounds=rounds), Nearby(seats(tmp_path), absent))
+    told = [row["dropped"][0]["why"] for row in found.history.rows]
+    assert [real.startswith(wanted) for real, wanted in zip(told, why)] == [True] * rounds, told
+    assert all(torch.equal(found.params[k], v) for k, v in other.params.items())
+
+
+def test_devices_run_nothing_that_a_server_names(tmp_path):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    seat = Seat(samples_file(tmp_path, 0), tmp_path / "home")
+    setup = {"method": "fedavg", "model": f"{tmp_path}/evil.py:Evil", "seed": 0, "momentum": 0.0, "weight_decay": 0.0}
+    setup |= {"clip": 0.0, "augment": "", "precision": "float32", "shape": [1, 8, 8], "classes": 10}
+    question = parcel.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}})
+    for own in (question, question.replace(b"evil.py:Evil", b"none.py:Evil")):
+        assert parcel.unwrapped(seat.answer(own, "enrol"), 1 << 20)["problem"] == "unread"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_text_of_a_device_travels(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def load():\n    raise RuntimeError('patient 17 in /secret')\n")
+    seat = Seat(f"{path}:load", tmp_path / "home")
+    question = parcel.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": {}})
+    answer = seat.answer(question, "enrol")
+    assert b"patient" not in answer and b"secret" not in answer
+    assert parcel.unwrapped(answer, 1 << 20)["problem"] == "data"
+
+
+@pytest.mark.parametrize("metric", ["devices", "local"])
+def test_metrics_that_need_samples_of_devices_are_refused(metric, tmp_path):
+    with pytest.raises(ShoalError, match="stay with them"):
+        recipe("fedavg", tmp_path / "run", metrics=[metric])
+
+
+NET = replace(build("mlp", (1, 8, 8), 10, 0))
+STAMP = Stamp("run", 3, 1, "nonce")
+HONEST = answered(
+    STAMP,
+    Outcome(
+        1,
+        letters.Message({k: {"value": v.clone()} for k, v in NET.initial.items()}, {"scaffold": {"c": {}}}),
+        steps=1,
+        samples=16,
+        loss=0.5,
+        macs_forward=10,
+        macs_work=30,
+    ),
+    True,
+)
+JOB = Job(1, 3, letters.Plan(), letters.Message({}), letters.Work(1.0, 0, 16, 0.1))
+
+
+def test_an_honest_answer_is_read():
+    outcome, remembers = outcome_of(HONEST, STAMP, JOB, NET, False, 1e6)
+    assert remembers and outcome.samples == 16 and outcome.message is not None
+    assert outcome_of(excused(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem == letters.PROBLEMS["disk"]
+
+
+def read_or_refused(content: bytes, coded: bool) -> None:
+    try:
+        outcome_of(content, STAMP, JOB, NET, coded, 1e6)
+    except ShoalError as error:
+        assert error.kind.name == "damaged"
+
+
+HEADER = 8 + int.from_bytes(HONEST[:8], "little")
+
+
+@settings(max_examples=2000)
+@given(st.data(), st.booleans())
+def test_a_fuzzed_answer_is_read_or_refused(data, coded):
+    """Changed, cut, doubled and inserted bytes, mostly where they tell something."""
+    content = bytearray(HONEST)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, HEADER) | st.integers(0, len(content)))
+        some = data.draw(st.binary(max_size=6))
+        match data.draw(st.integers(0, 3)):
+            case 0:
+                content[place : place + len(some)] = some
+            case 1:
+                content[place:place] = some
+            case 2:
+                del content[place : place + 5]
+            case 3:
+                del content[place:]
+    read_or_refused(bytes(content), coded)
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(torch.zeros(2)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=500)
+@given(TREES, st.sampled_from(["", "stamp", "numbers", "remembers", "body", "beside", "problem"]), st.booleans())
+def test_any_other_tree_is_read_or_refused(content, field, coded):
+    if field:
+        content = parcel.unwrapped(HONEST, 1 << 20) | {field: content}
+    read_or_refused(parcel.wrapped(content), coded)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_no_order(content):
+    with pytest.raises(ShoalError):
+        Order.read(content, 1 << 20)
+
+
+def test_an_order_is_read_as_it_was_written():
+    plan = letters.Plan({"a": torch.arange(3)}, {}, frozenset({"x"}), True, True)
+    job = replace(JOB, plan=plan, message=letters.Message({"x": {"value": torch.ones(2)}}, {"p": {"q": torch.ones(1)}}))
+    order = Order(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
+    found = Order.read(order.to_bytes(), 1 << 20)
+    assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.sent == frozenset({"x"})
+    assert torch.equal(found.job.message.body["x"]["value"], torch.ones(2)) and found.job.work == job.work
+    assert found.cuts[0].level and torch.equal(found.cuts[0].kept["a"], torch.arange(3))
+
+
+def test_no_pickle_outside_the_data_readers():
+    """Nor `torch.load`; processes of one machine, which trust each other, may."""
+    source = Path(shoal.__file__).parent
+    trusted = {"data/unpickle.py", "engines/arena.py", "engines/worker.py", "engines/crate.py"}
+    for path in source.rglob("*.py"):
+        text = path.read_text()
+        if str(path.relative_to(source)) not in trusted:
+            assert "import pickle" not in text and "torch.load(" not in text and "pickle.loads" not in text, path
+
+
