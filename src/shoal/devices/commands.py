@@ -1,4 +1,4 @@
-"""The commands for real devices: keys, server and join."""
+"""The commands for real devices: keys, server, proxy and join."""
 
 import signal
 import time
@@ -12,8 +12,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.devices.conduct import fit_for_devices
 from shoal.devices.keys import AUTHORITY, make_keys
-from shoal.devices.link import PATIENCE, REFUSED, Link, end, free_port, start_node
+from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal, start_node
 from shoal.devices.serving import Serving, Terms, complete, prepared
+from shoal.files import disk_errors
 from shoal.recipe import Recipe, from_file, from_text
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
@@ -32,6 +33,19 @@ def keys(
     console = Console(soft_wrap=True)
     console.print(f"{len(made)} files written to {folder}." if made else f"Everything was in {folder} already.")
     console.print(f"Each device gets {AUTHORITY} and its own device-N.key; all else stays on the server.")
+
+
+def proxy(
+    keys: Keys = Path("keys"),
+    listen: Annotated[str, typer.Option(help="Where devices come from outside.", metavar="HOST:PORT")] = "0.0.0.0:443",
+    server: Annotated[str, typer.Option(help="Where the server listens, on this machine.")] = f"127.0.0.1:{PORT}",
+    folder: Annotated[Path, typer.Option(help="For nginx's own files.")] = Path("proxy"),
+) -> None:
+    """Print the configuration of an nginx that lets devices in, and nobody else."""
+    complete(keys, 0)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    typer.echo(proxy_of(keys, listen, server, folder), nl=False)
 
 
 def server(
@@ -106,9 +120,7 @@ def join(
         except KeyboardInterrupt:
             end([process])
             return
-        refused = code % 256 == REFUSED % 256
-        why = "was not let in" if refused else f"ended with code {code}"
-        console.print(f"The node {why}; see {folder / 'supernode.log'}. Next try in {PATIENCE} s.")
+        console.print(f"The node ended with code {code}: {refusal(folder)}. Next try in {PATIENCE} s.")
         try:
             time.sleep(PATIENCE)
         except KeyboardInterrupt:

@@ -23,8 +23,13 @@ from shoal.devices.keys import AUTHORITY, CERTIFICATE, SECRET, SERVER_KEY, devic
 from shoal.files import write_bytes
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-REFUSED = 305
-"""Flower's exit code for a device that the server does not let in."""
+REFUSALS = {
+    "certificate has expired": "the server's certificate has expired: make new keys",
+    "CERTIFICATE_VERIFY_FAILED": "the server is not the one that the authority vouches for",
+    "[code: 2004]": "the server does not know this key, or takes the device for being there still",
+    "Exit Code: 305": "the server cannot be reached like this",
+}
+"""What Flower's log says of a device that is not let in, and what it means."""
 PATIENCE = 60
 """Seconds that a server needs to notice that a device is gone; before that it lets no other one in with its key."""
 SHIM = Path(__file__).with_name("shim")
@@ -147,6 +152,21 @@ def start_node(server: str, key: Path | None, trust: Path | None, seat: Mapping[
     words = [tool("flower-supernode"), "--superlink", server, *secured, "--host", "127.0.0.1", "--port", str(port)]
     environment = os.environ | QUIET | {"FLWR_HOME": str(folder / "flower"), "SHOAL_SEAT": json.dumps(dict(seat))}
     return start(words, folder / "supernode.log", environment)
+
+
+def refusal(folder: Path) -> str:
+    """Why the last SuperNode of a device ended."""
+    log = (folder / "supernode.log").read_text(errors="replace").rpartition("Starting Flower SuperNode")[2]
+    return next((why for mark, why in REFUSALS.items() if mark in log), f"see {folder / 'supernode.log'}")
+
+
+def proxy_of(keys: Path, listen: str, server: str, folder: Path) -> str:
+    """The configuration of an nginx that forwards what devices need and nothing else."""
+    text = Path(__file__).with_name("nginx.conf").read_text()
+    given = {"KEYS": keys.resolve(), "LISTEN": listen, "SERVER": server, "FOLDER": folder.resolve()}
+    for name, value in given.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text
 
 
 def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:

@@ -1,0 +1,318 @@
+"""Real devices: a server and its nodes as processes of their own, with TLS and keys, and everything that can go wrong."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from federation import BASE, DEVICES, Nearby, played, recipe, rows, samples_file, seats
+
+import shoal
+from shoal.devices.keys import AUTHORITY, device_key, make_keys
+from shoal.devices.link import Link, end, free_port, proxy_of, refusal, start, start_node, tool
+from shoal.devices.serving import ALIVE, Serving, Terms, prepared, rows_of
+from shoal.ride import Result
+from shoal.runner import opened
+
+pytest.importorskip("flwr")
+SPARE = DEVICES
+"""The number of a device that is registered, and takes part in nothing."""
+FAULTY = 1
+LATE = 30.0
+
+DEVICE = '''
+"""A device whose samples are loaded by this file, and which misbehaves in the rounds that a file beside it names."""
+import json, os, resource, time
+from pathlib import Path
+import numpy as np
+import torch
+from shoal.devices import letters, parcel, seat
+
+torch.set_num_threads(1)
+HERE = Path(__file__).parent
+honest = seat.answered
+
+
+def load():
+    with np.load(HERE / "@DEVICE@.npz") as file:
+        samples = file["x"], file["y"]
+    plan = HERE / "faults-@DEVICE@.json"
+    if plan.exists():
+        faults = json.loads(plan.read_text())
+        if faults:
+            fault = faults.pop(0)
+            plan.write_text(json.dumps(faults))
+            commit(fault)
+    return samples
+
+
+def commit(fault):
+    if fault == "raise":
+        raise RuntimeError("patient 17 in /secret")
+    if fault == "die":
+        os._exit(9)
+    if fault == "late":
+        time.sleep(@LATE@ + 5)
+    if fault == "vanished":
+        raise FileNotFoundError("/secret/data")
+    if fault == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    seat.answered = lambda *answer: bad(fault, *answer)
+
+
+def bad(fault, stamp, outcome, remembers):
+    answer = honest(stamp, outcome, remembers)
+    found = parcel.unwrapped(answer, 1 << 30)
+    entry = next(iter(found["body"].values()))
+    if fault == "nan":
+        entry["value"][0] = float("nan")
+    if fault == "shape":
+        entry["value"] = entry["value"][1:]
+    if fault == "short":
+        return answer[:-3]
+    if fault == "huge":
+        return bytes(400_000_000)
+    if fault == "replay":
+        return (HERE / "kept").read_bytes()
+    if fault == "keep":
+        (HERE / "kept").write_bytes(answer)
+        return answer
+    return parcel.wrapped(found)
+'''
+FAULTS = {
+    "keep": "",
+    "raise": "its data are missing or do not fit",
+    "nan": "A message has numbers that are not finite or too large.",
+    "shape": "A message has values of another form for fc1.weight.",
+    "short": "A message cannot be read.",
+    "huge": "A message has 400000000 bytes where at most",
+    "replay": "A message answers another question.",
+    "vanished": "its data are missing or do not fit",
+    "full": "its disk is full or out of reach",
+    "late": "it",
+    "die": "it",
+}
+"""What the device does in each round, and how the reason that the history gives begins."""
+
+
+class Federation:
+    """A server and its devices, up and running."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.keys, self.runs = folder / "keys", folder / "runs"
+        self.runs.mkdir()
+        make_keys(self.keys, "", DEVICES + 1)
+        self.link = Link(folder / "flower", self.keys, "127.0.0.1", free_port())
+        self.serving = Serving(self.link, self.runs, DEVICES + 1, Terms(LATE, 1e6, 120))
+        self.nodes: list[subprocess.Popen] = []
+
+    def join(self, device: int) -> subprocess.Popen:
+        code = DEVICE.replace("@DEVICE@", str(device)).replace("@LATE@", str(LATE))
+        samples_file(self.folder, device)
+        path = self.folder / f"node_{device}.py"
+        path.write_text(code)
+        words = ["join", "--server", self.link.near, "--key", str(self.keys / device_key(device))]
+        words += ["--data", f"{path}:load", "--folder", str(self.folder / f"home-{device}")]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return start([tool("shoal"), *words], self.folder / f"join-{device}.log", environment)
+
+    def terms(self, seconds: float) -> None:
+        """Another patience from the next run on."""
+        self.serving.desk["seconds"] = seconds
+        end([self.serving.processes.pop("exec")])
+        self.serving.revive()
+
+    def play(self, method: str, name: str, watch: Callable = lambda row: None, **more: object) -> Result:
+        path = prepared(recipe(method, self.runs / name, **more))
+        self.serving.play(path, watch)
+        return opened(path)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory) -> Iterator[Federation]:
+    torch.set_num_threads(1)
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    with made.serving:
+        made.nodes = [made.join(device) for device in range(DEVICES)]
+        yield made
+        end(made.nodes)
+
+
+METHODS = {
+    "fedavg": {},
+    "scaffold": {},
+    "feddhad": {"model": "lenet"},
+    "fedbiad(early=1)+dgc": {},
+    "fedacd+mixup": {},
+    "feddumap": {"model": "lenet", "server_data": "share:0.1"},
+    "fedbr": {"model": "lenet"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_history_is_that_of_a_simulation(method, federation):
+    more = METHODS[method]
+    if "server_data" in more:
+        for device in range(DEVICES):
+            samples_file(federation.folder, device, **more)
+    simulated = shoal.run(method, engine="serial", **BASE | more)
+    name = "".join(c for c in method if c.isalnum())
+    real = federation.play(method, name, **more)
+    for device in range(DEVICES):
+        samples_file(federation.folder, device)
+    assert rows(real) == rows(simulated)
+    assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
+def test_the_state_is_for_its_owner_alone(federation):
+    assert (federation.link.folder / "state.db").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in federation.keys.iterdir())
+
+
+def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
+    """An unknown key, an unknown authority, and no encryption at all."""
+    make_keys(tmp_path / "other", "", 1)
+    stranger, other = tmp_path / "other" / device_key(0), tmp_path / "other" / AUTHORITY
+    spare, ours = federation.keys / device_key(SPARE), federation.keys / AUTHORITY
+    tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
+    seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
+    nodes = {n: start_node(federation.link.near, *t, seat(n), free_port()) for n, t in tries.items()}
+    before = online(federation.link)
+    try:
+        assert nodes["key"].wait(60) and "does not know this key" in refusal(tmp_path / "key")
+        assert nodes["authority"].wait(60) and "authority vouches for" in refusal(tmp_path / "authority")
+        assert online(federation.link) == before  # the third one goes on trying in vain
+    finally:
+        end(list(nodes.values()))
+
+
+def test_an_expired_certificate_is_refused(tmp_path):
+    make_keys(tmp_path / "keys", "", 1, days=-1)
+    link = Link(tmp_path / "flower", tmp_path / "keys", "127.0.0.1", free_port())
+    process = link.start_link()
+    seat = {"data": "", "folder": str(tmp_path / "home")}
+    trusted = tmp_path / "keys" / AUTHORITY
+    node = start_node(link.near, tmp_path / "keys" / device_key(0), trusted, seat, free_port())
+    try:
+        link.wait_until_up(process)
+        assert not link.asked("supernode", "list", "shoal").get("success")
+        assert node.wait(60) and "has expired" in refusal(tmp_path / "home")
+    finally:
+        end([node, process])
+
+
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+def test_from_outside_devices_come_in_and_nothing_else(federation, tmp_path):
+    """Through the proxy a device is online, while registering one and submitting a run are refused."""
+    port = free_port()
+    config = tmp_path / "nginx.conf"
+    config.write_text(proxy_of(federation.keys, f"127.0.0.1:{port}", federation.link.near, tmp_path))
+    outside = Link(tmp_path / "outside", federation.keys, "127.0.0.1", port)
+    key, trusted = federation.keys / device_key(SPARE), federation.keys / AUTHORITY
+    nginx = start([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
+    node = None
+    try:
+        outside.wait_until_up(nginx)
+        node = start_node(outside.near, key, trusted, {"data": "", "folder": str(tmp_path / "home")}, free_port())
+        number = json.loads((federation.link.folder / "nodes.json").read_text())[str(SPARE)]
+        found = soon(lambda: online(federation.link).get(number) == "online", 40)
+        assert found, (tmp_path / "home" / "supernode.log").read_text()[-2000:]
+        make_keys(tmp_path / "mine", "", 1)
+        mine = str((tmp_path / "mine" / device_key(0)).with_suffix(".pub"))
+        assert not outside.asked("supernode", "register", mine, "shoal").get("success")
+        assert not outside.asked("run", str(Path(shoal.__file__).parent / "devices/shim"), "shoal").get("success")
+        assert federation.link.asked("supernode", "list", "shoal").get("success")
+    finally:
+        end([p for p in (node, nginx) if p])
+
+
+def test_every_fault_costs_one_device_one_round(federation):
+    """The model is exactly what it would be if the device had never answered, and the reason is told."""
+    rounds = len(FAULTS)
+    federation.play("fedavg", "warm", rounds=1)
+    (federation.folder / f"faults-{FAULTY}.json").write_text(json.dumps(["", *FAULTS]))
+    found = federation.play("scaffold", "faults", rounds=rounds)
+    told = [row.get("dropped", []) for row in found.history.rows]
+    for (fault, begins), dropped in zip(FAULTS.items(), told):
+        assert [d["device"] for d in dropped] == ([FAULTY] if begins else []), (fault, dropped)
+        assert all(d["why"].startswith(begins) for d in dropped), (fault, dropped)
+    silent = lambda device, round, answer: "it was late" if device == FAULTY and round else answer  # noqa: E731
+    place = federation.folder / "reference"
+    place.mkdir()
+    other = played(recipe("scaffold", place / "run", rounds=rounds), Nearby(seats(place), silent))
+    assert all(torch.equal(found.params[k], v) for k, v in other.params.items())
+    log = (federation.runs / "faults" / "server.log").read_text()
+    assert "patient" not in log and "secret" not in log
+    assert all(f"device {FAULTY}, round {r}:" in log for r in range(1, rounds))
+
+
+def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federation):
+    """The loop at five moments, the SuperLink once, and every node once."""
+    rounds = 6
+    federation.terms(300)
+    path = prepared(recipe("scaffold", federation.runs / "killed", rounds=rounds))
+    killed: list[str] = []
+
+    def loop() -> None:
+        process = int((path / ALIVE).read_text())
+        os.kill(process, signal.SIGKILL)
+        soon(lambda: not (path / ALIVE).exists() or (path / ALIVE).read_text() != str(process), 60)
+        killed.append("loop")
+
+    def hunt() -> None:
+        soon((path / ALIVE).exists, 60)
+        loop()  # before anybody was asked
+        soon((path / ALIVE).exists, 60)
+        time.sleep(5)
+        loop()  # while devices introduce themselves
+        for reached, pause in ((1, 0.0), (2, 2.0), (3, 5.0)):  # right after a round, and in the middle of one
+            soon(lambda: len(rows_of(path)) >= reached, 200)
+            time.sleep(pause)
+            loop()
+        soon(lambda: len(rows_of(path)) >= 4, 200)
+        time.sleep(3)
+        federation.serving.processes["link"].kill()
+        killed.append("link")
+        soon(lambda: len(rows_of(path)) >= 5, 200)
+        time.sleep(3)
+        for node in nodes_of(federation):
+            os.kill(node, signal.SIGKILL)
+            killed.append("node")
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    federation.serving.play(path, lambda row: None)
+    hunter.join()
+    assert killed == ["loop"] * 5 + ["link"] + ["node"] * DEVICES
+    assert rows(opened(path)) == rows(shoal.run("scaffold", engine="serial", **BASE | {"rounds": rounds}))
+
+
+def online(link: Link) -> dict[str, str]:
+    return {node["node-id"]: node["status"] for node in link.asked("supernode", "list", "shoal").get("nodes", [])}
+
+
+def nodes_of(federation: Federation) -> list[int]:
+    """The SuperNodes that `shoal join` started."""
+    found = []
+    for node in federation.nodes:
+        children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+        found += [int(child) for child in children]
+    return found
+
+
+def soon(true: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes true in time."""
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
