@@ -1,10 +1,10 @@
-# make demo: see it work.  make test: every test.  make help: the rest.
+# make demo: see it work.  make test: the tests.  make help: the rest.
 VENV := .venv
 PY := $(VENV)/bin/python
 SHOAL := $(VENV)/bin/shoal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check docs clean
+.PHONY: help demo test test-distributed check docs clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -16,8 +16,11 @@ demo: $(VENV)/plot  ## compare four methods on 20 uneven devices, write a report
 	  --lr 0.05 --seeds 3 --target 0.85 --fleet tiers --metrics devices --out runs/demo
 	$(SHOAL) report runs/demo --out runs/demo/report.html
 
-test: $(VENV)/test  ## run every test
+test: $(VENV)/test  ## run every test of one machine
 	$(PY) -m pytest
+
+test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, several processes each
+	$(PY) -m pytest tests/distributed -n 0
 
 check: $(VENV)/dev  ## format, lint, types, docs
 	$(VENV)/bin/ruff format --check src tests benchmarks

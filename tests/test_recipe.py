@@ -271,6 +271,7 @@ WHERE_AND_HOW_LONG = {
     "until_macs": 5.0,
     "checkpoint_every": 5,
     "memory_mb": 5,
+    "address": "auto",
     "out": "elsewhere",
 }
 

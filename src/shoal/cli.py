@@ -16,6 +16,7 @@ from rich.console import Console
 
 from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
+from shoal.devices import commands
 from shoal.equal_cost import budget_tables, by_blocks
 from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
@@ -34,7 +35,7 @@ PANELS = {
     "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
     "When to look": "eval_every metrics validation target",
     "When to stop": "until_accuracy until_seconds until_bytes until_macs",
-    "Where it runs": "engine compute precision fleet failures deadline over_select",
+    "Where it runs": "engine address compute precision fleet failures deadline over_select",
     "What is kept": "out checkpoint_every memory_mb",
 }
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
@@ -276,6 +277,10 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
 
 
 app.command("list")(look.list_)
+app.command()(commands.keys)
+app.command()(commands.server)
+app.command()(commands.join)
+app.command()(commands.proxy)
 app.command()(look.report)
 app.add_typer(look.data, name="data")
 

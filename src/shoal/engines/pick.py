@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.conv import _ConvNd
 
+from shoal.core.errors import ShoalError
 from shoal.core.net import Net
 from shoal.core.types import Work
 from shoal.engines.batched import Batched
@@ -46,6 +47,8 @@ class Pick:
     """Processes."""
     compiled: bool = False
     why: str = ""
+    address: str = ""
+    """Of a Ray cluster; none for this machine."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,6 +59,7 @@ class Pick:
             "serial": "serial",
             "batched": f"batched, {many} in a call",
             "pool": f"pool, {self.workers} processes with {many} in a call",
+            "ray": f"ray, {f'the cluster at {self.address}' if self.address else 'on this machine'}",
         }[self.engine]
         return told + (", compiled" if self.compiled else "") + (f" ({self.why})" if self.why else "")
 
@@ -66,8 +70,8 @@ def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
         pick = Pick(**(found or {}))
     except TypeError:
         return None
-    sound = pick.engine in ("serial", "batched", "pool") and 0 < pick.width < 10**6 and 0 < pick.workers < 10**4
-    return pick if sound else None
+    sound = pick.engine in ("serial", "batched", "pool", "ray") and 0 < pick.width < 10**6 and 0 < pick.workers < 10**4
+    return pick if sound and isinstance(pick.address, str) else None
 
 
 def crew_of(pick: Pick, runs: int = 1) -> Crew:
@@ -78,19 +82,41 @@ def crew_of(pick: Pick, runs: int = 1) -> Crew:
             return Batched(pick.width * runs, compiled=pick.compiled)
         case "pool":
             return Pool(pick.workers, pick.width, lambda: Batched(pick.width))
+        case "ray":
+            return cluster_of(pick, runs)
     return Serial()
+
+
+def cluster_of(pick: Pick, runs: int) -> Crew:
+    """A Ray cluster: on processors one device after the other, as `serial` does it; on GPUs many in a call."""
+    try:
+        from shoal.engines.ray_crew import Cluster
+    except ImportError:
+        raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
+    if pick.width == 1:
+        return Cluster(pick.address)
+    width = pick.width * runs
+    return Cluster(pick.address, lambda: Batched(width, compiled=pick.compiled), width)
 
 
 def settled(assembly: "Assembly") -> Pick:
     """The recipe's engine with its settings."""
     recipe, net = assembly.recipe, assembly.net
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if recipe.address and recipe.engine != "ray":
+        problem = f"address is {recipe.address!r}, and engine is {recipe.engine}, which knows no cluster."
+        raise ShoalError("bad-value", problem, "Add --engine ray, or leave the address out.")
     if recipe.engine == "serial":
         return Pick("serial")
+    if recipe.engine == "ray" and net.place.type == "cpu":
+        return Pick("ray", address=recipe.address)
     if net.place.type == "cuda":
         width = assembly.loop.patience.asked(recipe.sample)
         steps = recipe.rounds * steps_of(assembly)
-        return told(Pick("batched", min(width, 512), compiled=steps > LONG, why="on a GPU"), recipe.engine)
+        pick = Pick("batched", min(width, 512), compiled=steps > LONG, why="on a GPU")
+        return (
+            replace(pick, engine="ray", address=recipe.address) if recipe.engine == "ray" else told(pick, recipe.engine)
+        )
     usual = min(recipe.sample, 1 if convolves(net) else 10)
     if recipe.engine == "batched":
         return Pick("batched", usual)

@@ -1,0 +1,62 @@
+"""What an actor of a Ray cluster does: hold one processor or GPU for as long as it lives, and train what it is sent."""
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import ray
+import torch
+from torch import Tensor
+
+from shoal.core.device import Site
+from shoal.engines.crate import Box, Crate, Reader, packed
+from shoal.engines.crew import Crew, Task
+from shoal.engines.heap import keep_memory
+from shoal.engines.worker import Failure, portable
+
+
+class Trainer:
+    """One thread and one crew. Sites are fetched when they are first needed, and let go with the one who sent them."""
+
+    def __init__(self, inner: Callable[[], Crew], on_gpu: bool):
+        torch.set_num_threads(1)
+        keep_memory()
+        self.crew, self.gpu = inner(), torch.device("cuda", 0) if on_gpu else None
+        self.sites: dict[int, Site] = {}
+        self.data: WeakValueDictionary[tuple[Any, int], Tensor] = WeakValueDictionary()
+        """Tensors that several sites may share."""
+        self.box: tuple[Any, Box] = (None, [])
+        """The tensors that are common to the devices of a round."""
+
+    def ready(self) -> None:
+        """Answered as soon as the actor is there."""
+
+    def train(self, order: Crate, sites: Mapping[int, Any], live: frozenset[int]) -> Crate:
+        """Tasks in, outcomes and memories out; what goes wrong comes back as a failure."""
+        try:
+            for gone in self.sites.keys() - live:
+                del self.sites[gone]
+            for number in sites.keys() - self.sites.keys():
+                self.sites[number] = self.site(ray.get(sites[number]))
+            boxes = [self.common(ref) for ref in order.shared]
+            found = Reader(order, boxes, self.gpu, copy=False).load()
+            tasks = [Task(self.sites[number], job, memory) for number, job, memory in found]
+            return packed(self.crew.train(tasks))
+        except BaseException as error:
+            return packed(Failure(portable(error, self.sites.values())))
+
+    def site(self, crate: Crate) -> Site:
+        reader = Reader(crate, ray.get(crate.shared), self.gpu, copy=False)
+        reader.known = self.data
+        site, files = reader.load()
+        for name, file in files.items():  # there is no such module here, but who is to blame is found by its file
+            module = sys.modules.setdefault(name, ModuleType(name))
+            module.__file__ = file
+        return site
+
+    def common(self, ref: Any) -> Box:
+        if self.box[0] != ref:
+            self.box = (ref, ray.get(ref))
+        return self.box[1]

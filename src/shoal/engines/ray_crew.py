@@ -1,0 +1,136 @@
+"""The machines of a Ray cluster: an actor for each processor or GPU trains chunks of a round's devices.
+
+What sites hold in common, above all the data set, lies in Ray's object store once, and actors read it there; so do the
+tensors that a round sends to more than one chunk. Who trains a device changes nothing about it.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to nobody,
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves the variables of GPUs alone,
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and does not print that a worker died: the engine tells it
+
+import ray
+from ray import cloudpickle
+
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError, told
+from shoal.engines.crate import packed, raw
+from shoal.engines.crew import Crew, Done, Task
+from shoal.engines.ray_actor import Trainer
+from shoal.engines.ray_shift import Hand, Shift
+from shoal.engines.serial import Serial
+
+LARGE = 1 << 16
+"""Bytes from which a tensor of a site lies in the store by itself, for all sites that have it."""
+
+
+class Cluster:
+    """Trains on a cluster, or on a Ray of its own on this machine, with a crew in each actor.
+
+    A job that takes longer than `patience` seconds is taken for hung. On processors chunks are cut so that every actor
+    gets several; on GPUs, and wherever `width` is given, they have that many devices.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        inner: Callable[[], Crew] = Serial,
+        width: int = 0,
+        patience: float = 600.0,
+        workers: int = 0,
+    ):
+        self.address, self.inner, self.width = address, inner, width
+        self.patience, self.workers = patience, workers
+        self.hands: list[Hand] = []
+        self.sites: WeakKeyDictionary[Site, tuple[int, Any]] = WeakKeyDictionary()
+        """What a site is called on the way, and where it lies; what lies there stays for as long as it is listed."""
+        self.tensors = WeakTensorKeyDictionary()
+        """Where the large tensors of sites lie."""
+        self.unused = count()
+        self.owner = False
+        """Whether Ray was started or joined here, and is to be left here."""
+
+    def train(self, tasks: Sequence[Task]) -> list[Done]:
+        if not tasks:
+            return []
+        try:
+            self.hire(len(tasks), tasks[0].site.net.place.type == "cuda")
+            for site in dict.fromkeys(task.site for task in tasks):
+                self.meet(site)
+            shift = Shift(self.hands, self.sites, tasks, self.width, self.patience)
+            shift.work()
+        except BaseException:
+            self.close()  # whoever is in the middle of something must not go on with it
+            raise
+        if shift.failed:
+            raise shift.failed[min(shift.failed)]
+        return [shift.done[i] for i in range(len(tasks))]
+
+    def close(self) -> None:
+        """End the actors and leave the cluster; another `train` comes back."""
+        if ray.is_initialized():
+            for hand in self.hands:
+                ray.kill(hand.actor)
+        self.hands.clear()
+        self.sites.clear()
+        self.tensors.clear()
+        if self.owner:
+            ray.shutdown()
+            self.owner = False
+
+    def hire(self, tasks: int, on_gpu: bool) -> None:
+        """As many actors as there are processors or GPUs, and no more than there are tasks."""
+        if not ray.is_initialized():
+            join(self.address)
+            self.owner = True
+        kind = "GPU" if on_gpu else "CPU"
+        there = int(ray.cluster_resources().get(kind, 0))
+        if not there:
+            advice = "Use --compute cpu." if on_gpu else "Start a worker: ray start --address=HOST:6379."
+            raise ShoalError("no-device", f"The Ray cluster has no {kind}.", advice)
+        one = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0)(Trainer)
+        for _ in range(len(self.hands), min(there, self.workers or there, tasks)):
+            self.hands.append(Hand(lambda: one.remote(self.inner, on_gpu)))
+
+    def meet(self, site: Site) -> None:
+        """Put a site into the store, if it is not there yet."""
+        if site in self.sites:
+            return
+        files = {}
+        for name, module in list(sys.modules.items()):
+            if name.startswith("shoal_file_"):  # a user's own file, which no other machine has
+                files[name] = module.__file__
+                cloudpickle.register_pickle_by_value(module)
+        site.net._filled(site.net.initial, training=False)  # what the last call left in the template stays here
+        self.sites[site] = (next(self.unused), ray.put(packed((site, files), self.shared)))
+
+    def shared(self, tensor: Tensor) -> tuple[Any, int] | None:
+        """Where a large tensor lies; it is put there when it is first met."""
+        if tensor.nbytes < LARGE:
+            return None
+        if tensor not in self.tensors:
+            self.tensors[tensor] = ray.put([raw(tensor)])
+        return self.tensors[tensor], 0
+
+
+def join(address: str) -> None:
+    """Join a cluster; without an address, start Ray on this machine with all its cores. Ray keeps quiet about it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own: dict[str, Any] = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    where: dict[str, Any] = {"address": address} if address else own
+    try:
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        found = f"There is no Ray cluster that can be joined at {address!r}" if address else "Ray could not be started"
+        advice = "Start one with `ray start --head`, or give no address." if address else "Use --engine pool."
+        raise ShoalError("no-device", f"{found} ({told(error)}).", advice) from error

@@ -1,0 +1,216 @@
+"""One call of `train` on a Ray cluster: what waits, what is under way, what is done, and what is given up.
+
+Every job ends in exactly one way: with a reply, or, when a second worker died of it or hung with it, as a device that
+drops out of the round. An exception is nobody's death: it is handed on.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from shoal.core import tree
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError, told
+from shoal.core.types import Outcome
+from shoal.engines.batched import expected
+from shoal.engines.crate import packed, raw, unpacked
+from shoal.engines.crew import Done, Task
+from shoal.engines.pool import chunked
+from shoal.engines.worker import Failure
+
+log = logging.getLogger("shoal")
+DEATHS = 2
+"""So many workers may die of a job before it is given up."""
+STARTS = 3
+"""So often in a row the start of an actor may fail."""
+WAIT = 120.0
+"""Seconds to wait for the first actor; on a busy cluster there may be no room for any."""
+MOST = 10
+"""Devices in a chunk, unless somebody says how many."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A chunk that an actor was given."""
+
+    chunk: list[int]
+    ref: Any
+
+
+class Hand:
+    """One actor, the orders that it has been given, and since when it works on the first of them."""
+
+    def __init__(self, hire: Callable[[], Any]):
+        self.hire, self.failures = hire, 0
+        self.start()
+
+    def start(self) -> None:
+        self.actor = self.hire()
+        self.greeting = self.actor.ready.remote()
+        """What says that the actor is there; None afterwards."""
+        self.orders: deque[Order] = deque()
+        self.since = inf
+
+    def give(self, order: Order) -> None:
+        self.orders.append(order)
+        if len(self.orders) == 1:
+            self.since = monotonic()
+
+    def take_back(self, order: Order) -> None:
+        self.orders.remove(order)
+        self.since = monotonic() if self.orders else inf
+
+    def deadline(self, patience: float) -> float:
+        return self.since + patience * len(self.orders[0].chunk) if self.orders else inf
+
+
+class Shift:
+    """Chunks are begun in order, the longest first; the first of those that fail is the same whoever answers first."""
+
+    def __init__(
+        self,
+        hands: list[Hand],
+        sites: Mapping[Site, tuple[int, Any]],
+        tasks: Sequence[Task],
+        width: int,
+        patience: float,
+    ):
+        self.hands, self.sites, self.tasks, self.patience = hands, sites, tasks, patience
+        self.live = frozenset(number for number, _ in sites.values())
+        width = width or max(1, min(MOST, len(tasks) // (4 * len(hands))))
+        self.waiting = deque(chunked([expected(task) for task in tasks], width, len(hands)))
+        self.rank = {i: at for at, i in enumerate(chain.from_iterable(self.waiting))}
+        self.common = common(tasks)
+        self.deaths: Counter[int] = Counter()
+        self.done: dict[int, Done] = {}
+        self.failed: dict[int, BaseException] = {}
+
+    def work(self) -> None:
+        """Until every job has its end or, after a failure, until everybody is idle."""
+        began = monotonic()
+        while self.waiting or any(hand.orders for hand in self.hands):
+            self.hand_out()
+            waited = {hand.greeting: hand for hand in self.hands if hand.greeting}
+            waited |= {order.ref: hand for hand in self.hands for order in hand.orders}
+            until = min(hand.deadline(self.patience) for hand in self.hands)
+            if all(hand.greeting for hand in self.hands):
+                until = min(until, began + WAIT)
+            limit = None if until == inf else max(0.0, until - monotonic())
+            ready, _ = ray.wait(list(waited), num_returns=1, timeout=limit)
+            for ref in ready:
+                self.hear(waited[ref], ref)
+            for hand in self.hands:
+                if hand.deadline(self.patience) <= monotonic():
+                    self.bury(hand, f"did not end within {self.patience:g} s for each device")
+            if any(not hand.greeting for hand in self.hands):
+                began = monotonic()
+            elif monotonic() - began > WAIT:
+                problem = f"No worker of the Ray cluster could start within {WAIT:g} s; others may hold all it has."
+                raise ShoalError("no-device", problem, "See `ray status`, and wait for the others or add machines.")
+
+    def hand_out(self) -> None:
+        """One order for everybody, and a second one, to be there when the first is done, while there are plenty."""
+        for most in (1, 2):
+            for hand in self.hands:
+                plenty = len(self.waiting) > (0 if most == 1 else len(self.hands))
+                if plenty and not hand.greeting and len(hand.orders) < most:
+                    self.give(hand, self.waiting.popleft())
+
+    def give(self, hand: Hand, chunk: list[int]) -> None:
+        own = [self.tasks[i] for i in chunk]
+        known = {task.site: self.sites[task.site] for task in own}
+        crate = packed([(known[t.site][0], t.job, t.memory) for t in own], lambda t: self.common.get(id(t)))
+        hand.give(Order(chunk, hand.actor.train.remote(crate, dict(known.values()), self.live)))
+
+    def hear(self, hand: Hand, ref: Any) -> None:
+        """Take an answer, after its actor has been given something new; or take note of a death."""
+        if ref == hand.greeting:
+            return self.greet(hand)
+        order = next((order for order in hand.orders if order.ref == ref), None)
+        if order is None:  # it was buried a moment ago
+            return
+        try:
+            answer = ray.get(ref)
+        except RayTaskError as error:
+            hand.take_back(order)
+            return self.fail(order.chunk, error.cause)
+        except RayError as error:
+            return self.bury(hand, f"died ({told(error)})")
+        hand.take_back(order)
+        self.hand_out()
+        self.read(order.chunk, answer)
+
+    def read(self, chunk: list[int], answer: Any) -> None:
+        found = unpacked(answer, [], self.tasks[chunk[0]].site.net.place, copy=True)
+        if isinstance(found, Failure):
+            return self.fail(chunk, found.error)
+        self.done.update(zip(chunk, found, strict=True))
+
+    def fail(self, chunk: list[int], error: BaseException) -> None:
+        """Nothing new is begun."""
+        self.failed[self.rank[chunk[0]]] = error
+        self.waiting.clear()
+
+    def greet(self, hand: Hand) -> None:
+        """An actor is there, or could not be started."""
+        try:
+            ray.get(hand.greeting)
+        except RayError as error:
+            hand.failures += 1
+            if hand.failures < STARTS:
+                return hand.start()
+            cause = str(error).strip().splitlines()[-1].strip()[:160]
+            problem = f"A worker of the Ray cluster cannot be started ({cause})."
+            raise ShoalError("no-device", problem, "Every machine needs the same Python, shoal and Ray.") from error
+        hand.greeting, hand.failures = None, 0
+
+    def bury(self, hand: Hand, why: str) -> None:
+        """An actor died or hangs: another takes its place. What it had not begun is not to blame."""
+        ray.kill(hand.actor)
+        lost = []
+        for order in hand.orders:
+            try:
+                self.read(order.chunk, ray.get(order.ref, timeout=60))
+            except RayError:
+                lost.append(order.chunk)
+        hand.start()
+        if self.failed:
+            return
+        self.waiting.extendleft(reversed(lost[1:]))
+        if lost:
+            self.blame(lost[0], why)
+
+    def blame(self, chunk: list[int], why: str) -> None:
+        """Each device of the chunk is tried once more, and by itself."""
+        devices = ", ".join(str(self.tasks[i].job.device) for i in chunk)
+        log.warning("A worker that trained the devices %s %s.", devices, why)
+        self.deaths.update(chunk)
+        for i in reversed(chunk):
+            if self.deaths[i] < DEATHS:
+                self.waiting.appendleft([i])
+            else:
+                problem = f"{self.deaths[i]} workers were lost with it; the last {why}"
+                self.done[i] = Done(Outcome(self.tasks[i].job.device, problem=problem), self.tasks[i].memory)
+
+
+def common(tasks: Sequence[Task]) -> dict[int, tuple[Any, int]]:
+    """The tensors that several devices are sent lie in the store once; here is where, by their identity."""
+    met: dict[int, Any] = {}
+    uses: Counter[int] = Counter()
+    for task in tasks:
+        own = {id(t): t for t in tree.tensors([task.job.message.body, task.job.message.beside])}
+        met |= own
+        uses.update(own.keys())
+    several = [key for key in met if uses[key] > 1]
+    if not several:
+        return {}
+    box = ray.put([raw(met[key]) for key in several])
+    return {key: (box, number) for number, key in enumerate(several)}

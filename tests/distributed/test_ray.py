@@ -1,0 +1,304 @@
+"""A Ray cluster: it agrees with `serial` to the last bit, and outlives whatever happens to its workers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray import cloudpickle
+
+import shoal
+from shoal.assemble import assemble
+from shoal.core import tree
+from shoal.core.types import Job, Outcome, Work
+from shoal.engines import pick as picking
+from shoal.engines.crate import packed, raw, unpacked
+from shoal.engines.crew import Crew, Done
+from shoal.engines.pick import Pick, crew_of, read_pick, settled
+from shoal.engines.ray_crew import Cluster, join
+from shoal.engines.serial import Serial
+from shoal.recipe import Recipe
+from shoal.ride import Result, drive
+from shoal.runner import begun
+from shoal.testing import machine_of, without_wall
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+SMALL: dict[str, Any] = dict(devices=6, sample=6, rounds=2, split="dirichlet:0.5", fleet="tiers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Room for two times two actors: those that stay, and those of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.sched_getaffinity", lambda process: range(4), raising=False)
+        join("")
+    yield
+    ray.shutdown()
+
+
+class Kept:
+    """A cluster whose actors stay for the next run."""
+
+    def __init__(self):
+        self.crew = Cluster(workers=2)
+        self.train = self.crew.train
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def kept(cluster):
+    found = Kept()
+    yield found
+    found.crew.close()
+
+
+def driven(crew: Crew, **recipe: Any) -> Result:
+    """A whole run with a crew of ours."""
+    return drive([begun(Recipe().revised(**SMALL | recipe))], crew)[0]
+
+
+def same(one: Result, other: Result) -> bool:
+    rows = [[without_wall(row) for row in result.history.rows] for result in (one, other)]
+    return rows[0] == rows[1] and tree.same(one.params, other.params)
+
+
+# what comes out ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method, more",
+    [
+        ("fedavg", {"momentum": 0.5}),
+        ("scaffold", {}),
+        ("feddhad", {}),
+        ("fedbiad+dgc", {}),
+        ("fedacd", {}),
+        ("feddumap", {"model": "lenet", "server_data": "share:0.05"}),
+        ("fedbr", {"model": "lenet"}),
+    ],
+)
+def test_a_cluster_gives_the_bits_of_serial(kept, method, more):
+    assert same(driven(kept, method=method, **more), driven(Serial(), method=method, **more))
+
+
+def test_the_size_of_chunks_changes_no_bit(kept):
+    wanted = driven(Serial(), method="scaffold")
+    for kept.crew.width in (4, 0):
+        assert same(driven(kept, method="scaffold"), wanted)
+
+
+def test_runs_side_by_side_give_the_bits_of_serial(kept):
+    both = drive([begun(Recipe().revised(**SMALL, seed=seed)) for seed in (0, 1)], kept)
+    assert all(same(one, driven(Serial(), seed=seed)) for seed, one in enumerate(both))
+
+
+def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
+    first: dict[str, Any] = SMALL | {"rounds": 1, "out": str(tmp_path / "run")}
+    shoal.run("scaffold", engine="ray", **first)
+    assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "ray"
+    resumed = shoal.resume(tmp_path / "run", rounds=2)
+    assert resumed.engine == Pick("ray")
+    assert same(resumed, shoal.run("scaffold", engine="serial", **SMALL))
+
+
+def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
+    assembly = assemble(Recipe().revised(**SMALL, server_data="share:0.05"))
+    loop, engine = assembly.loop, machine_of(assembly.loop)
+    engine.crew = kept
+    loop.play(loop.start(assembly.net), 0)
+    engine.learn(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
+    sites = [ref for site, (_, ref) in kept.crew.sites.items() if site in (engine.site, engine.plain)]
+    crates: list[Any] = [ray.get(ref) for ref in sites]
+    assert len(crates) == 2 and crates[0].shared == crates[1].shared
+    held = {ref: tensor for tensor, ref in kept.crew.tensors.items() if ref in crates[0].shared}
+    assert any(tensor is engine.site.samples(0).inputs for tensor in held.values())
+    assert all(np.array_equal(ray.get(ref)[0], raw(tensor)) for ref, tensor in held.items())
+
+
+def test_nobody_to_train():
+    assert Cluster().train([]) == []
+
+
+# what may happen --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Struck(Serial):
+    """Something happens when device 3 trains in the first round, so often."""
+
+    happens: Callable[[Job], Any]
+    notes: str
+    times: int = 10**6
+
+    def train(self, tasks):
+        for task in tasks:
+            struck = len(os.listdir(self.notes))
+            if (task.job.device, task.job.round) == (3, 0) and struck < self.times:
+                Path(self.notes, str(struck)).touch()
+                self.happens(task.job)
+        return super().train(tasks)
+
+
+def dies(job: Job) -> None:
+    os._exit(7)
+
+
+def hangs(job: Job) -> None:
+    time.sleep(600)
+
+
+class Without(Serial):
+    """Device 3 drops out of the first round."""
+
+    def train(self, tasks):
+        gone = [(task.job.device, task.job.round) == (3, 0) for task in tasks]
+        lost = Outcome(3, problem="as agreed")
+        return [Done(lost, t.memory) if g else super(Without, self).train([t])[0] for t, g in zip(tasks, gone)]
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_worker_that_dies_costs_a_retry(width, tmp_path):
+    found = driven(Cluster(workers=2, inner=partial(Struck, dies, str(tmp_path), 1), width=width), method="scaffold")
+    assert len(os.listdir(tmp_path)) == 1
+    assert same(found, driven(Serial(), method="scaffold"))
+
+
+@pytest.mark.parametrize("happens, width, patience", [(dies, 4, 600.0), (hangs, 1, 4.0)])
+def test_a_job_that_takes_two_workers_along_is_given_up(happens, width, patience, tmp_path):
+    crew = Cluster(workers=2, inner=partial(Struck, happens, str(tmp_path)), width=width, patience=patience)
+    found, wanted = driven(crew, method="scaffold"), driven(Without(), method="scaffold")
+    assert len(os.listdir(tmp_path)) == 2
+    reasons = [{d["device"]: d["why"] for d in row.get("dropped", [])} for row in found.history.rows]
+    why = "died" if happens is dies else "did not end within 4 s"
+    assert list(reasons[0]) == [3] and f"2 workers were lost with it; the last {why}" in reasons[0][3]
+    assert not reasons[1]
+    for row in (*found.history.rows, *wanted.history.rows):
+        row.pop("dropped", None)
+    assert same(found, wanted)
+
+
+BOOM = """
+from dataclasses import dataclass
+import os
+from shoal import Part
+
+@dataclass(frozen=True)
+class Boom(Part):
+    parent: int = 0
+
+    def step(self, update, state, scored, local):
+        if os.getpid() != self.parent:
+            raise ValueError("a wrong number")
+        return update, state
+"""
+
+
+def test_a_part_that_raises_is_blamed(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(BOOM)
+    with pytest.raises(
+        shoal.ShoalError, match="boom cannot be used: it raises ValueError: a wrong number in `step`, l"
+    ):
+        shoal.run(f"scaffold+boom(parent={os.getpid()})", parts=[str(file)], engine="ray", **SMALL)
+
+
+def test_an_exception_arrives_as_what_it_is(tmp_path):
+    def careless(job: Job) -> None:
+        raise LookupError("nothing there")
+
+    with pytest.raises(LookupError, match="nothing there") as error:
+        driven(Cluster(workers=2, inner=partial(Struck, careless, str(tmp_path))))
+    assert "in a worker process" in error.value.__notes__[0] and len(os.listdir(tmp_path)) == 1
+
+
+def test_actors_that_cannot_start_are_told_of():
+    def broken() -> Crew:
+        raise OSError("no such thing here")
+
+    with pytest.raises(
+        shoal.ShoalError, match="cannot be started .OSError: no such thing here.. Every machine needs the same Python"
+    ):
+        driven(Cluster(workers=2, inner=broken))
+
+
+# the command line and the pick ------------------------------------------------------------------------------------
+
+
+FALLS = """
+from dataclasses import dataclass
+from pathlib import Path
+import os, ray
+from shoal import Part
+
+@dataclass(frozen=True)
+class Falls(Part):
+    note: str = ""
+
+    def end(self, params, state, memory, device):
+        if ray.is_initialized() and not Path(self.note).exists():
+            Path(self.note).touch()
+            print("I fall")
+            os._exit(1)
+        return params, memory
+"""
+
+
+def test_ray_keeps_quiet_even_when_a_worker_dies(tmp_path):
+    (tmp_path / "own.py").write_text(FALLS)
+    method = ["--parts", str(tmp_path / "own.py"), "--method", f"falls(note='{tmp_path / 'note'}')"]
+    flags = "--engine ray --devices 3 --sample 3 --rounds 2 --steps 2 --json".split()
+    command = [sys.executable, "-m", "shoal.cli", "run", *method, *flags]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and (tmp_path / "note").exists(), ran.stderr
+    assert [json.loads(line)["round"] for line in ran.stdout.splitlines()] == [0, 1]
+    assert ran.stderr == ""
+
+
+def test_where_ray_is_missing_the_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shoal.engines.ray_crew", None)
+    with pytest.raises(shoal.ShoalError, match=r'Ray is not installed. Run: pip install "shoal\[ray\]".') as error:
+        crew_of(Pick("ray"))
+    assert error.value.kind.name == "missing-extra"
+
+
+def test_an_address_needs_the_engine():
+    with pytest.raises(shoal.ShoalError, match="engine is pool, which knows no cluster. Add --engine ray"):
+        settled(assemble(Recipe().revised(engine="pool", address="auto")))
+    pick = settled(assemble(Recipe().revised(engine="ray", address="ray://far:10001")))
+    assert pick == Pick("ray", address="ray://far:10001") == read_pick(pick.to_dict())
+    assert str(pick) == "ray, the cluster at ray://far:10001" and str(Pick("ray")) == "ray, on this machine"
+    assert read_pick({"engine": "ray", "address": 3}) is None
+
+
+def test_auto_never_picks_a_cluster():
+    net = assemble(Recipe()).net
+    assert "ray" not in {pick.engine for pick in picking.candidates(net, 8, 100)}
+
+
+# the way there and back -------------------------------------------------------------------------------------------
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
+def test_tensors_come_out_as_they_went_in(dtype):
+    made = [torch.arange(n).remainder(2).to(dtype) for n in (0, 1, 7, 5000)]
+    made += [made[3].view(50, 100).t(), made[3][::2], made[1].reshape(())]
+    far = ray.get(ray.put([raw(made[3])]))
+    for copy in (True, False):
+        crate = packed({"all": made, "again": made[3]}, lambda t: ("far", 0) if t is made[3] else None)
+        found = unpacked(ray.get(ray.put(crate)), [far], copy=copy)
+        assert tree.same(found["all"], made) and found["again"] is found["all"][3]
+        assert all(t.data_ptr() % 64 == 0 for t in found["all"] if t.numel())
