@@ -1,8 +1,9 @@
-"""What tests of real devices share: a recipe on the digits, each device's samples in files, and a post without a net."""
+"""What tests of real devices share: a recipe on the digits, each device's samples in files, a post without a net."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from shoal.ride import Result
 from shoal.store import Folder
 
 DEVICES = 3
-BASE = {
+BASE: dict[str, Any] = {
     "data": "digits",
     "model": "mlp",
     "devices": DEVICES,
@@ -43,7 +44,7 @@ class Nearby:
     def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
         if kind == "train":
             self.round += 1
-        for device, question in reversed(questions.items()):
+        for device, question in reversed(list(questions.items())):
             answer = self.seats[device].answer(question, kind)
             yield device, answer if kind == "enrol" else self.tamper(device, self.round, answer)
 
@@ -72,7 +73,8 @@ def samples_file(folder: Path, device: int, **more: object) -> str:
 
 
 def seats(folder: Path, **more: object) -> list[Seat]:
-    return [Seat(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(DEVICES)]
+    devices = int(str(more.get("devices", DEVICES)))
+    return [Seat(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(devices)]
 
 
 def played(found: Recipe, post: Nearby, bound: float = 1e6) -> Result:

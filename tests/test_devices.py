@@ -257,5 +257,3 @@ def test_no_pickle_outside_the_data_readers():
         text = path.read_text()
         if str(path.relative_to(source)) not in trusted:
             assert "import pickle" not in text and "torch.load(" not in text and "pickle.loads" not in text, path
-
-

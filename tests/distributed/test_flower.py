@@ -1,4 +1,4 @@
-"""Real devices: a server and its nodes as processes of their own, with TLS and keys, and everything that can go wrong."""
+"""Real devices: a server and its nodes as processes of their own, with TLS and keys, and all that can go wrong."""
 
 import json
 import os
@@ -184,7 +184,8 @@ def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
     spare, ours = federation.keys / device_key(SPARE), federation.keys / AUTHORITY
     tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
     seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
-    nodes = {n: start_node(federation.link.near, *t, seat(n), free_port()) for n, t in tries.items()}
+    near = federation.link.near
+    nodes = {n: start_node(near, key, ca, seat(n), free_port()) for n, (key, ca) in tries.items()}
     before = online(federation.link)
     try:
         assert nodes["key"].wait(60) and "does not know this key" in refusal(tmp_path / "key")
@@ -292,7 +293,7 @@ def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federat
     federation.serving.play(path, lambda row: None)
     hunter.join()
     assert killed == ["loop"] * 5 + ["link"] + ["node"] * DEVICES
-    assert rows(opened(path)) == rows(shoal.run("scaffold", engine="serial", **BASE | {"rounds": rounds}))
+    assert rows(opened(path)) == rows(shoal.run("scaffold", engine="serial", **{**BASE, "rounds": rounds}))
 
 
 def online(link: Link) -> dict[str, str]:

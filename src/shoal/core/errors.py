@@ -36,6 +36,7 @@ REGISTRY = {
         Kind(24, "disk", "a file could not be written or read"),
         Kind(30, "missing-extra", "an optional package is not installed"),
         Kind(31, "no-device", "the compute device asked for is not there"),
+        Kind(32, "unreachable", "a server, a device or a key of a federation is not there"),
         Kind(70, "bug", "something went wrong that is not the user's doing"),
         Kind(130, "interrupted", "stopped by the user; the run can be resumed"),
     )

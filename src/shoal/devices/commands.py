@@ -13,6 +13,7 @@ from shoal.core.ledger import Row
 from shoal.devices.conduct import fit_for_devices
 from shoal.devices.keys import AUTHORITY, make_keys
 from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal, start_node
+from shoal.devices.seat import Seat
 from shoal.devices.serving import Serving, Terms, complete, prepared
 from shoal.files import disk_errors
 from shoal.recipe import Recipe, from_file, from_text
@@ -98,23 +99,26 @@ def join(
         key = authority = None
     elif key is None or not key.is_file():
         problem = f"There is no key at {key}." if key else "No --key was given."
-        raise ShoalError("no-device", problem, "Give the device-N.key that `shoal keys` made for this device.")
+        raise ShoalError("unreachable", problem, "Give the device-N.key that `shoal keys` made for this device.")
     else:
         authority = authority or key.with_name(AUTHORITY)
         if not authority.is_file():
-            raise ShoalError("no-device", f"There is no {authority}.", "Give the server's ca.crt with --authority.")
+            raise ShoalError("unreachable", f"There is no {authority}.", "Give the server's ca.crt with --authority.")
     place, _, name = data.partition(".py:")
     if not Path(place + ".py" if name else place).expanduser().exists():
         raise ShoalError("no-data", f"There is no {place}{'.py' if name else ''}.", "Correct --data.")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
     whole = str(Path(place).expanduser().resolve()) + (f".py:{name}" if name else "")
     seat = {"data": whole, "folder": str(folder.resolve())}
     console = Console(soft_wrap=True)
+    x, y = Seat(whole, folder).load()
+    console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     while True:
         process = start_node(server, key, authority, seat, free_port())
-        console.print(f"joined {server}" + (" without encryption" if insecure else ""))
+        console.print(f"waiting for work from {server}" + (", NOT ENCRYPTED" if insecure else ""))
         try:
             code = process.wait()
         except KeyboardInterrupt:

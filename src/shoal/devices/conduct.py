@@ -36,6 +36,9 @@ def fit_for_devices(recipe: Recipe) -> Recipe:
         if ".py:" in getattr(recipe, key) or (key == "init" and recipe.init):
             problem = f"{key} names a file, and devices run and read nothing that a server names."
             raise ShoalError("bad-value", problem, "Use a model of the list (shoal list models).")
+    if recipe.parts:
+        problem = f"The method has parts from {recipe.parts[0]}, and devices run nothing that a server names."
+        raise ShoalError("bad-value", problem, "Install them on the server and on every device, as entry points.")
     if recipe.compute != "cpu":
         raise ShoalError("bad-value", f"compute is {recipe.compute}.", "The server of real devices works on cpu.")
     return recipe.revised(checkpoint_every=1)
@@ -101,7 +104,7 @@ def counted(folder: Folder, distant: Distant, devices: int, wait: float) -> np.n
         for device in (d for d in range(devices) if d not in found):
             log.warning("device %d did not come in %.0f s, and takes no part", device, wait)
         if not found:
-            raise ShoalError("no-device", "No device came.", "Start some with `shoal join`, then the server again.")
+            raise ShoalError("unreachable", "No device came.", "Start some with `shoal join`, then the server again.")
         known = [found.get(d, 0) for d in range(devices)]
         folder.note("enrolled", {"sizes": known})
     return np.array(known, dtype=np.int64)

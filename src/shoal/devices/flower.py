@@ -1,4 +1,4 @@
-"""Flower as the carrier: our questions and answers travel as opaque bytes in its messages. Only this file knows its API."""
+"""Flower as the carrier: questions and answers travel as bytes in its messages. Only this file knows its API."""
 
 import json
 import logging
@@ -141,6 +141,3 @@ def main(grid: Grid, context: Context) -> None:
         ending = {"kind": "bug", "problem": f"The server broke ({told(error)}).", "advice": f"See {path}/server.log."}
     assert not ending["kind"] or ending["kind"] in REGISTRY
     write_bytes(path / ENDING, json.dumps(ending).encode())
-
-
-

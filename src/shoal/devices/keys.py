@@ -16,7 +16,9 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    x509 = None
+    INSTALLED = False
+else:
+    INSTALLED = True
 
 AUTHORITY, CERTIFICATE, SERVER_KEY, SECRET = "ca.crt", "server.pem", "server.key", "superexec.secret"
 YEARS = 2
@@ -27,9 +29,9 @@ def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) ->
 
     The authority's own key is never written down: nobody can make another certificate that the devices would believe.
     """
-    if x509 is None:
+    if not INSTALLED:
         problem = "Keys are made with the package cryptography, which is not installed."
-        raise ShoalError("no-device", problem, 'Install it: pip install "shoal[flower]".')
+        raise ShoalError("missing-extra", problem, 'Install it: pip install "shoal[flower]".')
     if not 0 < devices <= 10**5:
         raise ShoalError("bad-value", f"{devices} devices were asked for.", "Give a number from 1 to 100000.")
     with disk_errors(folder):

@@ -47,7 +47,7 @@ class Link:
     port: int
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        return os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flower")} | (more or {})
+        return os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flower")} | dict(more or {})
 
     def key(self, name: str) -> str:
         assert self.keys
@@ -90,12 +90,12 @@ class Link:
         while time.monotonic() < end:
             if process.poll() is not None:
                 problem = f"Flower's SuperLink ended with code {process.returncode}."
-                raise ShoalError("no-device", problem, f"See {self.folder / 'superlink.log'}; is the port taken?")
+                raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}; is the port taken?")
             host, _, port = self.near.rpartition(":")
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
                 return
             time.sleep(0.2)
-        raise ShoalError("no-device", "Flower's SuperLink did not come up.", f"See {self.folder / 'superlink.log'}.")
+        raise ShoalError("unreachable", "Flower's SuperLink did not come up.", f"See {self.folder / 'superlink.log'}.")
 
     def asked(self, *words: str) -> dict[str, Any]:
         """What Flower's own command says, which talks to the SuperLink."""
@@ -121,7 +121,9 @@ class Link:
                 found = self.asked("supernode", "register", shown, "shoal", "--name", f"device-{device}")
                 if not found.get("success"):
                     problem = f"Device {device} could not be registered ({found.get('error-message', '')[:120]})."
-                    raise ShoalError("no-device", problem, "Make its key with `shoal keys`, or start in a new folder.")
+                    raise ShoalError(
+                        "unreachable", problem, "Make its key with `shoal keys`, or start in a new folder."
+                    )
                 known[str(device)] = str(found["node-id"])
                 write_bytes(path, json.dumps(known).encode())
         return path
@@ -131,7 +133,7 @@ class Link:
         found = self.asked("run", str(SHIM), "shoal", "--run-config", f'run="{run}"')
         if not found.get("success"):
             problem = f"The run could not be submitted ({found.get('error-message', '')[:160]})."
-            raise ShoalError("no-device", problem, f"See {self.folder / 'superlink.log'}.")
+            raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}.")
         return str(found["run-id"])
 
     def status(self, run: str) -> str:
@@ -143,7 +145,9 @@ class Link:
         self.asked("stop", run, "shoal")
 
 
-def start_node(server: str, key: Path | None, trust: Path | None, seat: Mapping[str, str], port: int) -> subprocess.Popen:
+def start_node(
+    server: str, key: Path | None, trust: Path | None, seat: Mapping[str, str], port: int
+) -> subprocess.Popen:
     """A device's SuperNode."""
     folder = Path(seat["folder"])
     secured = ["--insecure"]

@@ -1,4 +1,4 @@
-"""Trees as bytes on their way between machines: plain tensors and a line of JSON, read with suspicion, never a pickle."""
+"""Trees as bytes on their way between machines: plain tensors and a line of JSON, read with suspicion."""
 
 import json
 from math import isfinite
@@ -48,7 +48,9 @@ def sized(described: Any) -> bool:
         nodes += len(level)
         if not level or nodes > NODES:
             break
-        level = [v for node in level for v in (node.values() if isinstance(node, dict) else node if listed(node) else ())]
+        level = [
+            v for node in level for v in (node.values() if isinstance(node, dict) else node if listed(node) else ())
+        ]
     return not level and nodes <= NODES
 
 

@@ -98,15 +98,24 @@ class Seat:
             raise Forgotten from error
         return memory
 
-    def samples(self, setup: dict[str, Any]) -> Samples:
-        """The device's own samples in the form of the run's."""
+    def load(self) -> tuple[Tensor, Tensor]:
+        """The device's own samples as they are."""
         try:
-            [(x, y)] = numbered([half(named_in(self.data)() if ".py:" in self.data else self.data)])
+            part = half(named_in(self.data)() if ".py:" in self.data else self.data)
+            if isinstance(part.y, list) and not all(label.isdecimal() for label in part.y):
+                problem = "The classes have names, and every device would number them in its own way."
+                raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")
+            [(x, y)] = numbered([part])
             check((x, y))
         except (ShoalError, TimeUp):
             raise
         except Exception as error:
             raise ShoalError("no-data", f"The samples cannot be read ({told(error)}).", "Look at --data.") from error
+        return x, y
+
+    def samples(self, setup: dict[str, Any]) -> Samples:
+        """The same in the form of the run's."""
+        x, y = self.load()
         dtype = torch.float64 if setup["precision"] == "float64" else torch.float32
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
         if list(x.shape[1:]) != setup["shape"] or int(y.max()) >= setup["classes"] or int(y.min()) < 0:

@@ -155,5 +155,5 @@ def complete(keys: Path, devices: int) -> Path:
     missing = [name for name in wanted if not (keys / name).is_file()]
     if missing:
         problem = f"{keys} has no {missing[0]}."
-        raise ShoalError("no-device", problem, f"Make it: shoal keys {keys} --devices {devices}.")
+        raise ShoalError("unreachable", problem, f"Make it: shoal keys {keys} --devices {devices}.")
     return keys.resolve()

@@ -132,7 +132,7 @@ class Distant(Machine):
         gone = [d for d in devices if d not in self.cards]
         if gone:
             problem = f"Device {gone[0]} did not introduce itself, and the method must know it before it goes on."
-            raise ShoalError("no-device", problem, "Start the device and the server again; the run goes on.")
+            raise ShoalError("unreachable", problem, "Start the device and the server again; the run goes on.")
         return {d: self.cards[d] for d in devices}
 
     def resize(self, net: Net, plan: Plan) -> None:
