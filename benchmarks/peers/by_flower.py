@@ -35,7 +35,7 @@ def trainer(job: str) -> Trainer:
 
 def reply(message: Message, context: Context, job: str) -> Message:
     """Train the device that a worker plays."""
-    weights = message.content["arrays"].to_torch_state_dict()
+    weights = message.content.array_records["arrays"].to_torch_state_dict()
     weights = trainer(job).train(weights, int(context.node_config["partition-id"]))
     metrics = MetricRecord({"num-examples": JOBS[job].samples})
     return Message(content=RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message)

@@ -63,9 +63,9 @@ class Recipe:
     until_macs: float = known(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
     engine: str = known(
         "auto",
-        "How devices train: serial, batched (many in one call), pool (many processes), ray (many machines); "
-        "auto: what is quickest on this one.",
-        among=("auto", "serial", "batched", "pool", "ray"),
+        "How devices train: serial, batched (many in one call), pool (many processes), ray (many machines), "
+        "flower (real devices, by shoal server); auto: what is quickest on this one.",
+        among=("auto", "serial", "batched", "pool", "ray", "flower"),
     )
     address: str = known(
         "", "Ray cluster to train on: auto, HOST:PORT or ray://HOST:PORT; none: this machine.", steers=False

@@ -14,7 +14,7 @@ from shoal.devices.conduct import fit_for_devices
 from shoal.devices.keys import AUTHORITY, make_keys
 from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal, start_node
 from shoal.devices.seat import Seat
-from shoal.devices.serving import Serving, Terms, complete, prepared
+from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
 from shoal.files import disk_errors
 from shoal.recipe import Recipe, from_file, from_text
 
@@ -65,9 +65,9 @@ def server(
     found = Recipe().revised(**from_file(recipe) | from_text(sets or []) | {"out": str(out)})
     found = fit_for_devices(found)
     secured = None if insecure else complete(keys, found.devices)
-    path = prepared(found)
+    path, lock = prepared(found)
     console = Console(soft_wrap=True)
-    link = Link((path / "flower").resolve(), secured, host, port)
+    link = Link((path / FLOWER).resolve(), secured, host, port)
     terms = Terms(patience, bound, wait)
 
     def tell(row: Row) -> None:
@@ -76,9 +76,9 @@ def server(
         for gone in row.get("dropped", ()):
             console.print(f"  device {gone['device']}: {gone['why']}")
 
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Serving(link, path.parent, found.devices, terms) as serving:
+        with lock, Serving(link, path.parent, found.devices, terms) as serving:
             console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
             serving.play(path, tell)
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ def join(
     console = Console(soft_wrap=True)
     x, y = Seat(whole, folder).load()
     console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     while True:
         process = start_node(server, key, authority, seat, free_port())
         console.print(f"waiting for work from {server}" + (", NOT ENCRYPTED" if insecure else ""))

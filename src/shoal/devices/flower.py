@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -35,8 +36,8 @@ client = ClientApp()
 class Flower:
     """The post office of one run: device numbers on our side, Flower's node numbers on the other."""
 
-    def __init__(self, grid: Grid, nodes: Mapping[int, int]):
-        self.grid, self.nodes = grid, dict(nodes)
+    def __init__(self, grid: Grid, nodes: Mapping[int, int] | None):
+        self.grid, self.nodes, self.anybody = grid, dict(nodes or {}), nodes is None
 
     def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
         """Each device is asked until it answers or its time is up; what comes back late or twice is not looked at."""
@@ -66,6 +67,8 @@ class Flower:
     def push(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> list[str | None]:
         """Flower's number of each message; None where a device is not known or not there."""
         online = set(self.grid.get_node_ids())
+        if self.anybody:
+            self.seat(online)
         found: list[str | None] = []
         for device, content in questions.items():
             node = self.nodes.get(device)
@@ -77,6 +80,12 @@ class Flower:
             )
             found += [number or None for number in self.grid.push_messages([message])]
         return found
+
+    def seat(self, online: set[int]) -> None:
+        """Where there are no keys, numbers are given in order; a node that is gone leaves its number to the next."""
+        kept = {device: node for device, node in self.nodes.items() if node in online}
+        free = (n for n in count() if n not in kept)
+        self.nodes = kept | {next(free): node for node in sorted(online - set(kept.values()))}
 
     def pull(self, waiting: Mapping[str, int]) -> Iterator[tuple[str, bytes | int]]:
         """What has come: an answer's bytes, or Flower's code of what went wrong. One at a time, to bound memory."""
@@ -129,10 +138,10 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(filename=path / "server.log", format=FORM, force=True)
     logging.getLogger("shoal").setLevel(logging.INFO)
     write_bytes(path / ALIVE, str(os.getpid()).encode())
-    nodes = {int(device): int(node) for device, node in json.loads(Path(desk["nodes"]).read_text()).items()}
-    post = Flower(grid, nodes)
+    known = json.loads(Path(desk["nodes"]).read_text()) if desk["nodes"] else None
+    nodes = None if known is None else {int(device): int(node) for device, node in known.items()}
     try:
-        conducted(path, post, desk["seconds"], desk["bound"], desk["wait"])
+        conducted(path, Flower(grid, nodes), desk["seconds"], desk["bound"], desk["wait"])
         ending = {"kind": "", "problem": "", "advice": ""}
     except ShoalError as error:
         ending = {"kind": error.kind.name, "problem": error.problem, "advice": error.advice}

@@ -2,21 +2,26 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.devices.keys import AUTHORITY, CERTIFICATE, SECRET, SERVER_KEY, device_key
 from shoal.devices.link import Link, end
 from shoal.recipe import Recipe
-from shoal.store import Folder
+from shoal.store import Folder, claimed
 
 ENDING, ALIVE = "ending.json", "loop.pid"
 """Files in a run's folder: what the loop said at its end, and the process that plays it."""
+FLOWER = "flower"
+"""Where Flower keeps its state, in the folder of a run."""
 LOOK, ASK = 0.5, 15.0
 """Seconds between two looks at the history, and between two questions to Flower."""
 TRIES = 5
@@ -42,7 +47,7 @@ class Serving:
         self.link, self.devices = link, devices
         self.desk = {
             "runs": str(runs.resolve()),
-            "nodes": str((link.folder / "nodes.json").resolve()),
+            "nodes": str((link.folder / "nodes.json").resolve()) if link.keys else "",
             "seconds": terms.seconds,
             "bound": terms.bound,
             "wait": terms.wait,
@@ -128,6 +133,15 @@ def died(path: Path) -> bool:
     return False
 
 
+def bury(path: Path) -> None:
+    """A loop that was left over by a server that was killed must not go on beside a new one."""
+    with suppress(OSError, ValueError):
+        left = int((path / ALIVE).read_text())
+        if b"flwr" in Path(f"/proc/{left}/cmdline").read_bytes():
+            os.kill(left, signal.SIGKILL)
+            time.sleep(LOOK)
+
+
 def rows_of(path: Path) -> list[Row]:
     """The rounds that were played; a line that is just being written is left for later."""
     file = path / "history.jsonl"
@@ -135,17 +149,19 @@ def rows_of(path: Path) -> list[Row]:
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-def prepared(recipe: Recipe) -> Path:
-    """The folder of a run that is about to begin or to go on."""
+def prepared(recipe: Recipe) -> tuple[Path, IO[bytes]]:
+    """The folder of a run that is about to begin or to go on, and the lock that keeps other servers out of it."""
     path = Path(recipe.out)
-    if (path / "recipe.toml").exists():
-        with Folder.open(path) as folder:
-            if folder.recipe().fingerprint() != recipe.fingerprint():
-                problem = f"{path} holds a run of another recipe."
-                raise ShoalError("other-recipe", problem, "Give another --out.")
-        return path
-    Folder.create(recipe).close()
-    return path
+    if not (path / "recipe.toml").exists():
+        Folder.create(recipe).close()
+    (path / FLOWER).mkdir(exist_ok=True)
+    lock = claimed(path / FLOWER)
+    bury(path)
+    with Folder.open(path) as folder:
+        if folder.recipe().fingerprint() != recipe.fingerprint():
+            lock.close()
+            raise ShoalError("other-recipe", f"{path} holds a run of another recipe.", "Give another --out.")
+    return path, lock
 
 
 def complete(keys: Path, devices: int) -> Path:

@@ -106,6 +106,9 @@ def settled(assembly: "Assembly") -> Pick:
     if recipe.address and recipe.engine != "ray":
         problem = f"address is {recipe.address!r}, and engine is {recipe.engine}, which knows no cluster."
         raise ShoalError("bad-value", problem, "Add --engine ray, or leave the address out.")
+    if recipe.engine == "flower":
+        advice = "Start one: shoal server RECIPE.toml --out FOLDER."
+        raise ShoalError("bad-value", "engine is flower, and real devices come to a server.", advice)
     if recipe.engine == "serial":
         return Pick("serial")
     if recipe.engine == "ray" and net.place.type == "cpu":
