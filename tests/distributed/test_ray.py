@@ -26,6 +26,7 @@ from shoal.engines.crate import packed, raw, unpacked
 from shoal.engines.crew import Crew, Done
 from shoal.engines.pick import Pick, crew_of, read_pick, settled
 from shoal.engines.ray_crew import Cluster, join
+from shoal.engines.ray_shift import cut
 from shoal.engines.serial import Serial
 from shoal.recipe import Recipe
 from shoal.ride import Result, drive
@@ -231,6 +232,27 @@ def test_actors_that_cannot_start_are_told_of():
         shoal.ShoalError, match="cannot be started .OSError: no such thing here.. Every machine needs the same Python"
     ):
         driven(Cluster(workers=2, inner=broken))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
+def test_where_nobody_listens_it_is_told_at_once(address):
+    with pytest.raises(
+        shoal.ShoalError, match=f"no Ray cluster that can be joined at '{address}' .*Connection refused"
+    ):
+        join(address)
+
+
+def test_chunks_are_few_and_keep_everybody_busy():
+    def sizes(*given: Any) -> list[int]:
+        assert sorted(i for chunk in cut(*given) for i in chunk) == list(range(len(given[0])))
+        return [len(chunk) for chunk in cut(*given)]
+
+    assert sizes([0.003] * 100, 2) == [25] * 4, "two for everybody"
+    assert sizes([0.02] * 100, 2) == [10] * 10, "of 0.2 s at most"
+    assert sizes([0.4] * 5, 2) == [1] * 5
+    assert sizes([0.001] * 6, 2) == [3, 3], "nobody is left out"
+    assert sizes([0.001] * 3, 4) == [1] * 3
+    assert cut([0.1, 0.3, 0.2], 1) == [[1], [2], [0]], "the longest first"
 
 
 # the command line and the pick ------------------------------------------------------------------------------------

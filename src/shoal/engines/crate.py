@@ -100,6 +100,11 @@ class Reader(pickle.Unpickler):
         self.known: MutableMapping[tuple[Any, int], Tensor] = {}
         """Tensors of shared boxes that were read before."""
 
+    def load(self) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that what lies in the store is not to be written to
+            return super().load()
+
     def persistent_load(self, pid: tuple) -> Tensor:
         place = Place(*pid)
         key = (self.refs[place.box], place.number)
@@ -114,9 +119,7 @@ class Reader(pickle.Unpickler):
         found, dtype = self.boxes[place.box][place.number], getattr(torch, place.dtype)
         if not len(found):
             return torch.empty(place.shape, dtype=dtype, device=self.gpu if place.gpu else None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that what lies in the store is not to be written to
-            bytes = torch.frombuffer(found, dtype=torch.uint8) if len(found) < SMALL else torch.from_numpy(found)
+        bytes = torch.frombuffer(found, dtype=torch.uint8) if len(found) < SMALL else torch.from_numpy(found)
         tensor = bytes.view(dtype).view(place.shape)
         if place.gpu and self.gpu:
             return tensor.to(self.gpu)

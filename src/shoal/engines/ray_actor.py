@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,25 +28,28 @@ class Trainer:
         self.sites: dict[int, Site] = {}
         self.data: WeakValueDictionary[tuple[Any, int], Tensor] = WeakValueDictionary()
         """Tensors that several sites may share."""
-        self.box: tuple[Any, Box] = (None, [])
+        self.box: Box = []
         """The tensors that are common to the devices of a round."""
 
     def ready(self) -> None:
         """Answered as soon as the actor is there."""
 
     def train(self, order: Crate, sites: Mapping[int, Any], live: frozenset[int]) -> Crate:
-        """Tasks in, outcomes and memories out; what goes wrong comes back as a failure."""
+        """Tasks in; out come the seconds that it took, and outcomes and memories, or what went wrong."""
+        began = perf_counter()
         try:
             for gone in self.sites.keys() - live:
                 del self.sites[gone]
             for number in sites.keys() - self.sites.keys():
                 self.sites[number] = self.site(ray.get(sites[number]))
-            boxes = [self.common(ref) for ref in order.shared]
-            found = Reader(order, boxes, self.gpu, copy=False).load()
+            if order.shared:
+                self.box = ray.get(order.shared[0])
+            found = Reader(order._replace(shared=["box"]), [self.box], self.gpu, copy=False).load()
             tasks = [Task(self.sites[number], job, memory) for number, job, memory in found]
-            return packed(self.crew.train(tasks))
+            found = self.crew.train(tasks)
         except BaseException as error:
-            return packed(Failure(portable(error, self.sites.values())))
+            found = Failure(portable(error, self.sites.values()))
+        return packed((perf_counter() - began, found))
 
     def site(self, crate: Crate) -> Site:
         reader = Reader(crate, ray.get(crate.shared), self.gpu, copy=False)
@@ -55,8 +59,3 @@ class Trainer:
             module = sys.modules.setdefault(name, ModuleType(name))
             module.__file__ = file
         return site
-
-    def common(self, ref: Any) -> Box:
-        if self.box[0] != ref:
-            self.box = (ref, ray.get(ref))
-        return self.box[1]

@@ -6,6 +6,7 @@ tensors that a round sends to more than one chunk. Who trains a device changes n
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -17,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to nobody,
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves the variables of GPUs alone,
+os.environ.setdefault("RAY_worker_niceness", "0")  # lets its workers have a core like any process,
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and does not print that a worker died: the engine tells it
 
 import ray
@@ -37,8 +39,8 @@ LARGE = 1 << 16
 class Cluster:
     """Trains on a cluster, or on a Ray of its own on this machine, with a crew in each actor.
 
-    A job that takes longer than `patience` seconds is taken for hung. On processors chunks are cut so that every actor
-    gets several; on GPUs, and wherever `width` is given, they have that many devices.
+    A job that takes longer than `patience` seconds is taken for hung. Chunks have `width` devices; where that is 0, so
+    many that to send them costs little, and that every actor gets several.
     """
 
     def __init__(
@@ -52,11 +54,15 @@ class Cluster:
         self.address, self.inner, self.width = address, inner, width
         self.patience, self.workers = patience, workers
         self.hands: list[Hand] = []
+        self.most = 1
+        """Actors that the cluster has room for."""
         self.sites: WeakKeyDictionary[Site, tuple[int, Any]] = WeakKeyDictionary()
         """What a site is called on the way, and where it lies; what lies there stays for as long as it is listed."""
         self.tensors = WeakTensorKeyDictionary()
         """Where the large tensors of sites lie."""
         self.unused = count()
+        self.pace = 0.0
+        """The seconds that a step took when devices were last trained."""
         self.owner = False
         """Whether Ray was started or joined here, and is to be left here."""
 
@@ -67,13 +73,14 @@ class Cluster:
             self.hire(len(tasks), tasks[0].site.net.place.type == "cuda")
             for site in dict.fromkeys(task.site for task in tasks):
                 self.meet(site)
-            shift = Shift(self.hands, self.sites, tasks, self.width, self.patience)
+            shift = Shift(self.hands, self.sites, tasks, self.width, self.patience, self.pace)
             shift.work()
         except BaseException:
             self.close()  # whoever is in the middle of something must not go on with it
             raise
         if shift.failed:
             raise shift.failed[min(shift.failed)]
+        self.pace = shift.pace
         return [shift.done[i] for i in range(len(tasks))]
 
     def close(self) -> None:
@@ -93,13 +100,16 @@ class Cluster:
         if not ray.is_initialized():
             join(self.address)
             self.owner = True
+        if len(self.hands) >= min(tasks, self.most):
+            return
         kind = "GPU" if on_gpu else "CPU"
         there = int(ray.cluster_resources().get(kind, 0))
         if not there:
             advice = "Use --compute cpu." if on_gpu else "Start a worker: ray start --address=HOST:6379."
             raise ShoalError("no-device", f"The Ray cluster has no {kind}.", advice)
         one = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0)(Trainer)
-        for _ in range(len(self.hands), min(there, self.workers or there, tasks)):
+        self.most = min(there, self.workers or there)
+        for _ in range(len(self.hands), min(self.most, tasks)):
             self.hands.append(Hand(lambda: one.remote(self.inner, on_gpu)))
 
     def meet(self, site: Site) -> None:
@@ -129,8 +139,17 @@ def join(address: str) -> None:
     own: dict[str, Any] = {"address": "local", "num_cpus": cores, "include_dashboard": False}
     where: dict[str, Any] = {"address": address} if address else own
     try:
+        reach(address)
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         found = f"There is no Ray cluster that can be joined at {address!r}" if address else "Ray could not be started"
-        advice = "Start one with `ray start --head`, or give no address." if address else "Use --engine pool."
+        start = "Start one with `ray start --head`, and check its address, token and certificates"
+        advice = f"{start}; without an address Ray starts here." if address else "Use --engine pool."
         raise ShoalError("no-device", f"{found} ({told(error)}).", advice) from error
+
+
+def reach(address: str) -> None:
+    """Where nobody listens, Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

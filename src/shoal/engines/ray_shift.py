@@ -33,8 +33,8 @@ STARTS = 3
 """So often in a row the start of an actor may fail."""
 WAIT = 120.0
 """Seconds to wait for the first actor; on a busy cluster there may be no room for any."""
-MOST = 10
-"""Devices in a chunk, unless somebody says how many."""
+LEAST, MOST = 0.02, 0.2
+"""Seconds that a chunk takes at least and at most, where its devices are short enough; to send one costs about 5 ms."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ class Hand:
         """What says that the actor is there; None afterwards."""
         self.orders: deque[Order] = deque()
         self.since = inf
+        self.forget()
+
+    def forget(self) -> None:
+        """What it has been told of need not be told again: every reference that travels costs a millisecond."""
+        self.sites: set[int] = set()
+        self.box: Any = None
 
     def give(self, order: Order) -> None:
         self.orders.append(order)
@@ -82,16 +88,27 @@ class Shift:
         tasks: Sequence[Task],
         width: int,
         patience: float,
+        pace: float,
     ):
         self.hands, self.sites, self.tasks, self.patience = hands, sites, tasks, patience
         self.live = frozenset(number for number, _ in sites.values())
-        width = width or max(1, min(MOST, len(tasks) // (4 * len(hands))))
-        self.waiting = deque(chunked([expected(task) for task in tasks], width, len(hands)))
+        self.steps = work = [expected(task) for task in tasks]
+        if pace and not width:
+            self.waiting = deque(cut([pace * own for own in work], len(hands)))
+        else:
+            self.waiting = deque(chunked(work, width or max(1, len(tasks) // (4 * len(hands))), len(hands)))
         self.rank = {i: at for at, i in enumerate(chain.from_iterable(self.waiting))}
         self.common = common(tasks)
         self.deaths: Counter[int] = Counter()
         self.done: dict[int, Done] = {}
         self.failed: dict[int, BaseException] = {}
+        self.spent = 0.0
+        """Seconds of all actors together."""
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a step took."""
+        return self.spent / max(1.0, sum(self.steps))
 
     def work(self) -> None:
         """Until every job has its end or, after a failure, until everybody is idle."""
@@ -117,18 +134,23 @@ class Shift:
                 raise ShoalError("no-device", problem, "See `ray status`, and wait for the others or add machines.")
 
     def hand_out(self) -> None:
-        """One order for everybody, and a second one, to be there when the first is done, while there are plenty."""
+        """One order for everybody, then a second one, to be there when the first is done, if there are enough."""
+        there = [hand for hand in self.hands if not hand.greeting]
         for most in (1, 2):
-            for hand in self.hands:
-                plenty = len(self.waiting) > (0 if most == 1 else len(self.hands))
-                if plenty and not hand.greeting and len(hand.orders) < most:
-                    self.give(hand, self.waiting.popleft())
+            if most == 1 or len(self.waiting) >= len(self.hands):
+                for hand in there:
+                    if self.waiting and len(hand.orders) < most:
+                        self.give(hand, self.waiting.popleft())
 
     def give(self, hand: Hand, chunk: list[int]) -> None:
         own = [self.tasks[i] for i in chunk]
-        known = {task.site: self.sites[task.site] for task in own}
-        crate = packed([(known[t.site][0], t.job, t.memory) for t in own], lambda t: self.common.get(id(t)))
-        hand.give(Order(chunk, hand.actor.train.remote(crate, dict(known.values()), self.live)))
+        sites = {task.site: self.sites[task.site] for task in own}
+        crate = packed([(sites[t.site][0], t.job, t.memory) for t in own], lambda t: self.common.get(id(t)))
+        new = {number: ref for number, ref in sites.values() if number not in hand.sites}
+        crate = crate._replace(shared=[ref for ref in crate.shared if ref != hand.box])
+        hand.sites.update(new)
+        hand.box = crate.shared[0] if crate.shared else hand.box
+        hand.give(Order(chunk, hand.actor.train.remote(crate, new, self.live)))
 
     def hear(self, hand: Hand, ref: Any) -> None:
         """Take an answer, after its actor has been given something new; or take note of a death."""
@@ -149,7 +171,8 @@ class Shift:
         self.read(order.chunk, answer)
 
     def read(self, chunk: list[int], answer: Any) -> None:
-        found = unpacked(answer, [], self.tasks[chunk[0]].site.net.place, copy=True)
+        seconds, found = unpacked(answer, [], self.tasks[chunk[0]].site.net.place, copy=True)
+        self.spent += seconds
         if isinstance(found, Failure):
             return self.fail(chunk, found.error)
         self.done.update(zip(chunk, found, strict=True))
@@ -158,6 +181,8 @@ class Shift:
         """Nothing new is begun."""
         self.failed[self.rank[chunk[0]]] = error
         self.waiting.clear()
+        for hand in self.hands:
+            hand.forget()
 
     def greet(self, hand: Hand) -> None:
         """An actor is there, or could not be started."""
@@ -199,6 +224,21 @@ class Shift:
             else:
                 problem = f"{self.deaths[i]} workers were lost with it; the last {why}"
                 self.done[i] = Done(Outcome(self.tasks[i].job.device, problem=problem), self.tasks[i].memory)
+
+
+def cut(seconds: Sequence[float], hands: int) -> list[list[int]]:
+    """Which tasks are trained together, the longest first: two chunks for everybody, more where they would be long."""
+    total = sum(seconds)
+    goal = min(max(total / (2 * hands), LEAST), total / hands, MOST)
+    chunks: list[list[int]] = []
+    took = inf
+    for i in sorted(range(len(seconds)), key=lambda i: -seconds[i]):
+        if took >= goal - seconds[i] / 2:
+            chunks.append([])
+            took = 0.0
+        chunks[-1].append(i)
+        took += seconds[i]
+    return chunks
 
 
 def common(tasks: Sequence[Task]) -> dict[int, tuple[Any, int]]:
