@@ -131,7 +131,8 @@ class Federation:
         self.serving.revive()
 
     def play(self, method: str, name: str, watch: Callable = lambda row: None, **more: object) -> Result:
-        path, _ = prepared(recipe(method, self.runs / name, **more))
+        path, lock = prepared(recipe(method, self.runs / name, **more))
+        lock.close()
         self.serving.play(path, watch)
         return opened(path)
 
@@ -258,25 +259,24 @@ def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federat
     """The loop at five moments, the SuperLink once, and every node once."""
     rounds = 5
     federation.terms(300)
-    path, _ = prepared(recipe("scaffold", federation.runs / "killed", rounds=rounds))
+    path, lock = prepared(recipe("scaffold", federation.runs / "killed", rounds=rounds))
+    lock.close()
     killed: list[str] = []
 
-    def loop() -> None:
+    def loop(pause: float) -> None:
+        soon((path / ALIVE).exists, 60)
+        time.sleep(pause)
         process = int((path / ALIVE).read_text())
         os.kill(process, signal.SIGKILL)
         soon(lambda: not (path / ALIVE).exists() or (path / ALIVE).read_text() != str(process), 60)
         killed.append("loop")
 
     def hunt() -> None:
-        soon((path / ALIVE).exists, 60)
-        loop()  # before anybody was asked
-        soon((path / ALIVE).exists, 60)
-        time.sleep(5)
-        loop()  # while devices introduce themselves
+        loop(0)  # before anybody was asked
+        loop(5)  # while devices introduce themselves
         for reached, pause in ((1, 0.0), (1, 3.0), (2, 6.0)):  # right after a round, and in the middle of one
             soon(lambda: len(rows_of(path)) >= reached, 200)
-            time.sleep(pause)
-            loop()
+            loop(pause)
         soon(lambda: len(rows_of(path)) >= 3, 200)
         time.sleep(3)
         federation.serving.processes["link"].kill()

@@ -123,14 +123,18 @@ def ended(path: Path) -> dict | None:
 
 
 def died(path: Path) -> bool:
-    """Whether the process that played the run is gone."""
+    """Whether the process that played the run is gone, or dead and not buried by the one that started it."""
     try:
-        os.kill(int((path / ALIVE).read_text()), 0)
-    except ProcessLookupError:
-        return True
+        number = int((path / ALIVE).read_text())
     except (OSError, ValueError):
         return False  # it has not begun
-    return False
+    try:
+        os.kill(number, 0)
+        return not Path(f"/proc/{number}/cmdline").read_bytes()
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
 
 
 def bury(path: Path) -> None:
