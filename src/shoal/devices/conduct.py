@@ -32,10 +32,10 @@ def fit_for_devices(recipe: Recipe) -> Recipe:
     if known:
         problem = f"The metric {sorted(known)[0]} needs the samples of the devices, and those stay with them."
         raise ShoalError("bad-value", problem, "Leave it out.")
-    for key in ("model", "init"):
-        if ".py:" in getattr(recipe, key) or (key == "init" and recipe.init):
-            problem = f"{key} names a file, and devices run and read nothing that a server names."
-            raise ShoalError("bad-value", problem, "Use a model of the list (shoal list models).")
+    if ".py:" in recipe.model or recipe.init:
+        key = "init" if recipe.init else "model"
+        problem = f"{key} names a file, and devices run and read nothing that a server names."
+        raise ShoalError("bad-value", problem, "Use a model of the list (shoal list models).")
     if recipe.parts:
         problem = f"The method has parts from {recipe.parts[0]}, and devices run nothing that a server names."
         raise ShoalError("bad-value", problem, "Install them on the server and on every device, as entry points.")

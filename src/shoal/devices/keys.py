@@ -1,7 +1,6 @@
 """Keys of a federation: an authority, the server's certificate, and a key for every device."""
 
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -120,7 +119,6 @@ def general(host: str):
 
 def written(path: Path, content: bytes) -> Path:
     """A file that only its owner can read."""
-    opener: Callable[[str, int], int] = lambda name, flags: os.open(name, flags, 0o600)  # noqa: E731
-    with open(path, "xb", opener=opener) as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     return path

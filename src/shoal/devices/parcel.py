@@ -1,6 +1,7 @@
 """Trees as bytes on their way between machines: plain tensors and a line of JSON, read with suspicion."""
 
 import json
+from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
@@ -48,14 +49,12 @@ def sized(described: Any) -> bool:
         nodes += len(level)
         if not level or nodes > NODES:
             break
-        level = [
-            v for node in level for v in (node.values() if isinstance(node, dict) else node if listed(node) else ())
-        ]
+        level = [below for node in level for below in inside(node)]
     return not level and nodes <= NODES
 
 
-def listed(node: Any) -> bool:
-    return isinstance(node, list)
+def inside(node: Any) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def refused(why: str) -> ShoalError:

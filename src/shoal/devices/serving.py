@@ -79,7 +79,7 @@ class Serving:
 
     def play(self, path: Path, watch: Callable[[Row], None]) -> None:
         """A run from where it stands to its end, through the deaths of whoever plays it."""
-        told, tries = 0, 0
+        told, tries = len(rows_of(path)), 0
         while True:
             for name in (ENDING, ALIVE):
                 (path / name).unlink(missing_ok=True)
