@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
-from shoal.devices import letters, parcel
+from shoal.devices import commands, letters, parcel
+from shoal.devices.keys import make_keys
 from shoal.devices.letters import Order, Stamp, answered, excused, outcome_of
 from shoal.devices.seat import Seat
 from shoal.models import build
@@ -162,6 +163,36 @@ def test_no_text_of_a_device_travels(tmp_path):
 def test_metrics_that_need_samples_of_devices_are_refused(metric, tmp_path):
     with pytest.raises(ShoalError, match="stay with them"):
         recipe("fedavg", tmp_path / "run", metrics=[metric])
+
+
+def test_commands_say_what_is_missing(tmp_path):
+    (tmp_path / "r.toml").write_text("devices = 3\nsample = 3\n")
+    key = tmp_path / "device-0.key"
+    key.touch()
+    named = tmp_path / "cats.csv"
+    named.write_text("x,label\n1,cat\n2,dog\n")
+    tries = {
+        "No --key was given": lambda: commands.join("host:1", "nowhere"),
+        "There is no key at": lambda: commands.join("host:1", "nowhere", key=tmp_path / "none"),
+        "There is no .*ca.crt": lambda: commands.join("host:1", "nowhere", key=key),
+        "There is no nowhere": lambda: commands.join("host:1", "nowhere", insecure=True),
+        "every device would number": lambda: commands.join("h:1", str(named), tmp_path / "d", insecure=True),
+        "has no ca.crt": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
+        "0 devices": lambda: commands.keys(tmp_path / "keys", devices=0),
+    }
+    for problem, command in tries.items():
+        with pytest.raises(ShoalError, match=problem):
+            command()
+
+
+def test_keys_are_kept_when_devices_are_added(tmp_path):
+    pytest.importorskip("cryptography")
+    make_keys(tmp_path / "keys", "fl.example.org,10.0.0.1", 1)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+    made = make_keys(tmp_path / "keys", "", 2)
+    assert sorted(path.name for path in made) == ["device-1.key", "device-1.pub"]
+    assert all((tmp_path / "keys" / name).read_bytes() == content for name, content in before.items())
+    assert not [path for path in (tmp_path / "keys").iterdir() if path.stat().st_mode & 0o077]
 
 
 NET = replace(build("mlp", (1, 8, 8), 10, 0))

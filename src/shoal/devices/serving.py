@@ -175,5 +175,6 @@ def complete(keys: Path, devices: int) -> Path:
     missing = [name for name in wanted if not (keys / name).is_file()]
     if missing:
         problem = f"{keys} has no {missing[0]}."
-        raise ShoalError("unreachable", problem, f"Make it: shoal keys {keys} --devices {devices}.")
+        many = f" --devices {devices}" if devices else ""
+        raise ShoalError("unreachable", problem, f"Make it: shoal keys {keys}{many}.")
     return keys.resolve()
