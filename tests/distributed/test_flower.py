@@ -152,7 +152,7 @@ METHODS = {
     "feddhad": {"model": "lenet"},
     "fedbiad(early=1)+dgc": {},
     "fedacd+mixup": {},
-    "feddumap": {"model": "lenet", "server_data": "share:0.1"},
+    "feddum+fedap(at=1, rule='fixed')": {"model": "lenet", "server_data": "share:0.1"},  # FedDUMAP, pruned at once
     "fedbr": {"model": "lenet"},
 }
 
