@@ -148,6 +148,14 @@ def test_devices_run_nothing_that_a_server_names(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("run", ["../victim", "/tmp", "a/b", "", "..", 7])
+def test_a_server_cannot_lead_a_device_out_of_its_folder(run):
+    """A device files its memories, and deletes old ones, under the name of the run."""
+    assert Stamp("0123abcd", 0, 0, "n").run == "0123abcd"
+    with pytest.raises(ShoalError, match="letters and digits"):
+        Stamp(run, 0, 0, "n")
+
+
 def test_no_text_of_a_device_travels(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def load():\n    raise RuntimeError('patient 17 in /secret')\n")

@@ -42,6 +42,14 @@ class Stamp:
     device: int
     nonce: str
 
+    def __post_init__(self):
+        """Devices name a folder after the run, so it must not lead anywhere else."""
+        words, numbers = (self.run, self.nonce), (self.round, self.device)
+        if not all(isinstance(w, str) and w.isascii() and w.isalnum() for w in words):
+            raise refused("is stamped with something else than letters and digits")
+        if not all(type(n) is int and -1 <= n < 2**31 for n in numbers):
+            raise refused("is stamped with numbers that cannot be")
+
 
 @dataclass(frozen=True, eq=False)
 class Order:

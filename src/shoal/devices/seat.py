@@ -56,7 +56,7 @@ class Seat:
 
     def answer(self, question: bytes, kind: str) -> bytes:
         """What goes back, whatever happens here; of what went wrong only a code travels."""
-        stamp = Stamp("", -1, -1, "")
+        stamp = Stamp("unknown", -1, -1, "unknown")
         try:
             stamp = Stamp(**unwrapped(question, MOST)["stamp"])
             return self.enrol(stamp, question) if kind == "enrol" else self.train(question)
