@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import floor
+from typing import Any
 
 import pytest
 import torch
@@ -186,3 +187,15 @@ def test_operations_are_counted_from_the_pruned_pass():
     small = net.cut(pruned_by(net, 0.5))
     x = torch.zeros(1, *SHAPE)
     assert small.macs_forward == counted(lambda: small.apply(small.initial, x))
+
+
+def test_a_pruned_run_is_taken_up_with_what_devices_remember(tmp_path):
+    """Memories that lie on disk are cut once, whether they are older than the pruning or younger."""
+    method = "fedap(at=1, rule='fixed')+scaffold"
+    given: dict[str, Any] = {"data": "digits", "model": "lenet", "devices": 3, "sample": 2, "batch": 64}
+    given |= {"server_data": "share:0.1", "engine": "serial", "checkpoint_every": 1}
+    whole = shoal.run(method, rounds=4, **given)
+    for rounds in (1, 2, 3):
+        shoal.run(method, rounds=rounds, out=str(tmp_path / str(rounds)), **given)
+        resumed = shoal.resume(tmp_path / str(rounds), rounds=4)
+        assert all(torch.equal(resumed.params[k], v) for k, v in whole.params.items())

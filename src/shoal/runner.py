@@ -63,11 +63,11 @@ def taken_up(
         recipe = rebudgeted(folder.recipe(), changes or {})
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, shelf)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+        if found and found.standing.cuts:  # before memories are taken up, which come with all cuts
+            assembly.loop.settle(Standing(assembly.net, {}, {}), found.standing)
         history = folder.tidy(found, assembly.memory)
         if changes:
             folder.revise(recipe)
-        if found and found.standing.cuts:
-            assembly.loop.settle(Standing(assembly.net, {}, {}), found.standing)
         pick = read_pick(folder.read_note("engine")) or settled(assembly)
         folder.note("engine", pick.to_dict())
     except BaseException:

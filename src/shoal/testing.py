@@ -211,9 +211,9 @@ def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[
         loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
         found = disk.checkpoint(recipe, net, [part.name()])
         assert found is not None
-        memory_of(loop).restore(found.memory, found.cuts)
         if found.standing.cuts:
             loop.settle(Standing(net, {}, {}), found.standing)
+        memory_of(loop).restore(found.memory, found.cuts)
         standing, more = play(loop, found.standing, stop_at, rounds)
         rows += more
     devices = [memory_of(loop).get(d) for d in range(len(loop.sizes))]

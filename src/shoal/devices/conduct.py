@@ -11,7 +11,6 @@ import torch
 
 from shoal.assemble import assemble, dataset_of, numbers_of
 from shoal.core.errors import ShoalError
-from shoal.core.standing import Standing
 from shoal.core.streams import Streams
 from shoal.devices.seat import setup_of
 from shoal.engines.distant import Distant, Post, Remote
@@ -57,14 +56,14 @@ def conducted(
         remote = Remote(post, named(folder), setup(recipe), seconds, bound)
         distant = Distant(machine.site, assembly.memory, remote)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+        if found and found.standing.cuts:
+            distant.resize(found.standing.net, found.standing.cuts[-1])
+            remote.cuts = found.standing.cuts
         history = folder.tidy(found, assembly.memory)
         sizes = counted(folder, distant, recipe.devices, wait)
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
         loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})
-        if found and found.standing.cuts:
-            loop.settle(Standing(assembly.net, {}, {}), found.standing)
-            remote.cuts = found.standing.cuts
     except BaseException:
         folder.close()
         raise
