@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ import torch
 from federation import BASE, DEVICES, Nearby, played, recipe, rows, samples_file, seats
 
 import shoal
-from shoal.devices.keys import AUTHORITY, device_key, make_keys
+from shoal.core.errors import ShoalError
+from shoal.devices.keys import AUTHORITY, SECRET, device_key, make_keys
 from shoal.devices.link import Link, end, free_port, proxy_of, refusal, start, start_node, tool
 from shoal.devices.serving import ALIVE, Serving, Terms, prepared, rows_of
 from shoal.ride import Result
@@ -140,6 +142,16 @@ class Federation:
         lock.close()
         self.serving.play(path, watch)
         return opened(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bare_path():
+    """Most people call `.venv/bin/shoal` without entering its environment: no program of Flower's is on the path."""
+    here = Path(sys.executable).parent
+    kept = [place for place in os.environ["PATH"].split(os.pathsep) if Path(place) != here]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join(kept))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -324,6 +336,15 @@ def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
         assert "round 2, accuracy" in (tmp_path / "server.out").read_text()
     finally:
         end([server, *nodes])
+
+
+def test_a_server_whose_processes_keep_dying_says_so(tmp_path):
+    """They are not let in by the SuperLink once their secret is another one."""
+    made = Federation(tmp_path)
+    with made.serving, pytest.raises(ShoalError, match=r"died 5 times without a round.*superexec\.log"):
+        (made.keys / SECRET).write_text("0" * 64)
+        end([made.serving.processes["exec"]])
+        made.play("fedavg", "run")
 
 
 def test_without_keys_numbers_are_given_as_devices_come(tmp_path):

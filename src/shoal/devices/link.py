@@ -47,7 +47,7 @@ class Link:
     port: int
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        return os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flower")} | dict(more or {})
+        return surroundings(self.folder) | dict(more or {})
 
     def key(self, name: str) -> str:
         assert self.keys
@@ -154,8 +154,7 @@ def start_node(
     if key and trust:
         secured = ["--root-certificates", str(trust), "--auth-supernode-private-key", str(key)]
     words = [tool("flower-supernode"), "--superlink", server, *secured, "--host", "127.0.0.1", "--port", str(port)]
-    environment = os.environ | QUIET | {"FLWR_HOME": str(folder / "flower"), "SHOAL_SEAT": json.dumps(dict(seat))}
-    return start(words, folder / "supernode.log", environment)
+    return start(words, folder / "supernode.log", surroundings(folder) | {"SHOAL_SEAT": json.dumps(dict(seat))})
 
 
 def refusal(folder: Path) -> str:
@@ -171,6 +170,12 @@ def proxy_of(keys: Path, listen: str, server: str, folder: Path) -> str:
     for name, value in given.items():
         text = text.replace(f"@{name}@", str(value))
     return text
+
+
+def surroundings(folder: Path) -> dict[str, str]:
+    """The environment of Flower's processes, which start each other by name: theirs must be found first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return os.environ | QUIET | {"FLWR_HOME": str(folder / "flower"), "PATH": path}
 
 
 def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:

@@ -25,7 +25,7 @@ FLOWER = "flower"
 LOOK, ASK = 0.5, 15.0
 """Seconds between two looks at the history, and between two questions to Flower."""
 TRIES = 5
-"""So many times a run that ends without a word is started again, if it has made no round in between."""
+"""How often, without a round in between, a run that ends without a word is started again, and a process that dies."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,17 @@ class Serving:
     def __exit__(self, *error: object) -> None:
         end(list(self.processes.values())[::-1])
 
-    def revive(self) -> None:
-        """Start what is not running."""
+    def revive(self) -> int:
+        """Start what is not running; how many those were."""
+        dead = 0
         for name, make in (("link", self.link.start_link), ("exec", lambda: self.link.start_exec(self.desk))):
             process = self.processes.get(name)
             if process is None or process.poll() is not None:
+                dead += 1
                 self.processes[name] = make()
                 if name == "link":
                     self.link.wait_until_up(self.processes[name])
+        return dead
 
     def play(self, path: Path, watch: Callable[[Row], None]) -> None:
         """A run from where it stands to its end, through the deaths of whoever plays it."""
@@ -98,15 +101,19 @@ class Serving:
 
     def follow(self, path: Path, number: str, told: int, watch: Callable[[Row], None]) -> int:
         """Tell of rounds as they are played, until the run has ended or Flower has lost it; how many were told."""
-        asked = time.monotonic()
+        asked, deaths = time.monotonic(), 0
         while True:
             rows = rows_of(path)
+            deaths = deaths if len(rows) <= told else 0
             for row in rows[told:]:
                 watch(row)
             told = max(told, len(rows))
             if ended(path) is not None or died(path):
                 return told
-            self.revive()
+            deaths += self.revive()
+            if deaths == TRIES:
+                problem = f"Flower's processes died {TRIES} times without a round in between."
+                raise ShoalError("unreachable", problem, f"See {self.link.folder / 'superexec.log'}.")
             if time.monotonic() - asked > ASK:
                 if self.link.status(number).startswith("finished"):
                     return told
