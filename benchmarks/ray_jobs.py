@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 
 import ray
@@ -20,29 +20,39 @@ from peers.jobs import JOBS, load
 
 from shoal.assemble import Assembly, assemble
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew
+from shoal.engines.pick import Pick, crew_of
 from shoal.engines.pool import Pool
-from shoal.engines.ray_crew import Cluster
 from shoal.engines.serial import Serial
 from shoal.recipe import Recipe
 from shoal.testing import machine_of
 
 JOB = JOBS["small"]
 ROUNDS = 10
+WARM = 60
+"""Rounds that do not count: programs are traced in them, and Ray's store takes its memory."""
 ABOUT = [
     "1,000 jobs in a turn: 10 rounds of 100 devices with 60 samples of 784 numbers, 1 epoch of an MLP 784-128-10 in",
-    "batches of 10. All crews play the same rounds by turns; a row is the median over the turns of the time that a",
-    "crew takes, divided by the time that the first one takes in the turns before and after it, with the extremes.",
-    "",
-    "On a processor the engine `ray` has `serial` in each actor, so that its bits are those of `serial`; the first two",
-    "rows compare like with like. The engine `pool` puts several devices into one call, which changes the last bits.",
+    f"batches of 10, after {WARM} rounds that do not count. Pool and cluster play the same rounds by turns; a ratio is",
+    "the time of the cluster divided by the mean of the pool's before and after it. Here are the median and the",
+    "quartiles of the ratios, and the median time of the pools as a ratio to the first one's.",
 ]
-CREWS: dict[str, Callable[[], Crew]] = {
-    "pool, `serial` in each process": lambda: Pool(2, 10, Serial),
-    "ray, `serial` in each actor (the engine `ray`)": lambda: Cluster(workers=2),
-    "pool, 10 devices in a call (the engine `pool`)": lambda: Pool(2, 10, lambda: Batched(10)),
-}
+Make = Callable[[], Crew]
+PAIRS: list[tuple[str, Make, str, Make]] = [
+    (
+        "`--engine pool` (10 devices in a call)",
+        lambda: crew_of(Pick("pool", 10, 2)),
+        "`--engine ray --width 10`",
+        lambda: crew_of(Pick("ray", 10)),
+    ),
+    (
+        "the same processes with `serial` in each",
+        lambda: Pool(2, 10, Serial),
+        "`--engine ray` (`serial` in each actor)",
+        lambda: crew_of(Pick("ray")),
+    ),
+]
+"""A pool, and the Ray cluster that does the same."""
 
 
 def put_together() -> Assembly:
@@ -63,30 +73,28 @@ def seconds(assembly: Assembly, crew: Crew, rounds: int) -> float:
     return perf_counter() - began
 
 
-def measured(turns: int) -> dict[str, list[float]]:
-    """For every crew the ratios to the first, which plays before and after each of them."""
-    assembly = put_together()
-    crews = {name: make() for name, make in CREWS.items()}
-    for crew in crews.values():
-        seconds(assembly, crew, 3)
-    (_, first), *others = crews.items()
-    found: dict[str, list[float]] = {name: [] for name in crews}
-    before = seconds(assembly, first, ROUNDS)
+def measured(assembly: Assembly, pool: Crew, cluster: Crew, turns: int) -> tuple[list[float], float]:
+    """How much longer the cluster takes than the pool before and after it, in each turn; and the pool's seconds."""
+    for crew in (pool, cluster):
+        seconds(assembly, crew, WARM)
+    ratios, taken = [], [seconds(assembly, pool, ROUNDS)]
     for _ in range(turns):
-        for name, crew in others:
-            own, after = seconds(assembly, crew, ROUNDS), seconds(assembly, first, ROUNDS)
-            found[name].append(2 * own / (before + after))
-            found[next(iter(found))].append(2 * after / (before + after))
-            before = after
-    for crew in crews.values():
+        own = seconds(assembly, cluster, ROUNDS)
+        taken.append(seconds(assembly, pool, ROUNDS))
+        ratios.append(2 * own / sum(taken[-2:]))
+    for crew in (pool, cluster):
         crew.close()
-    return found
+    return ratios, median(taken)
 
 
-def table(found: dict[str, list[float]]) -> list[str]:
-    lines = ["| crew | time beside the first | from | to |", "| --- | --: | --: | --: |"]
-    for name, ratios in found.items():
-        lines.append(f"| {name} | {median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+def table(turns: int) -> list[str]:
+    assembly, first = put_together(), 0.0
+    lines = ["| pool | its time | Ray | time beside the pool | quarter | three quarters |", "|---|--:|---|--:|--:|--:|"]
+    for name, pool, other, cluster in PAIRS:
+        ratios, taken = measured(assembly, pool(), cluster(), turns)
+        first = first or taken
+        low, middle, high = quantiles(ratios, n=4)
+        lines.append(f"| {name} | {taken / first:.2f} | {other} | {middle:.2f} | {low:.2f} | {high:.2f} |")
     return lines
 
 
@@ -96,7 +104,7 @@ def main() -> None:
     parser.add_argument("--out", default="")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    lines = table(measured(given.turns))
+    lines = table(given.turns)
     print("\n".join(lines))
     if given.out:
         command = f"Command: `python benchmarks/ray_jobs.py --turns {given.turns}`"

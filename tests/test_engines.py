@@ -485,6 +485,14 @@ def test_engines_on_a_processor_have_widths_by_the_model():
     assert found(engine="batched", sample=15).width == 10
     assert found(engine="serial") == Pick("serial")
     assert found(engine="pool").workers >= 1
+    assert found(engine="batched", model="lenet", width=3).width == found(engine="pool", width=3).width == 3
+
+
+@pytest.mark.parametrize("engine, why", [("auto", "finds its own"), ("serial", "trains one device at a time")])
+def test_a_width_needs_an_engine_that_has_one(engine, why):
+    with pytest.raises(shoal.ShoalError, match=f"width is 3, and engine is {engine}, which {why}. Add --engine b"):
+        settled(assemble(Recipe().revised(engine=engine, width=3)))
+    assert settled(assemble(Recipe().revised(engine="serial", width=1))) == Pick("serial")
 
 
 def test_a_ride_that_cannot_begin_lets_go_of_its_folder(tmp_path, monkeypatch):

@@ -67,6 +67,7 @@ class Recipe:
         "flower (real devices, by shoal server); auto: what is quickest on this one.",
         among=("auto", "serial", "batched", "pool", "ray", "flower"),
     )
+    width: int = known(0, "Devices that batched, pool or ray train in one call; 0: as many as usually pays.", 0, 10**5)
     address: str = known(
         "", "Ray cluster to train on: auto, HOST:PORT or ray://HOST:PORT; none: this machine.", steers=False
     )

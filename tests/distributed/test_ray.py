@@ -31,7 +31,7 @@ from shoal.engines.serial import Serial
 from shoal.recipe import Recipe
 from shoal.ride import Result, drive
 from shoal.runner import begun
-from shoal.testing import machine_of, without_wall
+from shoal.testing import close, machine_of, without_wall
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL: dict[str, Any] = dict(devices=6, sample=6, rounds=2, split="dirichlet:0.5", fleet="tiers")
@@ -96,8 +96,16 @@ def test_a_cluster_gives_the_bits_of_serial(kept, method, more):
 
 def test_the_size_of_chunks_changes_no_bit(kept):
     wanted = driven(Serial(), method="scaffold")
-    for kept.crew.width in (4, 0):
+    for kept.crew.lanes in (4, 1):
         assert same(driven(kept, method="scaffold"), wanted)
+
+
+def test_several_devices_in_a_call_give_the_same_to_rounding():
+    """The laws are of float64; the recipe's width is what the actors have."""
+    wide = shoal.run("scaffold", engine="ray", width=3, precision="float64", **SMALL)
+    assert wide.engine == Pick("ray", 3)
+    one = shoal.run("scaffold", engine="serial", precision="float64", **SMALL)
+    close(wide.params, one.params, 1e-9, "they differ")
 
 
 def test_runs_side_by_side_give_the_bits_of_serial(kept):
@@ -126,6 +134,24 @@ def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
     held = {ref: tensor for tensor, ref in kept.crew.tensors.items() if ref in crates[0].shared}
     assert any(tensor is engine.site.samples(0).inputs for tensor in held.values())
     assert all(np.array_equal(ray.get(ref)[0], raw(tensor)) for ref, tensor in held.items())
+
+
+def test_answers_are_read_in_the_store_until_somebody_keeps_them():
+    """Whatever is kept would hold a place there; and what devices remember is always kept."""
+    assembly = assemble(Recipe().revised(**SMALL | {"method": "scaffold", "model": "mlp"}))
+    loop, engine = assembly.loop, machine_of(assembly.loop)
+    engine.crew = crew = Cluster(workers=2)
+    standing = loop.start(assembly.net)
+    for number in range(2):
+        standing, _ = loop.play(standing, number)
+        assert crew.lent and crew.room > 0
+        assert all(array() is None for array in crew.lent)
+    kept = engine.fit(loop.ask(standing, 2).wanted)
+    assert crew.room > 0 and any(array() is not None for array in crew.lent)
+    more = engine.fit(loop.ask(standing, 3).wanted)
+    assert crew.room == 0 and not crew.lent
+    assert len(kept) == len(more) == SMALL["sample"]
+    crew.close()
 
 
 def test_nobody_to_train():
@@ -169,16 +195,16 @@ class Without(Serial):
         return [Done(lost, t.memory) if g else super(Without, self).train([t])[0] for t, g in zip(tasks, gone)]
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_a_worker_that_dies_costs_a_retry(width, tmp_path):
-    found = driven(Cluster(workers=2, inner=partial(Struck, dies, str(tmp_path), 1), width=width), method="scaffold")
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_worker_that_dies_costs_a_retry(lanes, tmp_path):
+    found = driven(Cluster(workers=2, inner=partial(Struck, dies, str(tmp_path), 1), lanes=lanes), method="scaffold")
     assert len(os.listdir(tmp_path)) == 1
     assert same(found, driven(Serial(), method="scaffold"))
 
 
-@pytest.mark.parametrize("happens, width, patience", [(dies, 4, 600.0), (hangs, 1, 4.0)])
-def test_a_job_that_takes_two_workers_along_is_given_up(happens, width, patience, tmp_path):
-    crew = Cluster(workers=2, inner=partial(Struck, happens, str(tmp_path)), width=width, patience=patience)
+@pytest.mark.parametrize("happens, lanes, patience", [(dies, 4, 600.0), (hangs, 1, 4.0)])
+def test_a_job_that_takes_two_workers_along_is_given_up(happens, lanes, patience, tmp_path):
+    crew = Cluster(workers=2, inner=partial(Struck, happens, str(tmp_path)), lanes=lanes, patience=patience)
     found, wanted = driven(crew, method="scaffold"), driven(Without(), method="scaffold")
     assert len(os.listdir(tmp_path)) == 2
     reasons = [{d["device"]: d["why"] for d in row.get("dropped", [])} for row in found.history.rows]
@@ -243,16 +269,20 @@ def test_where_nobody_listens_it_is_told_at_once(address):
 
 
 def test_chunks_are_few_and_keep_everybody_busy():
-    def sizes(*given: Any) -> list[int]:
-        assert sorted(i for chunk in cut(*given) for i in chunk) == list(range(len(given[0])))
-        return [len(chunk) for chunk in cut(*given)]
+    def sizes(seconds: list[float], hands: int, lanes: int = 1) -> list[int]:
+        found = cut(seconds, hands, lanes)
+        assert sorted(i for chunk in found for i in chunk) == list(range(len(seconds)))
+        return [len(chunk) for chunk in found]
 
     assert sizes([0.003] * 100, 2) == [25] * 4, "two for everybody"
+    assert sizes([0.001] * 100, 2) == [50] * 2, "but not very short ones"
+    assert sizes([0.003] * 100, 2, lanes=10) == [30, 30, 30, 10], "calls are full"
+    assert sizes([0.003] * 100, 2, lanes=100) == [50] * 2, "but nobody is left out"
     assert sizes([0.02] * 100, 2) == [10] * 10, "of 0.2 s at most"
     assert sizes([0.4] * 5, 2) == [1] * 5
     assert sizes([0.001] * 6, 2) == [3, 3], "nobody is left out"
     assert sizes([0.001] * 3, 4) == [1] * 3
-    assert cut([0.1, 0.3, 0.2], 1) == [[1], [2], [0]], "the longest first"
+    assert cut([0.1, 0.3, 0.2], 1, 1) == [[1], [2], [0]], "the longest first"
 
 
 # the command line and the pick ------------------------------------------------------------------------------------
@@ -300,7 +330,8 @@ def test_an_address_needs_the_engine():
         settled(assemble(Recipe().revised(engine="pool", address="auto")))
     pick = settled(assemble(Recipe().revised(engine="ray", address="ray://far:10001")))
     assert pick == Pick("ray", address="ray://far:10001") == read_pick(pick.to_dict())
-    assert str(pick) == "ray, the cluster at ray://far:10001" and str(Pick("ray")) == "ray, on this machine"
+    assert str(pick) == "ray, the cluster at ray://far:10001, one device in a call"
+    assert str(Pick("ray", 4)) == "ray, on this machine, 4 devices in a call"
     assert read_pick({"engine": "ray", "address": 3}) is None
 
 

@@ -59,7 +59,7 @@ class Pick:
             "serial": "serial",
             "batched": f"batched, {many} in a call",
             "pool": f"pool, {self.workers} processes with {many} in a call",
-            "ray": f"ray, {f'the cluster at {self.address}' if self.address else 'on this machine'}",
+            "ray": f"ray, {f'the cluster at {self.address}' if self.address else 'on this machine'}, {many} in a call",
         }[self.engine]
         return told + (", compiled" if self.compiled else "") + (f" ({self.why})" if self.why else "")
 
@@ -88,15 +88,15 @@ def crew_of(pick: Pick, runs: int = 1) -> Crew:
 
 
 def cluster_of(pick: Pick, runs: int) -> Crew:
-    """A Ray cluster: on processors one device after the other, as `serial` does it; on GPUs many in a call."""
+    """A Ray cluster: one device after the other, as `serial` does it, or many in a call."""
     try:
         from shoal.engines.ray_crew import Cluster
     except ImportError:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
     if pick.width == 1:
         return Cluster(pick.address)
-    width = pick.width * runs
-    return Cluster(pick.address, lambda: Batched(width, compiled=pick.compiled), width)
+    lanes = pick.width * runs
+    return Cluster(pick.address, lambda: Batched(lanes, compiled=pick.compiled), lanes)
 
 
 def settled(assembly: "Assembly") -> Pick:
@@ -106,21 +106,25 @@ def settled(assembly: "Assembly") -> Pick:
     if recipe.address and recipe.engine != "ray":
         problem = f"address is {recipe.address!r}, and engine is {recipe.engine}, which knows no cluster."
         raise ShoalError("bad-value", problem, "Add --engine ray, or leave the address out.")
+    if recipe.width > 1 and recipe.engine in ("auto", "serial"):
+        why = "finds its own" if recipe.engine == "auto" else "trains one device at a time"
+        problem = f"width is {recipe.width}, and engine is {recipe.engine}, which {why}."
+        raise ShoalError("bad-value", problem, "Add --engine batched, pool or ray, or leave the width out.")
     if recipe.engine == "flower":
         advice = "Start one: shoal server RECIPE.toml --out FOLDER."
         raise ShoalError("bad-value", "engine is flower, and real devices come to a server.", advice)
     if recipe.engine == "serial":
         return Pick("serial")
     if recipe.engine == "ray" and net.place.type == "cpu":
-        return Pick("ray", address=recipe.address)
+        return Pick("ray", recipe.width or 1, address=recipe.address)
     if net.place.type == "cuda":
-        width = assembly.loop.patience.asked(recipe.sample)
+        width = recipe.width or min(assembly.loop.patience.asked(recipe.sample), 512)
         steps = recipe.rounds * steps_of(assembly)
-        pick = Pick("batched", min(width, 512), compiled=steps > LONG, why="on a GPU")
+        pick = Pick("batched", width, compiled=steps > LONG, why="on a GPU")
         return (
             replace(pick, engine="ray", address=recipe.address) if recipe.engine == "ray" else told(pick, recipe.engine)
         )
-    usual = min(recipe.sample, 1 if convolves(net) else 10)
+    usual = recipe.width or min(recipe.sample, 1 if convolves(net) else 10)
     if recipe.engine == "batched":
         return Pick("batched", usual)
     if recipe.engine == "pool":

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -39,19 +40,19 @@ LARGE = 1 << 16
 class Cluster:
     """Trains on a cluster, or on a Ray of its own on this machine, with a crew in each actor.
 
-    A job that takes longer than `patience` seconds is taken for hung. Chunks have `width` devices; where that is 0, so
-    many that to send them costs little, and that every actor gets several.
+    A job that takes longer than `patience` seconds is taken for hung. The crew trains `lanes` devices in one call;
+    chunks have so many, or a multiple of it, that to send them costs little.
     """
 
     def __init__(
         self,
         address: str = "",
         inner: Callable[[], Crew] = Serial,
-        width: int = 0,
+        lanes: int = 1,
         patience: float = 600.0,
         workers: int = 0,
     ):
-        self.address, self.inner, self.width = address, inner, width
+        self.address, self.inner, self.lanes = address, inner, lanes
         self.patience, self.workers = patience, workers
         self.hands: list[Hand] = []
         self.most = 1
@@ -65,6 +66,10 @@ class Cluster:
         """The seconds that a step took when devices were last trained."""
         self.owner = False
         """Whether Ray was started or joined here, and is to be left here."""
+        self.room = 0
+        """Bytes of answers that may be read where they lie in the store, without a copy."""
+        self.lent: list[ref[np.ndarray]] = []
+        """Where the last answers were read so; they should be gone by the next call."""
 
     def train(self, tasks: Sequence[Task]) -> list[Done]:
         if not tasks:
@@ -73,14 +78,16 @@ class Cluster:
             self.hire(len(tasks), tasks[0].site.net.place.type == "cuda")
             for site in dict.fromkeys(task.site for task in tasks):
                 self.meet(site)
-            shift = Shift(self.hands, self.sites, tasks, self.width, self.patience, self.pace)
+            if any(array() is not None for array in self.lent):
+                self.room = 0  # somebody keeps answers for longer: the store would fill up with them
+            shift = Shift(self.hands, self.sites, tasks, self.lanes, self.patience, self.pace, self.room)
             shift.work()
         except BaseException:
             self.close()  # whoever is in the middle of something must not go on with it
             raise
         if shift.failed:
             raise shift.failed[min(shift.failed)]
-        self.pace = shift.pace
+        self.pace, self.lent = shift.pace, shift.lent
         return [shift.done[i] for i in range(len(tasks))]
 
     def close(self) -> None:
@@ -100,6 +107,8 @@ class Cluster:
         if not ray.is_initialized():
             join(self.address)
             self.owner = True
+        if not self.hands:
+            self.room = int(ray.cluster_resources().get("object_store_memory", 0) / len(ray.nodes()) / 4)
         if len(self.hands) >= min(tasks, self.most):
             return
         kind = "GPU" if on_gpu else "CPU"

@@ -5,16 +5,19 @@ drops out of the round. An exception is nobody's death: it is handed on.
 """
 
 import logging
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import inf
+from math import ceil, inf
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
+from torch import Tensor
 
 from shoal.core import tree
 from shoal.core.device import Site
@@ -33,7 +36,7 @@ STARTS = 3
 """So often in a row the start of an actor may fail."""
 WAIT = 120.0
 """Seconds to wait for the first actor; on a busy cluster there may be no room for any."""
-LEAST, MOST = 0.02, 0.2
+LEAST, MOST = 0.06, 0.2
 """Seconds that a chunk takes at least and at most, where its devices are short enough; to send one costs about 5 ms."""
 
 
@@ -86,17 +89,18 @@ class Shift:
         hands: list[Hand],
         sites: Mapping[Site, tuple[int, Any]],
         tasks: Sequence[Task],
-        width: int,
+        lanes: int,
         patience: float,
         pace: float,
+        room: int,
     ):
         self.hands, self.sites, self.tasks, self.patience = hands, sites, tasks, patience
         self.live = frozenset(number for number, _ in sites.values())
         self.steps = work = [expected(task) for task in tasks]
-        if pace and not width:
-            self.waiting = deque(cut([pace * own for own in work], len(hands)))
+        if pace:
+            self.waiting = deque(cut([pace * own for own in work], len(hands), lanes))
         else:
-            self.waiting = deque(chunked(work, width or max(1, len(tasks) // (4 * len(hands))), len(hands)))
+            self.waiting = deque(chunked(work, lanes * max(1, len(tasks) // (4 * len(hands) * lanes)), len(hands)))
         self.rank = {i: at for at, i in enumerate(chain.from_iterable(self.waiting))}
         self.common = common(tasks)
         self.deaths: Counter[int] = Counter()
@@ -104,6 +108,8 @@ class Shift:
         self.failed: dict[int, BaseException] = {}
         self.spent = 0.0
         """Seconds of all actors together."""
+        self.room, self.lent = room, list[weakref.ref[np.ndarray]]()
+        """Bytes of answers that may still be read in the store itself, and where that was done."""
 
     @property
     def pace(self) -> float:
@@ -134,13 +140,18 @@ class Shift:
                 raise ShoalError("no-device", problem, "See `ray status`, and wait for the others or add machines.")
 
     def hand_out(self) -> None:
-        """One order for everybody, then a second one, to be there when the first is done, if there are enough."""
+        """One order for everybody, then a second one, to be there when the first is done, if there are enough.
+
+        A device that a worker died of is alone with the next one: if that dies too, it is clear of what.
+        """
         there = [hand for hand in self.hands if not hand.greeting]
         for most in (1, 2):
             if most == 1 or len(self.waiting) >= len(self.hands):
                 for hand in there:
                     if self.waiting and len(hand.orders) < most:
-                        self.give(hand, self.waiting.popleft())
+                        near = [*self.waiting[0], *(i for order in hand.orders for i in order.chunk)]
+                        if most == 1 or not any(self.deaths[i] for i in near):
+                            self.give(hand, self.waiting.popleft())
 
     def give(self, hand: Hand, chunk: list[int]) -> None:
         own = [self.tasks[i] for i in chunk]
@@ -171,10 +182,16 @@ class Shift:
         self.read(order.chunk, answer)
 
     def read(self, chunk: list[int], answer: Any) -> None:
-        seconds, found = unpacked(answer, [], self.tasks[chunk[0]].site.net.place, copy=True)
+        arrays = [own for own in answer.own if isinstance(own, np.ndarray)]
+        self.room -= sum(len(array) for array in arrays)
+        copy = self.room < 0
+        seconds, found = unpacked(answer, [], self.tasks[chunk[0]].site.net.place, copy)
         self.spent += seconds
         if isinstance(found, Failure):
             return self.fail(chunk, found.error)
+        if not copy:
+            self.lent += map(weakref.ref, arrays)
+            found = [Done(outcome, tree.map(Tensor.clone, memory)) for outcome, memory in found]
         self.done.update(zip(chunk, found, strict=True))
 
     def fail(self, chunk: list[int], error: BaseException) -> None:
@@ -226,14 +243,14 @@ class Shift:
                 self.done[i] = Done(Outcome(self.tasks[i].job.device, problem=problem), self.tasks[i].memory)
 
 
-def cut(seconds: Sequence[float], hands: int) -> list[list[int]]:
+def cut(seconds: Sequence[float], hands: int, lanes: int) -> list[list[int]]:
     """Which tasks are trained together, the longest first: two chunks for everybody, more where they would be long."""
-    total = sum(seconds)
+    total, lanes = sum(seconds), min(lanes, ceil(len(seconds) / hands))
     goal = min(max(total / (2 * hands), LEAST), total / hands, MOST)
     chunks: list[list[int]] = []
     took = inf
     for i in sorted(range(len(seconds)), key=lambda i: -seconds[i]):
-        if took >= goal - seconds[i] / 2:
+        if took >= goal - seconds[i] / 2 and (not chunks or len(chunks[-1]) % lanes == 0):
             chunks.append([])
             took = 0.0
         chunks[-1].append(i)
