@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ DEVICE = '''
 """A device whose samples are loaded by this file, and which misbehaves in the rounds that a file beside it names."""
 import json, os, resource, sys, time
 from pathlib import Path
+from typing import Any, cast
 import numpy as np
 import torch
 from shoal.devices import letters, parcel, seat
@@ -345,6 +347,37 @@ def test_a_server_whose_processes_keep_dying_says_so(tmp_path):
         (made.keys / SECRET).write_text("0" * 64)
         end([made.serving.processes["exec"]])
         made.play("fedavg", "run")
+
+
+class Doubling:
+    """A Flower grid with one node, which answers everything twice."""
+
+    def get_node_ids(self) -> list[int]:
+        return [7]
+
+    def push_messages(self, messages):
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = "asked"
+        self.asked = messages
+        return ["asked"]
+
+    def pull_messages(self, numbers):
+        from flwr.app import Message
+
+        from shoal.devices.flower import enclosed
+
+        return [Message(enclosed(answer), reply_to=self.asked[0]) for answer in (b"one", b"other")]
+
+
+def test_of_two_answers_the_first_counts(monkeypatch):
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from shoal.devices.flower import Flower
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    post = Flower(cast(Any, Doubling()), {0: 7})
+    assert list(post.exchange({0: b"question"}, "train", 5)) == [(0, b"one")]
 
 
 def test_without_keys_numbers_are_given_as_devices_come(tmp_path):

@@ -88,11 +88,15 @@ class Flower:
         self.nodes = kept | {next(free): node for node in sorted(online - set(kept.values()))}
 
     def pull(self, waiting: Mapping[str, int]) -> Iterator[tuple[str, bytes | int]]:
-        """What has come: an answer's bytes, or Flower's code of what went wrong. One at a time, to bound memory."""
+        """What has come: an answer's bytes, or Flower's code of what went wrong. One at a time, to bound memory.
+
+        Of several answers to one message the first counts.
+        """
         for number in list(waiting):
             for message in self.grid.pull_messages([number]):
                 if message.metadata.reply_to_message_id == number:
                     yield number, message.error.code if message.has_error() else opened(message)
+                    break
 
 
 TYPES = {"enrol": "query.enrol", "train": "train.round"}
