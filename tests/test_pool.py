@@ -27,8 +27,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.part import Part
 from shoal.engines.arena import Arena
 from shoal.engines.batched import Batched
+from shoal.engines.chunks import chunked
 from shoal.engines.crew import Crew
-from shoal.engines.pool import Pool, chunked
+from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold

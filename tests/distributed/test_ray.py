@@ -22,11 +22,11 @@ from shoal.assemble import assemble
 from shoal.core import tree
 from shoal.core.types import Job, Outcome, Work
 from shoal.engines import pick as picking
+from shoal.engines.chunks import cut
 from shoal.engines.crate import packed, raw, unpacked
 from shoal.engines.crew import Crew, Done
 from shoal.engines.pick import Pick, crew_of, read_pick, settled
 from shoal.engines.ray_crew import Cluster, join
-from shoal.engines.ray_shift import cut
 from shoal.engines.serial import Serial
 from shoal.recipe import Recipe
 from shoal.ride import Result, drive

@@ -20,6 +20,7 @@ from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
 from shoal.engines.arena import Arena
 from shoal.engines.batched import expected
+from shoal.engines.chunks import chunked
 from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.worker import Failure, flush, serve, settle
 
@@ -194,16 +195,6 @@ class Shift:
         problem = f"{DEATHS} worker processes died while they trained the devices {devices}, the last with {cause}."
         advice = "If memory ran out, use fewer workers or smaller batches; --engine serial shows what else it may be."
         self.failed[number] = ShoalError("bug", problem, advice)
-
-
-def chunked(work: Sequence[float], width: int, workers: int) -> list[list[int]]:
-    """Which tasks are trained together: the longest first, so many at a time; fewer where a worker would get none."""
-    order = sorted(range(len(work)), key=lambda i: -work[i])
-    if len(order) >= width * workers:
-        ends = [*range(0, len(order), width), len(order)]
-    else:
-        ends = [-(-len(order) * n // workers) for n in range(workers + 1)]
-    return [order[a:b] for a, b in zip(ends, ends[1:]) if a < b]
 
 
 def end_all(workers: Sequence[Worker], owner: int) -> None:

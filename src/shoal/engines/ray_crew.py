@@ -30,7 +30,8 @@ from shoal.core.errors import ShoalError, told
 from shoal.engines.crate import packed, raw
 from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.ray_actor import Trainer
-from shoal.engines.ray_shift import Hand, Shift
+from shoal.engines.ray_hand import Hand
+from shoal.engines.ray_shift import Shift
 from shoal.engines.serial import Serial
 
 LARGE = 1 << 16

@@ -7,10 +7,9 @@ drops out of the round. An exception is nobody's death: it is handed on.
 import logging
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from math import ceil, inf
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -24,9 +23,10 @@ from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
 from shoal.core.types import Outcome
 from shoal.engines.batched import expected
+from shoal.engines.chunks import chunked, cut
 from shoal.engines.crate import packed, raw, unpacked
 from shoal.engines.crew import Done, Task
-from shoal.engines.pool import chunked
+from shoal.engines.ray_hand import Hand, Order
 from shoal.engines.worker import Failure
 
 log = logging.getLogger("shoal")
@@ -36,49 +36,6 @@ STARTS = 3
 """So often in a row the start of an actor may fail."""
 WAIT = 120.0
 """Seconds to wait for the first actor; on a busy cluster there may be no room for any."""
-LEAST, MOST = 0.06, 0.2
-"""Seconds that a chunk takes at least and at most, where its devices are short enough; to send one costs about 5 ms."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """A chunk that an actor was given."""
-
-    chunk: list[int]
-    ref: Any
-
-
-class Hand:
-    """One actor, the orders that it has been given, and since when it works on the first of them."""
-
-    def __init__(self, hire: Callable[[], Any]):
-        self.hire, self.failures = hire, 0
-        self.start()
-
-    def start(self) -> None:
-        self.actor = self.hire()
-        self.greeting = self.actor.ready.remote()
-        """What says that the actor is there; None afterwards."""
-        self.orders: deque[Order] = deque()
-        self.since = inf
-        self.forget()
-
-    def forget(self) -> None:
-        """What it has been told of need not be told again: every reference that travels costs a millisecond."""
-        self.sites: set[int] = set()
-        self.box: Any = None
-
-    def give(self, order: Order) -> None:
-        self.orders.append(order)
-        if len(self.orders) == 1:
-            self.since = monotonic()
-
-    def take_back(self, order: Order) -> None:
-        self.orders.remove(order)
-        self.since = monotonic() if self.orders else inf
-
-    def deadline(self, patience: float) -> float:
-        return self.since + patience * len(self.orders[0].chunk) if self.orders else inf
 
 
 class Shift:
@@ -241,21 +198,6 @@ class Shift:
             else:
                 problem = f"{self.deaths[i]} workers were lost with it; the last {why}"
                 self.done[i] = Done(Outcome(self.tasks[i].job.device, problem=problem), self.tasks[i].memory)
-
-
-def cut(seconds: Sequence[float], hands: int, lanes: int) -> list[list[int]]:
-    """Which tasks are trained together, the longest first: two chunks for everybody, more where they would be long."""
-    total, lanes = sum(seconds), min(lanes, ceil(len(seconds) / hands))
-    goal = min(max(total / (2 * hands), LEAST), total / hands, MOST)
-    chunks: list[list[int]] = []
-    took = inf
-    for i in sorted(range(len(seconds)), key=lambda i: -seconds[i]):
-        if took >= goal - seconds[i] / 2 and (not chunks or len(chunks[-1]) % lanes == 0):
-            chunks.append([])
-            took = 0.0
-        chunks[-1].append(i)
-        took += seconds[i]
-    return chunks
 
 
 def common(tasks: Sequence[Task]) -> dict[int, tuple[Any, int]]:

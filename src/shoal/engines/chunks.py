@@ -1,0 +1,32 @@
+"""Which tasks of a round are sent to a worker together."""
+
+from collections.abc import Sequence
+from math import ceil, inf
+
+LEAST, MOST = 0.06, 0.2
+"""Seconds that a chunk takes at least and at most, where its devices are short enough; to send one costs about 5 ms."""
+
+
+def chunked(work: Sequence[float], width: int, workers: int) -> list[list[int]]:
+    """Which tasks are trained together: the longest first, so many at a time; fewer where a worker would get none."""
+    order = sorted(range(len(work)), key=lambda i: -work[i])
+    if len(order) >= width * workers:
+        ends = [*range(0, len(order), width), len(order)]
+    else:
+        ends = [-(-len(order) * n // workers) for n in range(workers + 1)]
+    return [order[a:b] for a, b in zip(ends, ends[1:]) if a < b]
+
+
+def cut(seconds: Sequence[float], hands: int, lanes: int) -> list[list[int]]:
+    """Which tasks are trained together, the longest first: two chunks for everybody, more where they would be long."""
+    total, lanes = sum(seconds), min(lanes, ceil(len(seconds) / hands))
+    goal = min(max(total / (2 * hands), LEAST), total / hands, MOST)
+    chunks: list[list[int]] = []
+    took = inf
+    for i in sorted(range(len(seconds)), key=lambda i: -seconds[i]):
+        if took >= goal - seconds[i] / 2 and (not chunks or len(chunks[-1]) % lanes == 0):
+            chunks.append([])
+            took = 0.0
+        chunks[-1].append(i)
+        took += seconds[i]
+    return chunks
