@@ -270,7 +270,7 @@ def test_where_nobody_listens_it_is_told_at_once(address):
 
 def test_chunks_are_few_and_keep_everybody_busy():
     def sizes(seconds: list[float], hands: int, lanes: int = 1) -> list[int]:
-        found = cut(seconds, hands, lanes)
+        found = cut(seconds, 1.0, hands, lanes)
         assert sorted(i for chunk in found for i in chunk) == list(range(len(seconds)))
         return [len(chunk) for chunk in found]
 
@@ -282,7 +282,17 @@ def test_chunks_are_few_and_keep_everybody_busy():
     assert sizes([0.4] * 5, 2) == [1] * 5
     assert sizes([0.001] * 6, 2) == [3, 3], "nobody is left out"
     assert sizes([0.001] * 3, 4) == [1] * 3
-    assert cut([0.1, 0.3, 0.2], 1, 1) == [[1], [2], [0]], "the longest first"
+    assert cut([0.1, 0.3, 0.2], 1.0, 1, 1) == [[1], [2], [0]], "the longest first"
+
+
+def test_who_shares_a_call_does_not_depend_on_the_pace():
+    """Else neither a second run nor a resumed one would have the same bits."""
+    work = [float(1 + i % 7) for i in range(25)]
+    found = set()
+    for pace in (0.0, 1e-6, 1e-3, 0.02, 1.0):
+        chunks = cut(work, pace, 3, 4)
+        found.add(tuple(tuple(chunk[at : at + 4]) for chunk in chunks for at in range(0, len(chunk), 4)))
+    assert len(found) == 1
 
 
 # the command line and the pick ------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class Serving:
             if ended(path) is not None or died(path):
                 return told
             deaths += self.revive()
-            if deaths == TRIES:
+            if deaths >= TRIES:
                 problem = f"Flower's processes died {TRIES} times without a round in between."
                 raise ShoalError("unreachable", problem, f"See {self.link.folder / 'superexec.log'}.")
             if time.monotonic() - asked > ASK:

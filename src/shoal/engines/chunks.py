@@ -17,8 +17,14 @@ def chunked(work: Sequence[float], width: int, workers: int) -> list[list[int]]:
     return [order[a:b] for a, b in zip(ends, ends[1:]) if a < b]
 
 
-def cut(seconds: Sequence[float], hands: int, lanes: int) -> list[list[int]]:
-    """Which tasks are trained together, the longest first: two chunks for everybody, more where they would be long."""
+def cut(work: Sequence[float], pace: float, hands: int, lanes: int) -> list[list[int]]:
+    """The same where a unit of work takes `pace` seconds, 0 if nobody knows: two chunks for everybody, more where they
+    would be long.
+
+    A chunk begins at a multiple of `lanes`, so that who is trained in one call does not depend on the pace.
+    """
+    pace = pace or 4 * MOST * hands / max(1.0, sum(work))
+    seconds = [pace * own for own in work]
     total, lanes = sum(seconds), min(lanes, ceil(len(seconds) / hands))
     goal = min(max(total / (2 * hands), LEAST), total / hands, MOST)
     chunks: list[list[int]] = []

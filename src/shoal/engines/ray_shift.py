@@ -23,7 +23,7 @@ from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
 from shoal.core.types import Outcome
 from shoal.engines.batched import expected
-from shoal.engines.chunks import chunked, cut
+from shoal.engines.chunks import cut
 from shoal.engines.crate import packed, raw, unpacked
 from shoal.engines.crew import Done, Task
 from shoal.engines.ray_hand import Hand, Order
@@ -54,10 +54,7 @@ class Shift:
         self.hands, self.sites, self.tasks, self.patience = hands, sites, tasks, patience
         self.live = frozenset(number for number, _ in sites.values())
         self.steps = work = [expected(task) for task in tasks]
-        if pace:
-            self.waiting = deque(cut([pace * own for own in work], len(hands), lanes))
-        else:
-            self.waiting = deque(chunked(work, lanes * max(1, len(tasks) // (4 * len(hands) * lanes)), len(hands)))
+        self.waiting = deque(cut(work, pace, len(hands), lanes))
         self.rank = {i: at for at, i in enumerate(chain.from_iterable(self.waiting))}
         self.common = common(tasks)
         self.deaths: Counter[int] = Counter()
