@@ -1,7 +1,8 @@
 """Runs of a comparison divided among processes: the same results, and every way in which a process can fail."""
 
 import time
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import shoal
+from shoal.apart import stop
 from shoal.core.errors import ShoalError
 
 
@@ -66,3 +68,25 @@ def test_a_process_that_dies_does_not_take_the_others_work_with_it(tmp_path):
     with pytest.raises(ShoalError, match="has died") as told:
         compared(["fedavg", "fedprox"], workers=2, out=str(out), watch=killing, rounds=400)
     assert told.value.kind.name == "interrupted" and "shoal resume" in told.value.advice
+
+
+def chatter(end: Connection) -> None:
+    """Say more than a pipe can hold, and something at last."""
+    try:
+        while True:
+            end.send(bytes(10_000))
+    except KeyboardInterrupt:
+        end.send(bytes(1_000_000))
+
+
+def test_processes_that_nobody_listens_to_any_more_end_by_themselves():
+    context, started = get_context("spawn"), {}
+    for _ in range(2):
+        near, far = context.Pipe(duplex=False)
+        process = context.Process(target=chatter, args=(far,), daemon=True)
+        process.start()
+        far.close()
+        started[near] = process
+    assert all(end.poll(60) for end in started)
+    stop(started)
+    assert [process.exitcode for process in started.values()] == [0, 0]

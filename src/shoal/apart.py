@@ -6,12 +6,15 @@ and trains side by side what it can; rounds are told to the parent, results are 
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
 import torch
 
@@ -67,12 +70,29 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
     except KeyboardInterrupt:
         raise ShoalError("interrupted", "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
-        for process in started.values():
-            if process.is_alive() and process.pid:
-                os.kill(process.pid, signal.SIGINT)
-            process.join(PATIENCE)
-            if process.is_alive():
-                process.kill()
+        stop(started)
+
+
+def stop(started: Mapping[Connection, BaseProcess]) -> None:
+    """All are told to stop, and what they still say is taken off their hands: a full pipe would hold them up."""
+    for process in started.values():
+        if process.is_alive() and process.pid:
+            os.kill(process.pid, signal.SIGINT)
+    ends, until = set(started), perf_counter() + PATIENCE
+    while ends and (ready := wait(list(ends), max(0.0, until - perf_counter()))):
+        ends -= {end for end in ready if isinstance(end, Connection) and silent(end)}
+    for process in started.values():
+        process.join(max(0.0, until - perf_counter()))
+        if process.is_alive():
+            process.kill()
+
+
+def silent(end: Connection) -> bool:
+    """Read some bytes, which may be half a message; whether there will be no more."""
+    try:
+        return not os.read(end.fileno(), 2**16)
+    except OSError:
+        return True
 
 
 def heard(end: Connection):
@@ -92,14 +112,15 @@ def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
     torch.set_num_threads(threads)
-    try:
-        for group in alike(recipes):
-            brought_to_end(group, lambda recipe, row, history: end.send((recipe, row)))
-        end.send(None)
-    except ShoalError as error:
-        end.send(error)
-    except BrokenPipeError:
-        pass  # nobody listens any more
-    except Exception as error:
-        problem = f"A process that trained some of the runs broke ({told(error)})."
-        end.send(ShoalError("bug", problem, "Leave `workers` at 1 to see where, and please report it."))
+    with suppress(BrokenPipeError):  # nobody listens any more
+        try:
+            for group in alike(recipes):
+                brought_to_end(group, lambda recipe, row, history: end.send((recipe, row)))
+            end.send(None)
+        except BrokenPipeError:
+            raise
+        except ShoalError as error:
+            end.send(error)
+        except Exception as error:
+            problem = f"A process that trained some of the runs broke ({told(error)})."
+            end.send(ShoalError("bug", problem, "Leave `workers` at 1 to see where, and please report it."))
