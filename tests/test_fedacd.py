@@ -227,7 +227,7 @@ def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
         loop, net = tiny_run(Method((part,)), (5, 3, 4))
         asked = loop.ask(loop.start(net), 0)
         outcomes = loop.engine.fit(asked.wanted)
-        replies, _ = loop.decode(asked.jobs, outcomes, asked.round, set())
+        replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
         round = replace(asked.round, replies=replies)
         weights, _ = part.weigh(torch.zeros(3, dtype=DOUBLE), {}, round)
         if part.weights == "uniform":
@@ -301,7 +301,7 @@ def test_the_risk_of_local_models_is_over_the_labels_of_all_devices():
     labels = np.array([[5, 1], [0, 4], [2, 2]])
     loop, net = tiny_run(Method(), (5, 3, 4))
     asked = loop.ask(loop.start(net), 0)
-    replies, _ = loop.decode(asked.jobs, loop.engine.fit(asked.wanted), asked.round, set())
+    replies, _ = loop.post.replies(asked.jobs, loop.engine.fit(asked.wanted), asked.round, set())
     round = replace(asked.round, replies=replies)
     judge = loop.judge
     assert isinstance(judge, Judge)

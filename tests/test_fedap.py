@@ -146,7 +146,7 @@ def test_rates_are_weighed_by_samples_and_likeness():
     loop, net = tiny_run(compose([part]), (6, 3))
     asked = loop.ask(loop.start(net), 0)
     outcomes = loop.engine.fit(asked.wanted)
-    replies, _ = loop.decode(asked.jobs, outcomes, asked.round, set())
+    replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
     told = [float(r.report["fedap"]["rate"]) for r in replies]
     assert all(0 <= rate <= 0.8 for rate in told)
     round = replace(asked.round, replies=replies, params=asked.round.anchor, server=None)

@@ -24,7 +24,7 @@ def half_time(part: FedDU, sizes=(5, 3)):
     """The state and the round of a tiny run when the replies are in."""
     loop, net = tiny_run(compose([part]), sizes)
     asked = loop.ask(loop.start(net), 0)
-    replies, _ = loop.decode(asked.jobs, machine_of(loop).fit(asked.wanted), asked.round, set())
+    replies, _ = loop.post.replies(asked.jobs, machine_of(loop).fit(asked.wanted), asked.round, set())
     weights = torch.tensor([r.size for r in replies], dtype=torch.float64)
     return asked.states["feddu"], replace(asked.round, replies=replies, weights=weights / weights.sum())
 

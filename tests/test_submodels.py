@@ -298,7 +298,7 @@ def test_heterofl_keeps_rows_of_absent_classes_at_home():
     standing = loop.start(net)
     asked = loop.ask(standing, 0)
     outcomes = loop.engine.fit(asked.wanted)
-    replies, _ = loop.decode(asked.jobs, outcomes, asked.round, set())
+    replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
     label = int(machine_of(loop).site.samples(1).all().targets[0][0])
     assert replies[1].covered["b.weight"].all(1).tolist() == [label == 0, label == 1]
     assert replies[1].covered["b.bias"].tolist() == [label == 0, label == 1]

@@ -386,7 +386,7 @@ def test_the_server_averages_over_those_who_hold_an_element():
     standing = loop.start(net)
     after, _ = play(loop, standing, 0, 1)
     asked = loop.ask(standing, 0)
-    replies, _ = loop.decode(asked.jobs, spy.outcomes[0], asked.round, set())
+    replies, _ = loop.post.replies(asked.jobs, spy.outcomes[0], asked.round, set())
     some = 0
     for name, mask in standing.states["feddst"]["masks"].items():
         total = mass = torch.zeros_like(net.initial[name])
@@ -422,7 +422,7 @@ def test_values_that_do_not_fit_are_refused():
     asked, outcome = loop.ask(standing, 0), spy.outcomes[0][0]
     short = {k: e | {"value": e["value"][:-1]} if k == "a.weight" else e for k, e in said(outcome).body.items()}
     broken = replace(outcome, message=Message(short, said(outcome).beside))
-    _, dropped = loop.decode(asked.jobs[:1], [broken], asked.round, set())
+    _, dropped = loop.post.replies(asked.jobs[:1], [broken], asked.round, set())
     assert len(dropped) == 1 and "do not fit" in dropped[0]["why"]
 
 

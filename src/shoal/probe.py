@@ -102,7 +102,7 @@ def visits_of(loop: Loop, standing: Standing, number: int = 0) -> list[Visit]:
     plans, states = method.plan({d: WHOLE for d in devices}, standing.states, round)
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)
-    jobs, _ = loop.encode(round, beside, states)
+    jobs, _ = loop.post.jobs(round, beside, states)
     memory = loop.engine.memory
     return [prepare(site, job, memory.get(job.device)) for job in jobs]
 

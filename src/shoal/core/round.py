@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Protocol
 
@@ -9,17 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core import tree, wire
+from shoal.core import tree
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Patience, Row, by_blocks, cost, times_of
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
+from shoal.core.post import Post
 from shoal.core.standing import Card, Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
-from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Reply, Roster, Round, Samples, Work
+from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Roster, Round, Samples, Work
 
 
 class Engine(Protocol):
@@ -77,6 +79,10 @@ class Loop:
     look: Callable[[Round], Row] = lambda round: {}
     """What is to be told of the replies in a round that is evaluated."""
 
+    @cached_property
+    def post(self) -> Post:
+        return Post(self.method, self.streams, self.sizes, self.work, self.server)
+
     def start(self, net: Net) -> Standing:
         """Before the first round; `net` already went through the parts' `model`."""
         standing = Standing(net, net.initial, {})
@@ -102,7 +108,7 @@ class Loop:
         plans, states = method.plan({d: WHOLE for d in round.devices}, states, round)
         round = replace(round, plans=plans)
         beside, states = method.send(states, round)
-        jobs, states = self.encode(round, beside, states)
+        jobs, states = self.post.jobs(round, beside, states)
         failed = frozenset(j.device for j in jobs if self.patience.fails(self.streams, j.round, j.device))
         return Asked(standing, round, states, jobs, failed, register, perf_counter() - began)
 
@@ -116,7 +122,7 @@ class Loop:
         totals, asked_for = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
         late, end = self.patience.late(totals, self.sample, asked_for)
 
-        replies, dropped = self.decode(jobs, outcomes, round, late)
+        replies, dropped = self.post.replies(jobs, outcomes, round, late)
         round, params = replace(round, replies=replies), standing.params
         weights, new_states = self.weighed(round, states)
         void = weights is None
@@ -193,56 +199,6 @@ class Loop:
             )
         return list(devices)
 
-    def encode(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
-        """One job per device: its slice of the model and what lies beside, through the downlink's codecs."""
-        net, codecs, jobs = round.net, self.method.codecs("down"), []
-        names = net.named("shared", "server")
-        everything = wire.pack_message(round.anchor, {}, WHOLE, net.slicer, names)
-        for device in round.devices:
-            plan = round.plans[device]
-            if plan is WHOLE and not beside[device] and not codecs:
-                jobs.append(Job(device, round.number, plan, everything, self.work(round.number, device)))
-                continue
-            sent = names if plan.sent is None else [k for k in names if k in plan.sent]
-            told = {} if plan.known or not plan else {".plan": wire.described(plan, [*net.axes, *net.rows])}
-            message = wire.pack_message(round.anchor, told | beside[device], plan, net.slicer, sent)
-            if codecs:
-                message, states = wire.encode(message, codecs, states, self.link(round, "down", device))
-            jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
-        return jobs, states
-
-    def decode(
-        self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late: set[int]
-    ) -> tuple[list[Reply], list[Row]]:
-        """What came back, as full-size deltas with their coverage; what cannot be used is named, with the reason."""
-        net, codecs = round.net, self.method.codecs("up")
-        like = {k: round.anchor[k] for k in net.named("shared")}
-        replies: dict[int, Reply] = {}
-        unread: dict[int, str] = {}
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            message = outcome.message
-            if job.device in late or message is None:
-                continue
-            try:
-                message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
-            except ShoalError as error:
-                if error.kind.name != "damaged":
-                    raise
-                unread[job.device] = error.problem
-                continue
-            delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
-            if self.method.carries == "values":
-                delta = tree.minus(delta, round.anchor)
-                delta |= {k: delta[k] * mask for k, mask in covered.items()}
-            size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
-            replies[job.device] = Reply(job.device, size, delta, covered, report, outcome)
-        looked = [not codecs and r.outcome.finite for r in replies.values()]
-        finite = tree.finite_each([[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)])
-        sound = {device for device, yes in zip(replies, finite) if yes}
-        why = {o.device: "it was late" if o.device in late else unread.get(o.device, o.problem) for o in outcomes}
-        gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]
-        return [r for d, r in replies.items() if d in sound], gone
-
     def weighed(self, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
         """Weights that sum to 1, or None when nobody is left who counts."""
         if not round.replies:
@@ -273,17 +229,3 @@ class Loop:
             suffix = f"_{name}" if name else ""
             found |= {f"{k}{suffix}": v for k, v in self.judge(standing.net, params).items()}
         return found
-
-    def link(self, round: Round, direction: str, device: int) -> wire.Link:
-        net, plan = round.net, round.plans[device]
-        return wire.Link(
-            direction,
-            device,
-            round.number,
-            plan,
-            net.slicer,
-            self.streams,
-            net.initial,
-            frozenset(net.trainable),
-            blocks=net.by_block,
-        )

@@ -1,0 +1,91 @@
+"""The post: what each device is sent, and what the server reads of their answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core import tree, wire
+from shoal.core.compose import Method
+from shoal.core.errors import ShoalError
+from shoal.core.ledger import Row
+from shoal.core.plan import WHOLE
+from shoal.core.streams import Streams
+from shoal.core.tree import Tree
+from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """Packs jobs and opens replies, through the codecs of a method."""
+
+    method: Method
+    streams: Streams
+    sizes: np.ndarray
+    work: Callable[[int, int], Work]
+    """(round, device) -> how much it trains."""
+    server: Samples | None = None
+
+    def jobs(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
+        """One job per device: its slice of the model and what lies beside, through the downlink's codecs."""
+        net, codecs, jobs = round.net, self.method.codecs("down"), []
+        names = net.named("shared", "server")
+        everything = wire.pack_message(round.anchor, {}, WHOLE, net.slicer, names)
+        for device in round.devices:
+            plan = round.plans[device]
+            if plan is WHOLE and not beside[device] and not codecs:
+                jobs.append(Job(device, round.number, plan, everything, self.work(round.number, device)))
+                continue
+            sent = names if plan.sent is None else [k for k in names if k in plan.sent]
+            told = {} if plan.known or not plan else {".plan": wire.described(plan, [*net.axes, *net.rows])}
+            message = wire.pack_message(round.anchor, told | beside[device], plan, net.slicer, sent)
+            if codecs:
+                message, states = wire.encode(message, codecs, states, self.link(round, "down", device))
+            jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
+        return jobs, states
+
+    def replies(
+        self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late: set[int]
+    ) -> tuple[list[Reply], list[Row]]:
+        """What came back, as full-size deltas with their coverage; what cannot be used is named, with the reason."""
+        net, codecs = round.net, self.method.codecs("up")
+        like = {k: round.anchor[k] for k in net.named("shared")}
+        replies: dict[int, Reply] = {}
+        unread: dict[int, str] = {}
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            message = outcome.message
+            if job.device in late or message is None:
+                continue
+            try:
+                message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
+            except ShoalError as error:
+                if error.kind.name != "damaged":
+                    raise
+                unread[job.device] = error.problem
+                continue
+            delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
+            if self.method.carries == "values":
+                delta = tree.minus(delta, round.anchor)
+                delta |= {k: delta[k] * mask for k, mask in covered.items()}
+            size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
+            replies[job.device] = Reply(job.device, size, delta, covered, report, outcome)
+        looked = [not codecs and r.outcome.finite for r in replies.values()]
+        finite = tree.finite_each([[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)])
+        sound = {device for device, yes in zip(replies, finite) if yes}
+        why = {o.device: "it was late" if o.device in late else unread.get(o.device, o.problem) for o in outcomes}
+        gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]
+        return [r for d, r in replies.items() if d in sound], gone
+
+    def link(self, round: Round, direction: str, device: int) -> wire.Link:
+        net, plan = round.net, round.plans[device]
+        return wire.Link(
+            direction,
+            device,
+            round.number,
+            plan,
+            net.slicer,
+            self.streams,
+            net.initial,
+            frozenset(net.trainable),
+            blocks=net.by_block,
+        )
