@@ -11,6 +11,7 @@ import torch
 
 import shoal
 from shoal.apart import stop
+from shoal.compare import go_on
 from shoal.core.errors import ShoalError
 
 
@@ -43,6 +44,14 @@ def test_folders_are_those_of_any_comparison(tmp_path):
     again = compared(["fedavg", "fedprox"])
     found = sorted(p.parent.parent.name for p in Path(tmp_path).rglob("history.jsonl"))
     assert len(found) == 2 and again.results
+
+
+def test_a_comparison_that_was_stopped_goes_on_in_several_processes(tmp_path):
+    whole = compared(["fedavg", "scaffold"], rounds=4)
+    compared(["fedavg", "scaffold"], rounds=2, out=str(tmp_path / "c"))
+    longer = go_on(tmp_path / "c", changes={"rounds": 4}, workers=2)
+    for label, (result,) in longer.results.items():
+        assert accuracies(result) == accuracies(whole.results[label][0])
 
 
 def test_what_is_wrong_in_a_process_is_told_in_one_sentence(tmp_path):

@@ -158,6 +158,11 @@ def test_resume_for_more_rounds_is_the_longer_run(shoal_):
     assert Path("x/recipe.toml").read_text().count("rounds = 5\n") == 1
 
 
+def test_one_run_is_not_divided_among_processes(shoal_):
+    shoal_("run", *TINY, "--out", "x", "-q")
+    assert_refused(shoal_("resume", "x", "--workers", 2), "bad-value", "one run", "--workers")
+
+
 def test_resume_of_a_finished_run_changes_nothing(shoal_):
     shoal_("run", *TINY, "--out", "x", "-q")
     before = history("x")

@@ -44,6 +44,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Log = Annotated[
     str | None, typer.Option(help="Also log to tensorboard:DIR, mlflow:URI or wandb:PROJECT.", metavar="KIND:WHERE")
 ]
+Workers = Annotated[
+    int, typer.Option(help="Divide the runs among so many processes; pays for small models on a GPU.", min=1, max=256)
+]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
 
 
@@ -112,10 +115,7 @@ def compare(
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2,...", help="Run each method with each of these values of a recipe key."),
     ] = None,
-    workers: Annotated[
-        int,
-        typer.Option(help="Divide the runs among so many processes; pays for small models on a GPU.", min=1, max=256),
-    ] = 1,
+    workers: Workers = 1,
     budget_seconds: Annotated[
         list[float] | None,
         typer.Option(metavar="X", help="Show the accuracies within X simulated seconds; may be given several times."),
@@ -133,8 +133,9 @@ def compare(
     given: dict[str, Any],
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
-    from shoal.compare import Budgets, Listing
+    from shoal.budgets import Budgets
     from shoal.compare import compare as start
+    from shoal.listing import Listing
     from shoal.report import need_plotting
 
     if "method" in given:
@@ -182,19 +183,23 @@ def resume(
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Other budgets, for example rounds=100."),
     ] = None,
+    workers: Workers = 1,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a run or a comparison that was stopped."""
-    from shoal.compare import LIST, go_on
+    from shoal.compare import go_on
+    from shoal.listing import LIST
     from shoal.report import need_plotting
     from shoal.runner import resume as again
 
     whole = (folder / LIST).is_file()
+    if workers > 1 and not whole:
+        raise ShoalError("bad-value", f"{folder} is no comparison: there is one run to do.", "Leave out --workers.")
     with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1) as progress:
         if whole:
             need_plotting()
-            comparison = go_on(folder, progress.row, from_text(sets or []))
+            comparison = go_on(folder, progress.row, from_text(sets or []), workers)
             result = None
         else:
             comparison, result = None, again(folder, progress.row, from_text(sets or []))

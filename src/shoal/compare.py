@@ -1,70 +1,27 @@
 """Comparisons: several methods on the same data, devices and seeds, side by side."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from shoal.apart import apart
 from shoal.assemble import Shelf
+from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.engines.pick import crew_of
-from shoal.files import write_bytes
-from shoal.recipe import Recipe, from_file, from_text, toml
+from shoal.listing import Listing, listed_in, write_list
+from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
 from shoal.store import refuse_taken
 from shoal.strangers import method_of
 
-LIST = "compare.toml"
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
 """Recipe keys in which runs may differ and still train side by side."""
 AT_ONCE = 32
 """Runs that are open at the same time."""
-SPENT = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
-"""The columns of a history that count against a budget."""
-LISTED = {kind: f"budget_{kind}" for kind in SPENT}
-"""Their names in the file of a comparison."""
-MOST = 1e30
-
-
-@dataclass(frozen=True)
-class Budgets:
-    """Equal costs at which methods are compared; of a kind that is not given, what the cheapest of them spent."""
-
-    seconds: tuple[float, ...] = ()
-    """Simulated seconds."""
-    bytes: tuple[float, ...] = ()
-    """Both ways together."""
-
-    def __post_init__(self):
-        for kind in SPENT:
-            given = getattr(self, kind)
-            for budget in given:
-                if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < MOST:
-                    raise ShoalError(
-                        "bad-value",
-                        f"A budget of {budget!r} {kind} is no cost that a run could keep within or exceed.",
-                        f"Give a number of {kind} above 0, such as {'900' if kind == 'seconds' else '5e9'}.",
-                    )
-            object.__setattr__(self, kind, tuple(sorted({float(b) for b in given})))
-
-    def __bool__(self) -> bool:
-        return bool(self.seconds or self.bytes)
-
-    def told(self) -> str:
-        """Where the budgets come from, in words."""
-        cheapest = [kind for kind in SPENT if not getattr(self, kind)]
-        own = "within what the cheapest method spent in all"
-        if not self:
-            return f"The last accuracy {own}."
-        return "The last accuracy within the budgets given" + "".join(f"; for {kind}, {own}" for kind in cheapest) + "."
-
-
-CHEAPEST = Budgets()
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,62 +89,6 @@ class Comparison:
         return row
 
 
-def within(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
-    """What one method reached within a budget, which is given by seed."""
-    ends = [r.history.at_budget(budget[r.recipe.seed], *SPENT[kind]) for r in results]
-    there = [end for end in ends if end is not None]
-    return {
-        "cost": kind,
-        "budget": mean(budget.values()),
-        "accuracy": mean(there) if there else None,
-        "spread": stdev(there) if len(there) > 1 else None,
-        "seeds": len(there),
-    }
-
-
-@dataclass(frozen=True)
-class Listing:
-    """What a comparison consists of: every method, with every value that is varied, with every seed."""
-
-    methods: tuple[str, ...]
-    recipe: Recipe
-    seeds: int = 1
-    vary: tuple[str, ...] = ()
-    """`key=value,value,...` for keys of the recipe."""
-    budgets: Budgets = CHEAPEST
-
-    def __post_init__(self):
-        twice = [m for m in self.methods if self.methods.count(m) > 1]
-        if not self.methods or twice or not 1 <= self.seeds <= 1000:
-            found = f"{twice[0]} is listed twice" if twice else f"{len(self.methods)} methods and {self.seeds} seeds"
-            raise ShoalError(
-                "bad-value", f"A comparison cannot be made: {found}.", "Give different methods and 1 to 1000 seeds."
-            )
-        for key in self.varied:
-            if key in ("method", "seed", "out", "rounds") or len(set(self.varied[key])) < len(self.varied[key]):
-                raise ShoalError(
-                    "bad-value", f"{key} cannot be varied like this.", "Give different values of another recipe key."
-                )
-
-    @property
-    def varied(self) -> dict[str, list[str]]:
-        """The values of each key that is varied."""
-        return {key: [v.strip() for v in values.split(",")] for key, values in from_text(list(self.vary)).items()}
-
-    def runs(self) -> dict[str, list[Recipe]]:
-        """By what they are called: the recipes, one per seed."""
-        variants = [dict(zip(self.varied, values)) for values in product(*self.varied.values())]
-        found: dict[str, list[Recipe]] = {}
-        for number, (method, other) in enumerate(product(self.methods, variants)):
-            label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
-            folder = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
-            place = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
-            own = self.recipe.revised(method=method, **other)
-            seeds = range(own.seed, own.seed + self.seeds)
-            found[label] = [replace(own, seed=s, out=f"{place}/seed-{s}" if place else "") for s in seeds]
-        return found
-
-
 def compare(
     methods: Sequence[str],
     recipe: Recipe,
@@ -211,40 +112,15 @@ def compare(
     return replace(played(runs, recipe.target, watch, workers), budgets=budgets)
 
 
-def go_on(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
+def go_on(
+    path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None, workers: int = 1
+) -> Comparison:
     """Finish a comparison that was broken off, or let all of it run longer; runs that are complete are only read."""
     listing = listed_in(path)
     if changes:
         listing = replace(listing, recipe=rebudgeted(listing.recipe, changes))
         write_list(path, listing)
-    return replace(played(listing.runs(), listing.recipe.target, watch), budgets=listing.budgets)
-
-
-def write_list(path: Path, listing: Listing) -> None:
-    """What a comparison consists of, as a file."""
-    own = replace(listing.recipe, method=listing.methods[0])
-    listed = f"methods = {toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {toml(listing.vary)}\n"
-    given = {key: getattr(listing.budgets, kind) for kind, key in LISTED.items()}
-    listed += "".join(f"{key} = {toml(budgets)}\n" for key, budgets in given.items() if budgets)
-    write_bytes(path / LIST, (listed + own.to_toml()).encode())
-
-
-def listed_in(path: Path) -> Listing:
-    """What the file in a comparison's folder says; its runs lie in that folder."""
-    found = from_file(path / LIST)
-    methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
-    budgets = {kind: found.pop(key, []) for kind, key in LISTED.items()}
-    texts = [methods, vary]
-    if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
-        raise ShoalError(
-            "damaged", f"{path / LIST} names no methods and seeds.", "Restore it, or start anew in another folder."
-        )
-    if not all(isinstance(given, list) for given in budgets.values()):
-        raise ShoalError(
-            "damaged", f"A budget in {path / LIST} is no list of costs.", "Restore it, or take that line out."
-        )
-    listed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
-    return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary), listed)
+    return replace(played(listing.runs(), listing.recipe.target, watch, workers), budgets=listing.budgets)
 
 
 def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher | None, workers: int = 1) -> Comparison:

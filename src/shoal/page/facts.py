@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from shoal.compare import CHEAPEST, Budgets, Comparison
+from shoal.budgets import CHEAPEST, Budgets
+from shoal.compare import Comparison
 from shoal.page.runs import METRICS, PLACES, Group, Run
 from shoal.plots import cause_colours, cause_order
 from shoal.recipe import toml

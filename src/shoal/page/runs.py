@@ -8,10 +8,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.compare import LIST, Budgets, listed_in
+from shoal.budgets import Budgets
 from shoal.core.errors import ShoalError
 from shoal.files import damaged, disk_errors
 from shoal.history import SUMMED, SUMMED_WHERE_TOLD, History, read_history
+from shoal.listing import LIST, listed_in
 from shoal.recipe import Recipe
 from shoal.store import Folder
 

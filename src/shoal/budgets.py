@@ -1,0 +1,62 @@
+"""Equal costs at which methods are compared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.ride import Result
+
+SPENT = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
+"""The columns of a history that count against a budget."""
+MOST = 1e30
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Equal costs at which methods are compared; of a kind that is not given, what the cheapest of them spent."""
+
+    seconds: tuple[float, ...] = ()
+    """Simulated seconds."""
+    bytes: tuple[float, ...] = ()
+    """Both ways together."""
+
+    def __post_init__(self):
+        for kind in SPENT:
+            given = getattr(self, kind)
+            for budget in given:
+                if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < MOST:
+                    raise ShoalError(
+                        "bad-value",
+                        f"A budget of {budget!r} {kind} is no cost that a run could keep within or exceed.",
+                        f"Give a number of {kind} above 0, such as {'900' if kind == 'seconds' else '5e9'}.",
+                    )
+            object.__setattr__(self, kind, tuple(sorted({float(b) for b in given})))
+
+    def __bool__(self) -> bool:
+        return bool(self.seconds or self.bytes)
+
+    def told(self) -> str:
+        """Where the budgets come from, in words."""
+        cheapest = [kind for kind in SPENT if not getattr(self, kind)]
+        own = "within what the cheapest method spent in all"
+        if not self:
+            return f"The last accuracy {own}."
+        return "The last accuracy within the budgets given" + "".join(f"; for {kind}, {own}" for kind in cheapest) + "."
+
+
+CHEAPEST = Budgets()
+
+
+def within(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
+    """What one method reached within a budget, which is given by seed."""
+    ends = [r.history.at_budget(budget[r.recipe.seed], *SPENT[kind]) for r in results]
+    there = [end for end in ends if end is not None]
+    return {
+        "cost": kind,
+        "budget": mean(budget.values()),
+        "accuracy": mean(there) if there else None,
+        "spread": stdev(there) if len(there) > 1 else None,
+        "seeds": len(there),
+    }

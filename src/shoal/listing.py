@@ -1,0 +1,86 @@
+"""What a comparison consists of, and the file that says so."""
+
+import re
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from shoal.budgets import CHEAPEST, SPENT, Budgets
+from shoal.core.errors import ShoalError
+from shoal.files import write_bytes
+from shoal.recipe import Recipe, from_file, from_text, toml
+
+LIST = "compare.toml"
+"""The name of the file."""
+LISTED = {kind: f"budget_{kind}" for kind in SPENT}
+"""The names of budgets in it."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a comparison consists of: every method, with every value that is varied, with every seed."""
+
+    methods: tuple[str, ...]
+    recipe: Recipe
+    seeds: int = 1
+    vary: tuple[str, ...] = ()
+    """`key=value,value,...` for keys of the recipe."""
+    budgets: Budgets = CHEAPEST
+
+    def __post_init__(self):
+        twice = [m for m in self.methods if self.methods.count(m) > 1]
+        if not self.methods or twice or not 1 <= self.seeds <= 1000:
+            found = f"{twice[0]} is listed twice" if twice else f"{len(self.methods)} methods and {self.seeds} seeds"
+            raise ShoalError(
+                "bad-value", f"A comparison cannot be made: {found}.", "Give different methods and 1 to 1000 seeds."
+            )
+        for key in self.varied:
+            if key in ("method", "seed", "out", "rounds") or len(set(self.varied[key])) < len(self.varied[key]):
+                raise ShoalError(
+                    "bad-value", f"{key} cannot be varied like this.", "Give different values of another recipe key."
+                )
+
+    @property
+    def varied(self) -> dict[str, list[str]]:
+        """The values of each key that is varied."""
+        return {key: [v.strip() for v in values.split(",")] for key, values in from_text(list(self.vary)).items()}
+
+    def runs(self) -> dict[str, list[Recipe]]:
+        """By what they are called: the recipes, one per seed."""
+        variants = [dict(zip(self.varied, values)) for values in product(*self.varied.values())]
+        found: dict[str, list[Recipe]] = {}
+        for number, (method, other) in enumerate(product(self.methods, variants)):
+            label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
+            folder = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
+            place = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
+            own = self.recipe.revised(method=method, **other)
+            seeds = range(own.seed, own.seed + self.seeds)
+            found[label] = [replace(own, seed=s, out=f"{place}/seed-{s}" if place else "") for s in seeds]
+        return found
+
+
+def write_list(path: Path, listing: Listing) -> None:
+    """What a comparison consists of, as a file."""
+    own = replace(listing.recipe, method=listing.methods[0])
+    listed = f"methods = {toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {toml(listing.vary)}\n"
+    given = {key: getattr(listing.budgets, kind) for kind, key in LISTED.items()}
+    listed += "".join(f"{key} = {toml(budgets)}\n" for key, budgets in given.items() if budgets)
+    write_bytes(path / LIST, (listed + own.to_toml()).encode())
+
+
+def listed_in(path: Path) -> Listing:
+    """What the file in a comparison's folder says; its runs lie in that folder."""
+    found = from_file(path / LIST)
+    methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
+    budgets = {kind: found.pop(key, []) for kind, key in LISTED.items()}
+    texts = [methods, vary]
+    if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
+        raise ShoalError(
+            "damaged", f"{path / LIST} names no methods and seeds.", "Restore it, or start anew in another folder."
+        )
+    if not all(isinstance(given, list) for given in budgets.values()):
+        raise ShoalError(
+            "damaged", f"A budget in {path / LIST} is no list of costs.", "Restore it, or take that line out."
+        )
+    listed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
+    return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary), listed)
