@@ -236,6 +236,19 @@ def read_or_refused(content: bytes, coded: bool) -> None:
 HEADER = 8 + int.from_bytes(HONEST[:8], "little")
 
 
+def spoil(content: bytearray, place: int, some: bytes, kind: int) -> None:
+    """Other bytes, more bytes, fewer bytes, or none from here on."""
+    match kind:
+        case 0:
+            content[place : place + len(some)] = some
+        case 1:
+            content[place:place] = some
+        case 2:
+            del content[place : place + 5]
+        case 3:
+            del content[place:]
+
+
 @settings(max_examples=2000)
 @given(st.data(), st.booleans())
 def test_a_fuzzed_answer_is_read_or_refused(data, coded):
@@ -244,15 +257,7 @@ def test_a_fuzzed_answer_is_read_or_refused(data, coded):
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, HEADER) | st.integers(0, len(content)))
         some = data.draw(st.binary(max_size=6))
-        match data.draw(st.integers(0, 3)):
-            case 0:
-                content[place : place + len(some)] = some
-            case 1:
-                content[place:place] = some
-            case 2:
-                del content[place : place + 5]
-            case 3:
-                del content[place:]
+        spoil(content, place, some, data.draw(st.integers(0, 3)))
     read_or_refused(bytes(content), coded)
 
 

@@ -8,6 +8,7 @@ from math import exp, log
 
 import pytest
 import torch
+from corners import corners
 from tiny_parts import CutOnce, HalfWidth
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from shoal.core.plan import WHOLE, Plan
 from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Optimiser, Scored
-from shoal.data.own import dataset_of
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
 from shoal.models.resnet import resnet
@@ -340,18 +340,6 @@ def test_memories_are_cut_along_when_the_model_is_pruned(part: Part):
 
 
 # whole runs ----------------------------------------------------------------------------------------------------------
-
-
-def corners(devices: int = 6) -> dict:
-    """Three classes around three corners, a device of one class and one of a single sample among them."""
-    generator = torch.Generator().manual_seed(0)
-
-    def some(labels: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.eye(3, 6)[labels] * 3 + torch.randn(len(labels), 6, generator=generator), labels
-
-    labels = [*(torch.arange(9 + 3 * d) % 3 for d in range(devices - 2)), torch.full((7,), 2), torch.tensor([1])]
-    own = dataset_of([some(y) for y in labels], test=some(torch.arange(60) % 3))
-    return {"data": own, "split": "owner", "devices": devices, "sample": devices, "batch": 4, "lr": 0.1, "model": "mlp"}
 
 
 @pytest.mark.parametrize(

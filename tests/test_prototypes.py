@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from corners import corners
 from tiny_parts import CutOnce, HalfWidth, ServerJoins
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from shoal.core.streams import Streams
 from shoal.core.train import Rule
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
-from shoal.data.own import dataset_of
 from shoal.engines.batched import Batched
 from shoal.models.lenet import lenet
 from shoal.parts.feddrop import FedDrop
@@ -272,21 +272,9 @@ def test_what_reads_the_features_never_moves():
 # whole runs ----------------------------------------------------------------------------------------------------------
 
 
-def blobs(devices: int = 6) -> dict:
-    """Three classes around three corners, a device of one class and one of a single sample among them."""
-    generator = torch.Generator().manual_seed(0)
-
-    def some(labels: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.eye(3, 6)[labels] * 3 + torch.randn(len(labels), 6, generator=generator), labels
-
-    labels = [*(torch.arange(9 + 3 * d) % 3 for d in range(devices - 2)), torch.full((7,), 2), torch.tensor([1])]
-    own = dataset_of([some(y) for y in labels], test=some(torch.arange(60) % 3))
-    return {"data": own, "split": "owner", "devices": devices, "sample": devices, "batch": 4, "lr": 0.1, "model": "mlp"}
-
-
 @pytest.mark.parametrize("method", ["fednh+fjord", "fednh+fedprox", "fednh(rho=0.5)+feddrop+topk"])
 def test_combinations_train_side_by_side(method: str, caplog: pytest.LogCaptureFixture):
-    setting = blobs() | {"rounds": 4, "precision": "float64"}
+    setting = corners() | {"rounds": 4, "precision": "float64"}
     ends = [shoal.run(method, engine=engine, **setting) for engine in ("serial", "batched")]
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
     for name, value in ends[0].params.items():
@@ -295,7 +283,7 @@ def test_combinations_train_side_by_side(method: str, caplog: pytest.LogCaptureF
 
 
 def test_devices_that_drop_out_do_not_matter():
-    found = shoal.run("fednh", rounds=4, failures=0.4, engine="batched", **blobs())
+    found = shoal.run("fednh", rounds=4, failures=0.4, engine="batched", **corners())
     assert any(row.get("dropped") for row in found.history.rows)
     torch.testing.assert_close(found.params["fc2.prototypes.weight"].norm(dim=1), torch.ones(3))
 
