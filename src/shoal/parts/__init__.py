@@ -14,8 +14,8 @@ PRESETS = {
     "fedjs": "feddh(lr_v=0.0, lr_b=0.0)",
     "fedacd_base": "fedacd(weights='uniform')",
     "fedduap": "feddu+fedap",
-    "feddum": "feddu+devicem+fedavgm(ema=True, start='first')",
-    "feddumap": "feddu+devicem+fedavgm(ema=True, start='first')+fedap",
+    "feddum": "feddu+devicem+fedavgm(beta=0.5, ema=True, start='first')",
+    "feddumap": "feddu+devicem+fedavgm(beta=0.5, ema=True, start='first')+fedap",
     "fedbr_ran": "fedbr(choose='random')",
     "serverm": "fedavgm",
 }
