@@ -23,7 +23,7 @@ def accuracies(result: shoal.Result) -> list[float]:
     return [row["accuracy"] for row in result.history.rows]
 
 
-def test_the_results_do_not_depend_on_how_many_processes_there_are():
+def test_the_results_do_not_depend_on_how_many_processes_there_are(capfd):
     seen: list[tuple[str, int, int]] = []
     one = compared(["fedavg", "scaffold"], seeds=2)
     two = compared(
@@ -37,6 +37,7 @@ def test_the_results_do_not_depend_on_how_many_processes_there_are():
             assert a.recipe == b.recipe and accuracies(a) == accuracies(b)
             assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
     assert sorted(seen) == sorted((m, s, n) for m in ("fedavg", "scaffold") for s in (0, 1) for n in (1, 2, 3))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_folders_are_those_of_any_comparison(tmp_path):
@@ -97,5 +98,5 @@ def test_processes_that_nobody_listens_to_any_more_end_by_themselves():
         far.close()
         started[near] = process
     assert all(end.poll(60) for end in started)
-    stop(started)
+    stop(started, list(started))
     assert [process.exitcode for process in started.values()] == [0, 0]

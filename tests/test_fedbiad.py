@@ -51,7 +51,7 @@ def some_text(words: int = 30) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     "part",
-    [FedBIAD(window=1), FedBIAD(0.3, combining="literal"), FedBIAD(combining="fill", early=0), FedBIAD(s_tilde=0.1)],
+    [FedBIAD(0.3, combining="literal"), FedBIAD(combining="fill", early=0), FedBIAD(s_tilde=0.1)],
     ids=str,
 )
 def test_laws_at_other_settings(part):

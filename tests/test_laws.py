@@ -61,7 +61,6 @@ OTHER_VALUES = [
     "datasharing(share=0.5)",
     "feddf(lr=0.01, steps=7, patience=3, batch=3)",
     "fedkt(epochs=1)",
-    "fedda(beta=0.3)",
     "fedda(beta=0.5, walk='momentum')",
     "moon(mu=1.0, temperature=0.1, width=5)",
     "moon(width=0)",

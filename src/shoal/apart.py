@@ -6,7 +6,7 @@ and trains side by side what it can; rounds are told to the parent, results are 
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
@@ -70,17 +70,17 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
     except KeyboardInterrupt:
         raise ShoalError("interrupted", "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
-        stop(started)
+        stop(started, open_ends)
 
 
-def stop(started: Mapping[Connection, BaseProcess]) -> None:
-    """All are told to stop, and what they still say is taken off their hands: a full pipe would hold them up."""
-    for process in started.values():
+def stop(started: Mapping[Connection, BaseProcess], busy: Collection[Connection]) -> None:
+    """The busy are told to stop, and what they still say is taken off their hands: a full pipe would hold them up."""
+    for process in (started[end] for end in busy):
         if process.is_alive() and process.pid:
             os.kill(process.pid, signal.SIGINT)
-    ends, until = set(started), perf_counter() + PATIENCE
+    ends, until = set(busy), perf_counter() + PATIENCE
     while ends and (ready := wait(list(ends), max(0.0, until - perf_counter()))):
-        ends -= {end for end in ready if isinstance(end, Connection) and silent(end)}
+        ends -= {end for end in ends if end in ready and silent(end)}
     for process in started.values():
         process.join(max(0.0, until - perf_counter()))
         if process.is_alive():
