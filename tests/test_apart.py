@@ -1,8 +1,11 @@
 """Runs of a comparison divided among processes: the same results, and every way in which a process can fail."""
 
+import signal
 import time
+from collections.abc import Callable
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +92,29 @@ def chatter(end: Connection) -> None:
         end.send(bytes(1_000_000))
 
 
+def sleeper(end: Connection) -> None:
+    """Say nothing."""
+    time.sleep(600)
+
+
+def spawned(target: Callable[[Connection], None]) -> tuple[Connection, BaseProcess]:
+    context = get_context("spawn")
+    near, far = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(far,), daemon=True)
+    process.start()
+    far.close()
+    return near, process
+
+
 def test_processes_that_nobody_listens_to_any_more_end_by_themselves():
-    context, started = get_context("spawn"), {}
-    for _ in range(2):
-        near, far = context.Pipe(duplex=False)
-        process = context.Process(target=chatter, args=(far,), daemon=True)
-        process.start()
-        far.close()
-        started[near] = process
+    started = dict(spawned(chatter) for _ in range(2))
     assert all(end.poll(60) for end in started)
-    stop(started, list(started))
+    stop(started, list(started), list(started))
     assert [process.exitcode for process in started.values()] == [0, 0]
+
+
+def test_processes_that_have_not_begun_end_at_once_and_in_silence(capfd):
+    started = dict(spawned(sleeper) for _ in range(2))
+    stop(started, list(started), [])
+    assert [process.exitcode for process in started.values()] == [-signal.SIGTERM] * 2
+    assert capfd.readouterr().err == ""

@@ -53,6 +53,7 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
         far.close()
         started[near] = process
     histories, open_ends = {recipe: History() for recipe in recipes}, set(started)
+    begun: set[Connection] = set()
     try:
         while open_ends:
             for end in wait(list(open_ends)):
@@ -63,6 +64,7 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
                 if message is None:
                     open_ends.discard(end)
                     continue
+                begun.add(end)
                 recipe, row = message
                 histories[recipe].append(row)
                 if watch:
@@ -70,14 +72,20 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
     except KeyboardInterrupt:
         raise ShoalError("interrupted", "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
-        stop(started, open_ends)
+        stop(started, open_ends, begun)
 
 
-def stop(started: Mapping[Connection, BaseProcess], busy: Collection[Connection]) -> None:
-    """The busy are told to stop, and what they still say is taken off their hands: a full pipe would hold them up."""
-    for process in (started[end] for end in busy):
+def stop(
+    started: Mapping[Connection, BaseProcess], busy: Collection[Connection], begun: Collection[Connection]
+) -> None:
+    """The busy are told to stop, and what they still say is taken off their hands: a full pipe would hold them up.
+
+    Those without a round yet have nothing to keep, and may be in the middle of an import: they are ended at once.
+    """
+    for end in busy:
+        process = started[end]
         if process.is_alive() and process.pid:
-            os.kill(process.pid, signal.SIGINT)
+            os.kill(process.pid, signal.SIGINT if end in begun else signal.SIGTERM)
     ends, until = set(busy), perf_counter() + PATIENCE
     while ends and (ready := wait(list(ends), max(0.0, until - perf_counter()))):
         ends -= {end for end in ends if end in ready and silent(end)}
@@ -112,7 +120,7 @@ def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
     torch.set_num_threads(threads)
-    with suppress(BrokenPipeError):  # nobody listens any more
+    with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:
             for group in alike(recipes):
                 brought_to_end(group, lambda recipe, row, history: end.send((recipe, row)))
