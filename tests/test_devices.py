@@ -16,6 +16,7 @@ from shoal.devices.keys import make_keys
 from shoal.devices.letters import Order, Stamp, answered, excused, outcome_of
 from shoal.devices.seat import Seat
 from shoal.models import build
+from shoal.runner import opened
 
 METHODS = {
     "fedavg": {"normalise": True},
@@ -55,6 +56,14 @@ def test_a_server_that_stopped_goes_on_with_what_devices_remember(tmp_path):
     with pytest.raises(ShoalError, match="Stopped after 2 rounds"):
         played(broken, Dies(there))
     assert rows(played(broken, Nearby(there))) == rows(whole)
+
+
+def test_a_run_on_real_devices_says_so_and_is_not_simulated_on(tmp_path):
+    result = played(recipe("fedavg", tmp_path / "run"), Nearby(seats(tmp_path)))
+    assert str(result.engine) == str(opened(tmp_path / "run").engine) == "flower, real devices"
+    with pytest.raises(ShoalError, match="real devices") as refusal:
+        shoal.resume(tmp_path / "run", rounds=4)
+    assert "shoal server" in refusal.value.advice
 
 
 def test_a_device_that_lost_its_memory_is_left_out_and_said_so(tmp_path):

@@ -60,6 +60,14 @@ def taken_up(
     """A run as its last checkpoint left it, about to go on."""
     folder = Folder.open(path)
     try:
+        pick = read_pick(folder.read_note("engine"))
+        if pick and pick.engine == "flower":
+            problem = (
+                f"The run in {path} trains on real devices, and this would train on samples of the recipe instead."
+            )
+            raise ShoalError(
+                "bad-value", problem, f"Use `shoal server RECIPE.toml --out {path}`, which goes on with it."
+            )
         recipe = rebudgeted(folder.recipe(), changes or {})
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, shelf)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
@@ -68,7 +76,7 @@ def taken_up(
         history = folder.tidy(found, assembly.memory)
         if changes:
             folder.revise(recipe)
-        pick = read_pick(folder.read_note("engine")) or settled(assembly)
+        pick = pick or settled(assembly)
         folder.note("engine", pick.to_dict())
     except BaseException:
         folder.close()

@@ -64,11 +64,13 @@ def conducted(
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
         loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})
+        pick = Pick("flower")
+        folder.note("engine", pick.to_dict())
     except BaseException:
         folder.close()
         raise
     standing = found.standing if found else None
-    ride = Ride(replace(assembly, loop=loop), Pick("serial"), folder, standing, history, watch)
+    ride = Ride(replace(assembly, loop=loop), pick, folder, standing, history, watch)
     return drive([ride], remote)[0]
 
 

@@ -60,6 +60,7 @@ class Pick:
             "batched": f"batched, {many} in a call",
             "pool": f"pool, {self.workers} processes with {many} in a call",
             "ray": f"ray, {f'the cluster at {self.address}' if self.address else 'on this machine'}, {many} in a call",
+            "flower": "flower, real devices",
         }[self.engine]
         return told + (", compiled" if self.compiled else "") + (f" ({self.why})" if self.why else "")
 
@@ -70,7 +71,8 @@ def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
         pick = Pick(**(found or {}))
     except TypeError:
         return None
-    sound = pick.engine in ("serial", "batched", "pool", "ray") and 0 < pick.width < 10**6 and 0 < pick.workers < 10**4
+    known = pick.engine in ("serial", "batched", "pool", "ray", "flower")
+    sound = known and 0 < pick.width < 10**6 and 0 < pick.workers < 10**4
     return pick if sound and isinstance(pick.address, str) else None
 
 

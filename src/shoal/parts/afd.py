@@ -41,7 +41,7 @@ class AFD(Part):
         require(self, f"rows among {', '.join(KINDS)}", not self.rows or {*self.rows.split(",")} <= {*KINDS})
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, self.axes(round.net), "" if self.filters else "Write filters=True. ")
+        require_axes(self, round.net, self.axes(round.net), "" if self.filters else "filters=True")
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from math import isfinite
 
 from shoal.core.errors import ShoalError
+from shoal.core.net import Net
 from shoal.core.part import Part
 from shoal.core.plan import Axis
 from shoal.core.types import Round
@@ -19,12 +21,20 @@ def require(part: Part, rule: str, holds: bool) -> None:
         raise ValueError(f"{part.name()} needs {rule}, got {given}")
 
 
-def require_axes(part: Part, axes: Sequence[Axis], more: str = "") -> None:
-    """Refuse a model of which a part could leave nothing out."""
-    if not axes:
-        problem = f"{part.name()} leaves out units, and this model has none that it could leave out."
-        advice = 'Use lenet, cnn, vgg11, resnet18, lstm or vit; for a module of your own install "shoal[axes]".'
-        raise ShoalError("bad-part", problem, f"{more}{advice}")
+def require_axes(part: Part, net: Net, usable: Sequence[Axis], widen: str = "") -> None:
+    """Refuse a model of which a part could leave nothing out.
+
+    `usable` are those of the model's axes that the part may cut; `widen` is the option that lets it cut the others.
+    """
+    if usable:
+        return
+    advice = "Use lenet, cnn, vgg11, resnet18, lstm or vit."
+    if net.axes:
+        advice = f"Write {widen}." if widen else advice
+    elif find_spec("torch_pruning") is None:
+        advice += ' For a module of your own install "shoal[axes]".'
+    problem = f"{part.name()} leaves out units, and this model has none that it could leave out."
+    raise ShoalError("bad-part", problem, advice)
 
 
 def require_server(part: Part, round: Round, use: str) -> None:

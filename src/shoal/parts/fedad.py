@@ -56,7 +56,7 @@ class FedAD(Part):
         require(self, "patience and force from 0 up", all(0 <= n < MANY for n in (self.patience, self.force)))
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, round.net.axes)
+        require_axes(self, round.net, round.net.axes)
         return {"scores": {}, "rate": -1.0, "asking": False, "change": -1.0, "best": -1.0, "since": 0}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

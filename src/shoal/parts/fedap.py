@@ -51,7 +51,7 @@ class FedAP(Part):
         return card | {"labels": counted(samples, net.classes)}
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, filters_of(round.net))
+        require_axes(self, round.net, filters_of(round.net))
         return {"done": False, "labels": met({}, round)}
 
     def due(self, state: Tree, round: Round) -> bool:

@@ -23,7 +23,7 @@ from shoal.parts.posterior import deviation
 class FedBIAD(Part):
     """Drops the share `rate` of the rows of every matrix, trains the others and sends those alone.
 
-    Up to round `stage` the rows are drawn by chance, and drawn again whenever the sum of the last `window` losses is
+    Up to round `early` the rows are drawn by chance, and drawn again whenever the sum of the last `window` losses is
     above that of the `window` before; rows score where the loss fell. Later a device keeps the rows that scored best.
     Weights are drawn around their means with the deviation of the posterior, or with `s_tilde` where that is not
     negative. `combining` is over the `holders` of a row; `literal`, as printed, counts a dropped row as 0, and

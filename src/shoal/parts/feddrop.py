@@ -42,7 +42,7 @@ class FedDrop(Part):
         return axes_to_drop(net, self.filters, self.rows)
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, self.axes(round.net), "" if self.filters else "Write filters=True. ")
+        require_axes(self, round.net, self.axes(round.net), "" if self.filters else "filters=True")
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

@@ -41,7 +41,7 @@ class FedMP(Part):
         require(self, "explore >= 0 and 0 < discount <= 1", self.explore >= 0 and 0 < self.discount <= 1)
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, round.net.axes)
+        require_axes(self, round.net, round.net.axes)
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

@@ -46,7 +46,7 @@ class HeteroFL(Part):
         return self.mask_loss
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, round.net.axes)
+        require_axes(self, round.net, round.net.axes)
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

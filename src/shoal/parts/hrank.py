@@ -29,7 +29,7 @@ class HRank(Part):
         require(self, "at and images from 1 up", 0 < self.at < MANY and 0 < self.images < MANY)
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, filters_of(round.net))
+        require_axes(self, round.net, filters_of(round.net))
         require_server(self, round, "looks at")
         return {"done": False}
 

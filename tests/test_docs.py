@@ -1,0 +1,148 @@
+"""The documentation says what the program does: whatever can be compared or run, is."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from doc_blocks import differ, run_page
+from torch import nn
+
+import shoal
+from shoal.core.errors import REGISTRY
+from shoal.data.dataset import DATASETS
+from shoal.data.sources import SOURCES
+from shoal.data.splits import SPLITS
+from shoal.fleet.fleets import FORMS
+from shoal.models import MODELS, describe
+from shoal.parts import PRESETS, shipped
+from shoal.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def table_rows(page: str, header: str) -> list[list[str]]:
+    """The cells of every table of a page whose first line begins like this."""
+    tables = re.findall(rf"^\| {re.escape(header)} \|.*\n\|[-| :]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for table in tables for line in table.splitlines()]
+
+
+def as_shown(value: object) -> set[str]:
+    """The ways in which a page may write a default."""
+    if isinstance(value, str):
+        return {f'"{value}"', f"`{value}`", f'`"{value}"`'} | ({"none", '`""`'} if value == "" else set())
+    if isinstance(value, bool):
+        return {str(value), f"`{str(value).lower()}`"}
+    if isinstance(value, tuple):
+        return {f"`{list(value)}`"}
+    return {str(value), f"`{value}`"} | ({str(int(value))} if value == int(value) else set())
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_methods_page_lists_its_options_with_their_defaults(name):
+    page = (DOCS / f"methods/{name}.md").read_text()
+    told: dict[str, str] = {}
+    for cells in table_rows(page, "option"):
+        names = re.findall(r"`(\w+)`", cells[0])
+        values = [v.strip() for v in cells[1].split(", ")] if len(names) > 1 else [cells[1]]
+        told |= dict(zip(names, values * len(names) if len(values) == 1 else values))
+    known = {f.name: f.default for f in fields(shipped()[name])}
+    assert told.keys() == known.keys()
+    wrong = {k: (v, known[k]) for k, v in told.items() if v not in as_shown(known[k])}
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_parts_docstring_names_options_that_exist(name):
+    part = shipped()[name]
+    options = {f.name: f.type for f in fields(part)}
+    words = set(re.findall(r"`([A-Za-z_]\w*)`", part.__doc__ or "")) - options.keys()
+    texts = [option for option, kind in options.items() if kind is str]
+
+    def accepted(option: str, word: str) -> bool:
+        try:
+            part(**{option: word})
+        except ValueError:
+            return False
+        return True
+
+    unknown = {word for word in words if not any(accepted(option, word) for option in texts)}
+    assert not unknown
+
+
+def test_every_method_is_in_both_lists():
+    for page in ("README.md", "docs/methods/index.md"):
+        text = (ROOT / page).read_text()
+        absent = [name for name in shipped() | PRESETS if f"`{name}" not in text]
+        assert not absent, page
+
+
+def test_exit_codes_are_those_of_the_registry():
+    rows = table_rows((DOCS / "reference/exit-codes.md").read_text(), "code")
+    told = {int(cells[0]): (cells[1].strip("`"), cells[2]) for cells in rows if cells[0] != "0"}
+    assert told == {kind.code: (kind.name, kind.meaning) for kind in REGISTRY.values()}
+
+
+def test_recipe_keys_are_listed_with_their_defaults():
+    rows = table_rows((DOCS / "how-to/recipes.md").read_text(), "key")
+    told = {cells[0].strip("`"): cells[1] for cells in rows}
+    known = {f.name: f.default for f in fields(Recipe)}
+    assert told.keys() == known.keys()
+    wrong = {k: (v, known[k]) for k, v in told.items() if v not in as_shown(known[k])}
+    assert not wrong
+
+
+def test_recipe_keys_name_everything_there_is_to_choose_from():
+    rows = {cells[0].strip("`"): cells[2] for cells in table_rows((DOCS / "how-to/recipes.md").read_text(), "key")}
+    for key, names in {"data": DATASETS | SOURCES, "model": MODELS, "split": SPLITS, "fleet": FORMS}.items():
+        absent = [name for name in names if not re.search(rf"`{name}\b", rows[key])]
+        assert not absent, key
+    engines = next(f for f in fields(Recipe) if f.name == "engine").metadata["among"]
+    absent = [name for name in engines if f"`{name}`" not in rows["engine"]]
+    assert not absent
+
+
+def test_the_first_page_names_every_engine():
+    engines = set(next(f for f in fields(Recipe) if f.name == "engine").metadata["among"]) - {"auto"}
+    last = (DOCS / "index.md").read_text().rpartition("Version")[2]
+    assert {e for e in engines if f"`{e}`" in last} == engines
+
+
+def test_models_are_listed_with_their_counts():
+    rows = table_rows((DOCS / "reference/models.md").read_text(), "name")
+    told = {cells[0].strip("`"): tuple(int(c.replace(",", "")) for c in cells[2:4]) for cells in rows}
+    assert told == {name: describe(name) for name in MODELS}
+
+
+@pytest.mark.parametrize("name", ["feddrop", "fjord", "heterofl", "afd", "fedmp", "fedad", "fedap"])
+def test_a_model_without_axes_is_refused_as_the_page_says(name):
+    text = (DOCS / f"methods/{name}.md").read_text()
+    assert "A model without axes is refused." in text
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(shoal.ShoalError) as refusal:
+        shoal.run(name, model=module, rounds=1, engine="serial")
+    assert refusal.value.kind.name == "bad-part"
+    assert "shoal[axes]" not in refusal.value.advice  # it is installed: there is nothing to find
+
+
+def test_who_has_axes_is_not_told_to_install_what_finds_them():
+    filters_only = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    with pytest.raises(shoal.ShoalError) as refusal:
+        shoal.run("feddrop", model=filters_only, rounds=1, engine="serial")
+    assert refusal.value.advice == "Write filters=True."
+
+
+def test_what_the_tutorial_shows_is_what_comes_out(tmp_path):
+    page = (DOCS / "tutorial.md").read_text()
+    for block, printed in run_page(page, tmp_path):
+        if block.shown is not None:
+            assert not differ(block.shown, printed), block.body
+
+
+def test_a_changed_output_is_seen():
+    shown = "accuracy  0.6472\nwall time  5.12 s\n"
+    assert not differ(shown, "accuracy  0.6479\nwall time  1 min\n")
+    assert differ(shown, "accuracy  0.7472\nwall time  5.12 s\n")
+    assert differ(shown, "precision  0.6472\nwall time  5.12 s\n")
+    assert differ(shown, "accuracy  0.6472\n")
