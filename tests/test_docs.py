@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doc_blocks import differ, run_page
@@ -28,7 +29,7 @@ def table_rows(page: str, header: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for table in tables for line in table.splitlines()]
 
 
-def as_shown(value: object) -> set[str]:
+def as_shown(value: Any) -> set[str]:
     """The ways in which a page may write a default."""
     if isinstance(value, str):
         return {f'"{value}"', f"`{value}`", f'`"{value}"`'} | ({"none", '`""`'} if value == "" else set())
