@@ -83,7 +83,8 @@ def run_page(page: str, folder: Path) -> Iterator[tuple[Block, str]]:
 
 def differ(shown: str, printed: str) -> str:
     """Where two outputs tell different things; measured times do not count, decimals may be off by a fiftieth."""
-    left, right = ([MEASURED.sub("", line).strip() for line in text.strip().splitlines()] for text in (shown, printed))
+    lines = ((MEASURED.sub("~", line).strip() for line in text.splitlines()) for text in (shown, printed))
+    left, right = ([line for line in own if line] for own in lines)
     if len(left) != len(right):
         return f"{len(left)} lines are shown, {len(right)} were printed:\n{printed}"
     for old, new in zip(left, right):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_blocks import differ, run_page
+from doc_blocks import Block, differ, run_block, run_page
 from torch import nn
 
 import shoal
@@ -134,11 +134,20 @@ def test_who_has_axes_is_not_told_to_install_what_finds_them():
     assert refusal.value.advice == "Write filters=True."
 
 
-def test_what_the_tutorial_shows_is_what_comes_out(tmp_path):
-    page = (DOCS / "tutorial.md").read_text()
-    for block, printed in run_page(page, tmp_path):
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_what_a_page_shows_is_what_comes_out(page, tmp_path):
+    for block, printed in run_page((ROOT / page).read_text(), tmp_path):
         if block.shown is not None:
             assert not differ(block.shown, printed), block.body
+
+
+def test_the_readme_shows_what_make_demo_prints(tmp_path):
+    recipe = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
+    command = recipe.split("$(SHOAL) ")[1].replace("\\\n", " ").strip()
+    printed, _ = run_block(Block("sh", f"shoal {command}", False, None), tmp_path, "")
+    shown = (ROOT / "README.md").read_text().split("`make demo` prints\n\n```text\n")[1].split("```")[0]
+    tables = printed.split("The last accuracy within")[0]
+    assert not differ(shown, tables)
 
 
 def test_a_changed_output_is_seen():
