@@ -217,7 +217,9 @@ def test_batch_norm_moves_its_buffers_as_an_ordinary_module_does():
 
 
 @pytest.mark.parametrize(
-    "optimiser", [Optimiser(), Optimiser(0.9), Optimiser(0.5, 0.01), Optimiser(0, 0, 0.1)], ids=str
+    "optimiser",
+    [Optimiser(), Optimiser(0.9), Optimiser(0.5, 0.01), Optimiser(0, 0, 0.1), Optimiser(0.9, 0.1, 0.1)],
+    ids=str,
 )
 def test_training_equals_a_plain_pytorch_loop(optimiser):
     net = build("lenet", (1, 8, 8), 10, seed=1)

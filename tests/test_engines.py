@@ -2,6 +2,7 @@
 
 import json
 import logging
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import shoal
 from shoal.assemble import assemble
 from shoal.core import tree
+from shoal.core.types import SERVER, Samples
 from shoal.engines import pick as picking
 from shoal.engines.batched import Batched, roomy
 from shoal.engines.convolve import MANY, convolved, multiplied, reformed, turned_back
@@ -167,6 +169,45 @@ def test_a_model_that_cannot_be_vectorised_falls_back_with_one_line(caplog):
         agrees(Batched(3), tolerance=0.0, model=own(Branching()))
     lines = [r.getMessage() for r in caplog.records if r.name == "shoal"]
     assert len(set(lines)) == 1 and "cannot be vectorised" in lines[0] and "one after the other" in lines[0]
+
+
+# the optimiser --------------------------------------------------------------------------------------------------------
+def trained_by_torch(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> dict[str, Tensor]:
+    """Where torch's own clipping and SGD take a module in so many steps on all samples at once."""
+    module = deepcopy(module)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(steps):
+        sgd.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        assert nn.utils.clip_grad_norm_(module.parameters(), 0.2) > 0.2
+        sgd.step()
+    return {k: v.detach() for k, v in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("crew", [Serial, lambda: Batched(1), lambda: Batched(3)], ids=["serial", "one", "batched"])
+def test_clipping_decay_and_momentum_are_those_of_torch(crew):
+    """On devices and in the server's own training: gradients are clipped, the decay that is added to them is not."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = [(3 * torch.randn(n, 5), torch.randint(0, 3, (n,))) for n in (10, 15, 25)]
+    given = shoal.handed_over({"model": module, "data": data})
+    setting: dict[str, Any] = {"split": "owner", "devices": 3, "sample": 3, "batch": 32, "steps": "4"}
+    setting |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip": 0.2, "server_data": "share:0.2"}
+    assembly = assemble(Recipe().revised(**SMALL | given | setting))
+    loop = assembly.loop
+    assert isinstance(loop.engine, Machine) and loop.server is not None
+    loop.engine.crew = crew()
+
+    def by_torch(samples: Samples) -> dict[str, Tensor]:
+        batch = samples.all()
+        return trained_by_torch(module, batch.inputs, batch.targets[0][0], 4)
+
+    alone = [by_torch(loop.engine.site.samples(device)) for device in range(3)]
+    shares = (loop.sizes / loop.sizes.sum()).tolist()
+    standing, _ = loop.play(loop.start(assembly.net), 0)
+    assert apart(standing.params, {k: sum(s * one[k] for s, one in zip(shares, alone)) for k in standing.params}) < 1e-9
+    learnt = loop.engine.learn(assembly.net.initial, loop.work(0, SERVER), 0)
+    assert apart(learnt, by_torch(loop.server)) < 1e-9
 
 
 # padding, cohorts, memory ---------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ def test_local_steps_momentum_decay_and_clip():
     assert one_weight([], [[1]], steps=lambda _: 2, optimiser=Optimiser(weight_decay=1.0))[0] == pytest.approx([0.18])
     # a gradient of norm 7 is clipped to 2
     assert one_weight([], [[7]], optimiser=Optimiser(clip=2.0))[0] == pytest.approx([0.2], rel=1e-6)
-    # decay comes before clipping: the second gradient is (0.1 - 1) + 3 * 0.1 = -0.6, within the bound of 0.8
+    # clipping comes before decay: the gradients -1 and -0.92 both become -0.8, then 3 * 0.08 is added to the second
     sent = one_weight([], [[1]], steps=lambda _: 2, optimiser=Optimiser(weight_decay=3.0, clip=0.8))[0]
-    assert sent == pytest.approx([0.08 + 0.1 * (0.92 - 3 * 0.08)], rel=1e-5)
+    assert sent == pytest.approx([0.08 + 0.1 * (0.8 - 3 * 0.08)], rel=1e-5)
 
 
 def test_fedprox_pulls_back_to_the_anchor():

@@ -68,7 +68,7 @@ Gradient = Callable[[Scorer, Params, Batch], tuple[Params, Scored]]
 
 
 def advance(rule: Rule, course: Course, batch: Batch, scene: Scene, gradient: Gradient) -> tuple[Course, Scored]:
-    """One step: gradient, weight decay, clipping, the parts in their order, the optimiser, last the masks."""
+    """One step: gradient, clipping, weight decay, the parts in their order, momentum, last the masks."""
     params, buffers, velocity, states = course
     optimiser, method = rule.optimiser, rule.method
 
@@ -81,10 +81,10 @@ def advance(rule: Rule, course: Course, batch: Batch, scene: Scene, gradient: Gr
         scorer = part.objective(scorer, seen_by(part.name()))
     update, scored = gradient(scorer, params, batch)
 
-    if given(optimiser.weight_decay):
-        update = {k: u + optimiser.weight_decay * params[k] for k, u in update.items()}
     if given(optimiser.clip):
         update = clipped(update, optimiser.clip)
+    if given(optimiser.weight_decay):
+        update = {k: u + optimiser.weight_decay * params[k] for k, u in update.items()}
     for part in method.at("step"):
         name = part.name()
         update, state = part.step(update, states[name], scored, seen_by(name))
