@@ -404,6 +404,16 @@ def test_sweeps_of_numbers_side_by_side_give_what_they_give_alone():
     assert len(losses) == 12, "all of them must differ"
 
 
+@pytest.mark.parametrize("vary", ["clip=0,0.7", "momentum=0,0.5", "weight_decay=0,0.1"])
+def test_a_sweep_may_begin_at_none_at_all(vary, caplog):
+    """0 is no bound and no momentum, beside other values too."""
+    setting = dict(SWEEP, rounds=2)
+    both = shoal.compare(["fedavg"], vary=[vary], engine="batched", **setting)
+    apart = shoal.compare(["fedavg"], vary=[vary], engine="serial", **setting)
+    same_histories(histories(both), histories(apart))
+    assert "cannot be vectorised" not in caplog.text
+
+
 def test_runs_that_differ_in_numbers_share_programs(monkeypatch):
     made: list[int] = []
     trace = traced

@@ -89,7 +89,7 @@ def advance(rule: Rule, course: Course, batch: Batch, scene: Scene, gradient: Gr
         name = part.name()
         update, state = part.step(update, states[name], scored, seen_by(name))
         states = states | {name: state}
-    if given(optimiser.momentum):
+    if velocity:
         update = velocity = {k: optimiser.momentum * velocity[k] + u for k, u in update.items()}
     for mask in (scene.mask, *masks_in(states)):
         update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
@@ -151,9 +151,13 @@ def given(number: float | Tensor) -> bool:
     return isinstance(number, Tensor) or number != 0
 
 
-def clipped(update: Params, bound: float) -> Params:
+def clipped(update: Params, bound: float | Tensor) -> Params:
+    """An update of at most this norm; a bound of 0, as one of several lanes may have it, is none."""
     norm = torch.stack([u.square().sum() for u in update.values()]).sum().sqrt()
-    return tree.scale(update, (bound / (norm + 1e-6)).clamp(max=1.0))
+    factor = (bound / (norm + 1e-6)).clamp(max=1.0)
+    if isinstance(bound, Tensor):
+        factor = torch.where(bound > 0, factor, torch.ones_like(factor))
+    return tree.scale(update, factor)
 
 
 def masks_in(states: dict[str, Tree]):
