@@ -72,7 +72,7 @@ class FedBIAD(Part):
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
         """Another pattern, should it be needed, and what shakes the weights, where that changes any."""
-        like, due = device.anchor[device.net.trainable[0]], device.round < self.early and self.due(step + 1)
+        like, due = device.anchor[device.net.trainable[0]], device.round < self.early and self.due(step)
         make = (lambda size: best(None, size, self.rate, generator)) if due else blank
         drawn = {g.name: make(g.size).to(like) for g in self.groups(device.net)}
         size = self.s_tilde if self.s_tilde >= 0 else deviation(device.net, self.rate, device.round)
@@ -82,9 +82,9 @@ class FedBIAD(Part):
                 drawn[f"noise {name}"] = size * torch.randn(shape, generator=generator).to(like)
         return drawn
 
-    def due(self, done):
-        """Whether the trend is looked at after so many steps; they may be a number or a tensor."""
-        return (done >= 2 * self.window) & (done % self.window == 0)
+    def due(self, step):
+        """Whether the trend is looked at after this step, counted from 0; it may be a number or a tensor."""
+        return (step >= 2 * self.window) & (step % self.window == 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def masked(params: Params, batch: Batch) -> Scored:
@@ -96,9 +96,9 @@ class FedBIAD(Part):
 
     def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
         losses = torch.cat((state["losses"][1:], scored.loss.detach().reshape(1).to(state["losses"].dtype)))
-        done, steps = local.numbers["step"] + 1, local.numbers["steps"]
+        step, steps = local.numbers["step"], local.numbers["steps"]
         rose = ~(losses[self.window :].sum() <= losses[: self.window].sum())
-        due = self.due(done) & (done < steps) & (state["early"] > 0)
+        due = self.due(step) & (step + 1 < steps) & (state["early"] > 0)
         kept, scores = {}, {}
         for name, own in state["kept"].items():
             other = local.draws[name]
