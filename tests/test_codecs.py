@@ -330,11 +330,11 @@ def test_dgc_counts_12_bytes_for_each_element_as_its_users_do():
 
 
 def test_dgc_warms_up():
+    """With rounds from 0, as in the code it comes from: 75 % are left out up to round 20, 99.9 % from round 50 on."""
     part = DGC()
-    rounds = (0, 19, 20, 29, 30, 39, 40, 49, 50, 1000)
-    assert [part.ratio_in(r) for r in rounds] == [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [0.00390625] * 2 + [
-        0.001
-    ] * 2
+    stages = {0.25: (0, 20), 0.0625: (21, 29), 0.015625: (30, 39), 0.00390625: (40, 49), 0.001: (50, 1000)}
+    assert {part.ratio_in(r): (r, s) for r, s in stages.values()} == stages
+    assert all(part.ratio_in(first) == part.ratio_in(last) for first, last in stages.values())
     assert DGC(0.1).ratio_in(25) == 0.1 and DGC(warmup="").ratio_in(0) == 0.001
 
 

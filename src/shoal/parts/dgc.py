@@ -26,7 +26,7 @@ class DGC(Part):
     ratio: float = 0.001
     momentum: float = 0.9
     clip: float = 0.0
-    warmup: str = "20,30,40,50"
+    warmup: str = "21,30,40,50"
     positions: str = "64"
 
     def __post_init__(self):
