@@ -225,13 +225,20 @@ def test_the_simulated_clock_gives_the_papers_times(seconds, rounds, published):
 # GMBS ---------------------------------------------------------------------------------------------------------------
 def test_a_choice_by_hand():
     arm = {"p": [0.1, 0.5, 0.2], "n": [0.0, 3.0, 1.0]}
-    bonus = sqrt(log(5))
+    bonus = sqrt(log(6))
     assert max(0.1 + bonus, 0.5 + bonus / 4, 0.2 + bonus / 2) == 0.1 + bonus and picked(arm, 4) == 1
     assert picked(counted(counted(arm, 1), 1), 4) == 3
     assert rewarded(arm, 2, 1.0, 0.5)["p"] == [0.1, 0.75, 0.2]
 
 
-@given(st.integers(2, 6), st.integers(1, 30))
+def test_the_bonus_counts_rounds_from_1():
+    """Round 1 of the run is the paper's t = 2: sqrt(ln 3) = 1.048 for what was never tried, 0.5 + 1.048 / 2 = 1.024 for
+    what was tried once and paid 0.5; in round 0, t = 1, it is sqrt(ln 2) = 0.833 and 0.916."""
+    arm = {"p": [0.0, 0.5], "n": [0.0, 1.0]}
+    assert [picked(arm, number) for number in (0, 1)] == [2, 1]
+
+
+@given(st.integers(2, 6), st.integers(0, 30))
 def test_the_first_choices_are_all_different_while_nothing_is_known(arms, start):
     arm, seen = fresh(arms), []
     for number in range(start, start + arms):
