@@ -6,14 +6,16 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import shoal
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
 from shoal.core.divergence import degrees, divergence
+from shoal.core.net import Net
 from shoal.core.standing import Register
 from shoal.core.tree import Params
 from shoal.core.types import Outcome, Reply, Round, Samples
@@ -283,6 +285,42 @@ def test_what_cannot_be_estimated_is_even():
     broken = {k: v * torch.nan for k, v in net.initial.items()}
     samples = Samples(torch.ones(3, 4), torch.arange(3), torch.arange(3))
     assert estimated(net, broken, samples, 4.0).tolist() == [1 / 3] * 3
+
+
+def slopes_of(*lengths: float) -> tuple[Net, Samples]:
+    """A model whose loss on the one sample of class c has a gradient of this length in its only weight, at 0."""
+
+    class Steep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = F.one_hot(x[:, 1].long(), len(lengths))
+            return own * x[:, :1] * self.weight
+
+    steps = [length * len(lengths) / (len(lengths) - 1) for length in lengths]
+    inputs = torch.tensor([[s, c] for c, s in enumerate(steps)], dtype=torch.float64)
+    samples = Samples(inputs, torch.arange(len(lengths)), torch.arange(len(lengths)))
+    return Net(Steep(), (2,), len(lengths)), samples
+
+
+def test_shares_by_hand():
+    """Squared slopes 1, 4 and 4: u = (1, 1/4, 1/4) over their mean of 1/2."""
+    net, samples = slopes_of(1.0, 2.0, 2.0)
+    expected = torch.softmax(torch.tensor([2.0, 0.5, 0.5]).double(), 0)
+    torch.testing.assert_close(estimated(net, net.initial, samples, 1.0), expected)
+    # without a sample of the last class nothing is known of it: u = (1, 1/4, 0) over 5/12
+    known = Samples(samples.inputs, samples.targets, torch.arange(2))
+    expected = torch.softmax(torch.tensor([12 / 5, 3 / 5, 0.0]).double(), 0)
+    torch.testing.assert_close(estimated(net, net.initial, known, 1.0), expected)
+
+
+@pytest.mark.parametrize("length", [1e200, torch.nan])
+@pytest.mark.parametrize("literal", [False, True])
+def test_a_gradient_that_is_not_finite_makes_the_shares_even(length, literal):
+    net, samples = slopes_of(1.0, length, 2.0)
+    assert estimated(net, net.initial, samples, 4.0, literal).tolist() == [1 / 3] * 3
 
 
 def test_labels_are_counted_at_every_position():

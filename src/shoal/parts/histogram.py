@@ -37,20 +37,22 @@ def met(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
 def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:
     """The share of each class, from how steep the loss on it is: a model is flat where it was trained.
 
-    The printed formula, a softmax of the squared norms themselves, says the opposite; it is kept under `literal`.
+    Even shares where any loss is so steep that it is no number; a class without samples counts as infinitely steep. The
+    printed formula, a softmax of the squared norms themselves, says the opposite; it is kept under `literal`.
     """
     targets = samples.targets[samples.index.to(samples.targets.device)].cpu()
-    steep = torch.zeros(net.classes, dtype=torch.float64)
+    steep = torch.full((net.classes,), torch.inf, dtype=torch.float64)
+    even = torch.full_like(steep, 1 / net.classes)
     for label in range(net.classes):
         rows = samples.index[(targets == label).reshape(len(targets), -1).any(1)]
         if len(rows):
             own = slope(net, params, Samples(samples.inputs, samples.targets, rows))
             steep[label] = torch.stack([g.double().square().sum() for g in own.values()]).sum().cpu()
-        else:
-            steep[label] = torch.inf
+            if not steep[label].isfinite():
+                return even
     flat = 1 / (steep + 1e-12)
     shares = torch.softmax(steep if literal else beta * flat / flat.mean(), 0)
-    return shares if bool(shares.isfinite().all()) else torch.full_like(shares, 1 / net.classes)
+    return shares if bool(shares.isfinite().all()) else even
 
 
 def degrees_of(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[list[float], float]:
