@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import floor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 import shoal
 from shoal.core.compose import compose
 from shoal.core.counting import counted
+from shoal.core.divergence import degree_against, degrees
 from shoal.core.expression import parse
 from shoal.core.net import Net
 from shoal.core.plan import Plan
@@ -19,6 +21,7 @@ from shoal.models.lenet import lenet
 from shoal.parts import shipped
 from shoal.parts.fedap import FedAP
 from shoal.parts.filters import filters_of, kept_filters, layer_rates
+from shoal.parts.histogram import counted as labels_of
 from shoal.parts.histogram import degrees_of
 from shoal.parts.hrank import HRank
 from shoal.parts.scores import scores
@@ -67,6 +70,29 @@ def test_of_equal_ranks_the_strongest_filters_stay():
     params["conv1.weight"] = params["conv1.weight"] * torch.tensor([1.0, 9.0, 2.0, 8.0, 3.0, 7.0]).view(-1, 1, 1, 1)
     ranks = {a.name: torch.ones(a.size) for a in net.axes}
     assert kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize("size, stays", [(1, 1), (2, 1), (3, 1)])
+def test_the_last_filter_of_a_layer_stays(size, stays):
+    net = lenet(SHAPE, 10)
+    small = net.cut(Plan({"conv1": torch.arange(size)}))
+    ranks = {a.name: torch.ones(a.size) for a in small.axes}
+    kept = kept_filters(small, small.initial, ranks, {"conv1": 1.0, "conv2": 0.0}).get("conv1", torch.arange(size))
+    assert len(kept) == stays
+
+
+def test_a_curvature_that_is_not_finite_is_not_counted():
+    """The server's here; a device whose own is not finite sends none."""
+    part = FedAP(at=1)
+    loop, net = tiny_run(compose([part]), (6, 3))
+    asked = loop.ask(loop.start(net), 0)
+    outcomes = loop.engine.fit(asked.wanted)
+    replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
+    round = replace(asked.round, replies=replies, params={k: v * float("nan") for k, v in net.initial.items()})
+    state = {"labels": {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}}
+    silent = [replace(r, report={}) for r in replies]
+    assert part.mean(state, round) == part.mean(state, replace(round, server=None))
+    assert part.mean(state, replace(round, replies=silent)) is None
 
 
 @pytest.mark.parametrize("model, rate", [("lenet", 0.378), ("cnn", 0.378), ("vgg11", 0.72), ("resnet18", 0.5)])
@@ -155,6 +181,26 @@ def test_rates_are_weighed_by_samples_and_likeness():
     degrees, _ = degrees_of(labels, [0, 1])
     weights = [6 / (degrees[0] + 0.01), 3 / (degrees[1] + 0.01)]
     assert mean == pytest.approx((weights[0] * told[0] + weights[1] * told[1]) / sum(weights))
+
+
+def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
+    part = FedAP(at=1, epsilon=0.01)
+    loop, net = tiny_run(compose([part]), (6, 3))
+    asked = loop.ask(loop.start(net), 0)
+    round = replace(asked.round, replies=[], params=asked.round.anchor)
+    assert round.server is not None
+    seed = int(round.generator("server").integers(2**62))
+    own = part.share(net, round.anchor, round.anchor, round.server, torch.Generator().manual_seed(seed))
+    assert own is not None
+    told = {0: 0.1, 1: 0.3}
+    asked_two = loop.post.replies(asked.jobs, loop.engine.fit(asked.wanted), asked.round, set())[0]
+    replies = [replace(r, report={"fedap": {"rate": torch.tensor(told[r.device])}}) for r in asked_two]
+    labels = {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}
+    counts = labels_of(round.server, 2).double()
+    js = [*degrees(np.array([[4, 2], [0, 3]])), degree_against(counts.numpy(), np.array([4.0, 5.0]))]
+    weights = [n / (d + 0.01) for n, d in zip((6, 3, len(round.server)), js)]
+    expected = np.average([0.1, 0.3, own], weights=weights)
+    assert part.mean({"labels": labels}, replace(round, replies=replies)) == pytest.approx(expected)
 
 
 def test_a_device_that_lost_its_round_does_not_stop_the_pruning():

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 import shoal
 from shoal.core import tree
 from shoal.core.compose import compose
+from shoal.core.divergence import degree_against
 from shoal.core.types import Work
 from shoal.engines.batched import Batched
 from shoal.parts.device_momentum import DeviceM
-from shoal.parts.feddu import FedDU, degree, judged, share_of, steps_of
+from shoal.parts.feddu import FedDU, judged, share_of, steps_of
 from shoal.parts.server_momentum import FedAvgM
 from shoal.probe import tiny_run
 from shoal.testing import close, machine_of, play
@@ -57,13 +58,13 @@ def test_alpha_by_hand():
     batch = round.server.all().targets[0][0]
     own = np.bincount(batch.numpy(), minlength=2).astype(float)
     everybody = labels[0] + labels[1]
-    taken = 4 * degree(everybody, everybody)  # everybody took part: their labels are everybody's
+    taken = 4 * degree_against(everybody, everybody)  # everybody took part: their labels are everybody's
     assert taken == 0
     assert part.share(correct, state["labels"], round) == pytest.approx(
-        0 if degree(own, everybody) else 4 / 12 * (1 - correct)
+        0 if degree_against(own, everybody) else 4 / 12 * (1 - correct)
     )
     one = replace(round, replies=round.replies[:1], number=3)
-    up, down = 4 * degree(labels[0], everybody), 5 * degree(own, everybody)
+    up, down = 4 * degree_against(labels[0], everybody), 5 * degree_against(own, everybody)
     assert part.share(0.25, state["labels"], one) == pytest.approx(0.75 * up / (up + down) * 0.5**3)
     inverse = FedDU(accuracy="inverse", epsilon=0.05, decay=1.0)
     assert inverse.share(0.25, state["labels"], one) == pytest.approx(up / (up + down) / 0.3)

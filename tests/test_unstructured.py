@@ -251,8 +251,17 @@ def test_imc_finds_its_rate_on_the_samples_of_the_server():
     batch = loop.server.batch(loop.server.index[:3])
     probe = loop.streams.torch("part imc probe", 0)
     share = rate("slq_plateau", Loss(net, before.params, batch), net.initial, before.params, 5, probe)
-    assert 0 < share <= 0.8
+    assert share is not None and 0 < share <= 0.8
     assert kept_of(standing, "imc") == 18 - round(share * 18)
+
+
+def test_imc_waits_for_curvature_that_is_finite():
+    loop, net = tiny_run(Method((IMC(at=1, images=3, steps=5),)))
+    asked = loop.ask(loop.start(net), 0)
+    state = loop.start(net).states["imc"]
+    broken = {k: v * float("nan") for k, v in net.initial.items()}
+    assert not IMC(at=1).serve(broken, state, asked.round)[1]["done"]
+    assert IMC(at=1).serve(net.initial, state, asked.round)[1]["done"]
 
 
 def test_imc_without_samples_needs_a_fixed_rate():

@@ -19,6 +19,12 @@ def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.clip(half(p) + half(q), 0.0, 1.0)
 
 
+def degree_against(counts: np.ndarray, everybody: np.ndarray) -> float:
+    """The degree of some labels, which need not be a device's, against the labels of all devices."""
+    shares = [own / max(own.sum(), 1.0) for own in (counts, everybody)]
+    return float(divergence(*shares))
+
+
 def degrees(histograms: np.ndarray) -> np.ndarray:
     """The degree of each device against all devices pooled, which weighs them by size; 0 for a device without data."""
     counts = np.asarray(histograms, dtype=float)

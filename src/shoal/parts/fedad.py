@@ -99,7 +99,7 @@ class FedAD(Part):
             loss = Loss(device.net, params, batch)
             loss.held = loss.flat(cover).to(loss.flat(params)) if device.covered else None
             share = rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
-            found["rate"] = torch.tensor(share, device=device.net.place)
+            found |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
         return found
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.divergence import degree_against
 from shoal.core.net import Net
 from shoal.core.part import Neutral, Part
 from shoal.core.plan import Plan
@@ -17,7 +19,6 @@ from shoal.parts.filters import filters_of, kept_filters, layer_rates
 from shoal.parts.histogram import counted, degrees_of, met
 from shoal.parts.scores import merged, scores
 from shoal.parts.spectrum import RULES, Loss, rate
-from shoal.parts.units import key
 
 MANY = 10**9
 
@@ -69,11 +70,11 @@ class FedAP(Part):
             found["scores"] = scores(device.net, device.anchor, batch.inputs)
         if device.asked("rate"):
             share = self.share(device.net, device.anchor, params, device.samples, device.generator("probe"))
-            found["rate"] = torch.tensor(share, device=device.net.place)
+            found |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
         return found
 
-    def share(self, net: Net, start: Params, end: Params, samples: Samples, generator: torch.Generator) -> float:
-        """How much of a model the loss on these samples says can go."""
+    def share(self, net: Net, start: Params, end: Params, samples: Samples, generator: torch.Generator) -> float | None:
+        """How much of a model the loss on these samples says can go; None where it says nothing."""
         loss = Loss(net, end, samples.batch(samples.index[: self.samples]))
         return rate(self.rule, loss, start, end, self.steps, generator)
 
@@ -93,13 +94,16 @@ class FedAP(Part):
             return self.rate
         told = [(r, r.report.get(self.name(), {})) for r in round.replies if r.device != SERVER]
         known = [(r.device, r.size, float(own["rate"])) for r, own in told if "rate" in own]
-        labels = dict(state["labels"])
+        labels = state["labels"]
+        degrees = degrees_of(labels, [device for device, _, _ in known])[0]
         if round.server is not None:
-            labels[key(SERVER)] = counted(round.server, round.net.classes).double()
             generator = torch.Generator().manual_seed(int(round.generator("server").integers(2**62)))
             share = self.share(round.net, round.anchor, round.params, round.server, generator)
-            known.append((SERVER, len(round.server), share))
-        degrees = degrees_of(labels, [device for device, _, _ in known])[0]
+            if share is not None:
+                own = counted(round.server, round.net.classes).double().numpy()
+                everybody = sum((theirs.cpu().numpy() for theirs in labels.values()), np.zeros(len(own)))
+                known.append((SERVER, len(round.server), share))
+                degrees.append(degree_against(own, everybody))
         weights = [size / (degree + self.epsilon) for (_, size, _), degree in zip(known, degrees)]
         return sum(w * own for w, (_, _, own) in zip(weights, known)) / sum(weights) if known else None
 

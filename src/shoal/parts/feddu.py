@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.divergence import divergence
+from shoal.core.divergence import degree_against
 from shoal.core.net import Net
 from shoal.core.part import Neutral, Part
 from shoal.core.train import sample_losses
@@ -73,7 +73,7 @@ class FedDU(Part):
         pooled = sum((labels[d].numpy() for d in here), np.zeros(len(own)))
         everybody = sum((known.numpy() for known in labels.values()), np.zeros(len(own)))
         size = sum(r.size for r in round.replies if r.device != SERVER)
-        share = share_of(n0, size, degree(own, everybody), degree(pooled, everybody))
+        share = share_of(n0, size, degree_against(own, everybody), degree_against(pooled, everybody))
         return SHARES[self.accuracy](correct, self.epsilon) * share * self.scale * self.decay**round.number
 
 
@@ -88,11 +88,6 @@ def share_of(server: int, devices: int, server_degree: float, devices_degree: fl
     """What the server's samples are worth beside those of the round's devices: by number, and by how odd they are."""
     own, theirs = server * devices_degree, devices * server_degree
     return own / (own + theirs) if own + theirs > 0 else server / (server + devices)
-
-
-def degree(counts: np.ndarray, everybody: np.ndarray) -> float:
-    shares = [own / max(own.sum(), 1.0) for own in (counts, everybody)]
-    return float(divergence(*shares))
 
 
 def steps_of(samples: int, round: Round) -> int:

@@ -53,15 +53,15 @@ class IMC(Part):
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         state = heard(state, round)
-        if round.number + 1 >= self.at and not state["done"]:
+        share = self.share(params, round) if round.number + 1 >= self.at and not state["done"] else None
+        if share is not None:
             names = prunable(self, round.net)
-            total = sum(params[k].numel() for k in names)
-            count = left(total, self.share(params, round))
+            count = left(sum(params[k].numel() for k in names), share)
             state = renewed(state, strongest_of_all(params, names, count)) | {"done": True}
         return masked(params, state["masks"]), state
 
-    def share(self, params: Params, round: Round) -> float:
-        """How much of the model can go."""
+    def share(self, params: Params, round: Round) -> float | None:
+        """How much of the model can go; None where its curvature says nothing."""
         if self.rule == "fixed":
             return self.rate
         assert round.server is not None

@@ -4,6 +4,7 @@ Lanczos steps with Hessian-vector products give a few Ritz values and their weig
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ RULES = ("slq_plateau", "eigen_gap", "fixed")
 """How a rate is found; `fixed` needs no spectrum."""
 MOST = 0.8
 """No rule gives a higher rate."""
+BINS, MARGIN, VARIANCE, CALM = 10_000, 0.01, 1e-5, 0.005
+"""Of the smoothed spectrum, as in the code of FedDUAP's authors (PaddleFL, fedDUAP/flearn/utils/prune.py)."""
 
 
 class Spectrum(NamedTuple):
@@ -62,7 +65,10 @@ class Loss:
 
 
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Spectrum:
-    """With every new direction made orthogonal to all before it; fewer steps where nothing new is left."""
+    """With every new direction made orthogonal to all before it; fewer steps where nothing new is left.
+
+    Products that are not finite give a spectrum that is not.
+    """
     basis = [start / start.norm()]
     diagonal: list[float] = []
     beside: list[float] = []
@@ -79,6 +85,8 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> S
             break
         beside.append(length)
         basis.append(image / length)
+    if not np.isfinite([*diagonal, *beside]).all():
+        return Spectrum(np.full(1, np.nan), np.ones(1))
     values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
     return Spectrum(values, vectors[0] ** 2)
 
@@ -97,38 +105,43 @@ def lipschitz(loss: Loss, at: Tensor, way: Tensor) -> float:
         step = share * way
         bend = product(step) - (loss.gradient(at + step)[1] - here)
         found.append(float(bend.norm() / step.norm().clamp(min=1e-12)))
-    return max(found)
+    return float(np.max(found))
 
 
-def above(spectrum: Spectrum, place: float) -> float:
-    """The share of the smoothed spectrum that lies above a value."""
-    width = np.sqrt(1e-5 * max(1.0, spectrum.values[-1] - spectrum.values[0]))
-    return float(spectrum.weights @ torch.special.ndtr(torch.from_numpy((spectrum.values - place) / width)).numpy())
+def shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
+    """Evenly spaced places from just below a spectrum to just above it, and the share of it, smoothed, above each.
+
+    Each place stands for a bin around it, and the bins below a place are those that end halfway before it.
+    """
+    places = np.linspace(spectrum.values[0] - MARGIN, spectrum.values[-1] + MARGIN, BINS)
+    half, width = (places[1] - places[0]) / 2, np.sqrt(VARIANCE * max(1.0, places[-1] - places[0]))
+    edges = np.append(places - half, places[-1] + half)
+    normal = torch.special.ndtr(torch.from_numpy((edges[:, None] - spectrum.values) / width)).numpy()
+    below = normal @ spectrum.weights
+    return places, np.clip(1 - (below[:-1] - below[0]) / (below[-1] - below[0]), 0, 1)
 
 
 def plateau(spectrum: Spectrum) -> float:
     """The share above the first value from 0 up after which it hardly falls: three changes in a row below 0.005.
 
-    Where it falls to half before that, the steps were too wide: they are halved, down to a ten-thousandth of the range.
+    Where it falls below half of what is above 0 before that, the steps of 0.1 were too wide: they are halved, as often
+    as it takes. Most of a trained model's curvature lies in a narrow peak around 0, and steps must be small beside it.
     """
-    top = spectrum.values[-1] + 0.01
-    bin = (top - spectrum.values[0] + 0.01) / 10_000
-    wide, whole = 0.1, above(spectrum, 0.0)
-    while True:
-        wide = max(wide, bin)
-        place, before, calm = 0.0, whole, 0
-        while place < top:
-            place += wide
-            now = above(spectrum, place)
-            if now < whole / 2 and wide > bin:
-                break
-            calm = calm + 1 if before - now < 0.005 else 0
-            if calm == 3:
-                return now
-            before = now
-        else:
-            return before
-        wide /= 2
+    places, shares = shares_above(spectrum)
+
+    def share_above(place: float) -> float:
+        return float(shares[max(0, np.searchsorted(places, place, "right") - 1)])
+
+    step, first = 0.1, share_above(0.0)
+    while step > 1e-12:
+        place, found = 0.0, [first]
+        while found[-1] >= first / 2:
+            if len(found) > 3 and max(before - after for before, after in pairwise(found[-4:])) < CALM:
+                return found[-1]
+            place += step
+            found.append(share_above(place))
+        step /= 2
+    return first
 
 
 def gap(spectrum: Spectrum, constant: float) -> float | None:
@@ -137,10 +150,15 @@ def gap(spectrum: Spectrum, constant: float) -> float | None:
     return float(spectrum.weights[: wide[0] + 1].sum()) if len(wide) else None
 
 
-def rate(rule: str, loss: Loss, start: Params, end: Params, steps: int, generator: torch.Generator) -> float:
-    """The share of a model that can go, by `slq_plateau` or by `eigen_gap`, where the literal rule says anything."""
+def rate(rule: str, loss: Loss, start: Params, end: Params, steps: int, generator: torch.Generator) -> float | None:
+    """The share of a model that can go, by `slq_plateau` or by `eigen_gap`, where the literal rule says anything.
+
+    None where the curvature is not finite, which says nothing.
+    """
     at = loss.flat(end)
     found = spectrum(loss, at, steps, generator)
+    if not np.isfinite(found.values).all():
+        return None
     share = gap(found, lipschitz(loss, at, loss.flat(start) - at)) if rule == "eigen_gap" else None
     if share is None or share > MOST:
         share = plateau(found)
