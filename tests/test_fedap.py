@@ -72,6 +72,17 @@ def test_of_equal_ranks_the_strongest_filters_stay():
     assert kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [1, 3, 5]
 
 
+def test_a_bias_does_not_make_a_filter_strong():
+    net = lenet(SHAPE, 10)
+    params = dict(net.initial)
+    params["conv1.weight"] = torch.ones_like(params["conv1.weight"]) * torch.tensor([6.0, 5, 4, 3, 2, 1]).view(
+        -1, 1, 1, 1
+    )
+    params["conv1.bias"] = torch.tensor([0.0, 0, 0, 1e3, 1e3, 1e3])
+    ranks = {a.name: torch.ones(a.size) for a in net.axes}
+    assert kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("size, stays", [(1, 1), (2, 1), (3, 1)])
 def test_the_last_filter_of_a_layer_stays(size, stays):
     net = lenet(SHAPE, 10)

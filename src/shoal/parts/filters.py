@@ -33,8 +33,11 @@ def layer_rates(net: Net, params: Params, rate: float) -> dict[str, float]:
 def kept_filters(
     net: Net, params: Params, ranks: Mapping[str, Tensor], rates: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """The units of each layer that stay, in order: of the highest rank, of equal ones the strongest; at least one."""
-    strong = strengths(net, params)
+    """The units of each layer that stay, in order: of the highest rank, of equal ones the strongest; at least one.
+
+    Strong is whose weights sum to more, as sizes; biases do not count, as they do not in `layer_rates`.
+    """
+    strong = strengths(net, params, biases=False)
     kept = {}
     for axis in filters_of(net):
         stays = max(1, axis.size - floor(rates[axis.name] * axis.size + 1e-9))

@@ -87,13 +87,16 @@ def normalised(net: Net, axis: Axis) -> bool:
     return any(cut.tensor in statistics for cut in axis.cuts)
 
 
-def strengths(net: Net, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By axis, the sum of the absolute values of the parameters that make each unit."""
+def strengths(net: Net, params: Mapping[str, Tensor], biases: bool = True) -> dict[str, Tensor]:
+    """By axis, the sum of the absolute values of the parameters that make each unit.
+
+    Without `biases` those of its weights alone: no bias, and no factor of a norm.
+    """
     found = {}
     for axis in net.axes:
         total = torch.zeros(axis.size, dtype=torch.float64)
         for cut in axis.cuts:
-            if not cut.reads and cut.tensor in net.trainable:
+            if not cut.reads and cut.tensor in net.trainable and (biases or params[cut.tensor].dim() > 1):
                 value = params[cut.tensor].abs().double()
                 line = value.movedim(cut.dim, 0).flatten(1).sum(1) if value.dim() > 1 else value
                 total = total + line.view(cut.copies, axis.size, cut.span).sum((0, 2)).cpu()
