@@ -31,12 +31,15 @@ from shoal.core import tree
 from shoal.core.compose import compose
 from shoal.core.device import PERSONAL
 from shoal.core.errors import ShoalError
+from shoal.core.net import Net
 from shoal.core.part import Part
+from shoal.core.plan import Axis, Cut
 from shoal.core.types import SERVER, Outcome
+from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
-from shoal.probe import tiny_run
+from shoal.probe import probe, tiny_run
 from shoal.testing import Spy, memory_of, play
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
@@ -437,3 +440,30 @@ def test_claims_that_the_loop_does_not_know_are_refused():
         with pytest.raises(ShoalError, match=word) as error:
             compose([part])
         assert error.value.kind.name == "bad-part"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"roles": {"b.bias": "presonal"}}, "'b.bias' has the role 'presonal'.* Did you mean 'personal'"),
+        ({"roles": {"b.bais": "personal"}}, "'b.bais'.* Did you mean 'b.bias'"),
+        ({"axes": (Axis("a", 3, (Cut("a.wieght", 0),)),)}, "'a' cuts the tensor 'a.wieght'.* Did you mean 'a.weight'"),
+        ({"rows": (Axis("b:output", 2, (Cut("c.weight", 0),)),)}, "'b:output' cuts the tensor 'c.weight'"),
+        ({"head": "c"}, "head is the layer 'c'.* Known are '', 'a', 'relu', 'b'"),
+    ],
+)
+def test_a_part_that_misspells_a_role_or_a_tensor_is_refused(changes, says):
+    @dataclass(frozen=True)
+    class Misspelt(Part):
+        def model(self, net: Net) -> Net:
+            return replace(net, **changes)
+
+    for use in (lambda: probe(Misspelt()), lambda: played(Misspelt())):
+        with pytest.raises(ShoalError, match=says) as error:
+            use()
+        assert error.value.kind.name == "bad-part"
+
+
+def test_roles_of_a_last_layer_go_when_the_layer_goes():
+    _, net = tiny_run(compose([FrozenHead(), FedNH()]))
+    assert dict(net.roles) == {"b.prototypes.weight": "server", "b.read": "personal"}

@@ -79,5 +79,5 @@ def reheaded(
         kept = (replace(a, cuts=tuple(c for c in own if c.tensor in names)) for a, own in zip(axes, cuts))
         return tuple(a for a in kept if a.cuts)
 
-    own = dict(net.roles) | {f"{name}.{k}": role for k, role in roles.items()}
+    own = {k: role for k, role in net.roles.items() if k in names} | {f"{name}.{k}": r for k, r in roles.items()}
     return replace(net, module=module, axes=left(net.axes), rows=left(net.rows), roles=own, head=name)

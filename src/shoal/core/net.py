@@ -12,10 +12,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.counting import counted
+from shoal.core.net_names import check_net_names
 from shoal.core.plan import Axis, Block, Cut, Plan, Slicer
 from shoal.core.tree import Params
-
-ROLES = ("shared", "personal", "server")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +46,8 @@ class Net:
 
     def __post_init__(self):
         _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
+        layers = dict(self.module.named_modules())
+        check_net_names(self.roles, (*self.axes, *self.rows), self.head, self.initial, layers)
 
     @cached_property
     def initial(self) -> Params:

@@ -1,0 +1,30 @@
+"""Names that a net uses of its own module: a misspelt one would be passed over in silence, so it is refused."""
+
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+
+from shoal.core.errors import ShoalError
+from shoal.core.plan import Axis
+
+ROLES = ("shared", "personal", "server")
+
+
+def check_net_names(
+    roles: Mapping[str, str], axes: Iterable[Axis], head: str, tensors: Collection[str], layers: Collection[str]
+) -> None:
+    """Roles must be known ones, and what has a role, is cut by an axis or is the head must be in the model."""
+    for tensor, role in roles.items():
+        require_name(tensor, tensors, f"The model's roles name the tensor {tensor!r}")
+        require_name(role, ROLES, f"The tensor {tensor!r} has the role {role!r}")
+    for axis in axes:
+        for cut in axis.cuts:
+            require_name(cut.tensor, tensors, f"The axis {axis.name!r} cuts the tensor {cut.tensor!r}")
+    require_name(head, layers, f"The model's head is the layer {head!r}")
+
+
+def require_name(name: object, known: Collection[str], found: str) -> None:
+    if name in known:
+        return
+    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(map(repr, list(known)[:8]))}."
+    raise ShoalError("bad-part", f"{found}, and there is none of that name.", hint)
