@@ -126,6 +126,21 @@ def test_a_trace_for_the_whole_run(tmp_path):
         ("device,macs\nzero,5\n", "device in line 2"),
         ("device,macs\n-1,5\n", "device in line 2"),
         ("device,down\n0,nan\n", "down in line 2"),
+        ("device,down\n0,\n", "down in line 2 is empty"),
+        ("device,down\n0\n", "line 2 has 1 cells and there are 2 columns"),
+        ("device,down\n0,5,6\n", "line 2 has 3 cells and there are 2 columns"),
+        ("device,dwon\n0,5\n", "line 1, column 2: .*'dwon'.*Did you mean 'down'"),
+        ("device,down,\n0,5,\n", "line 1, column 3: there is no column called ''"),
+        ("device,down,down\n0,5,6\n", "line 1, column 3: down is there twice"),
+        ("device,down\n0,5\n\n0,5\n", "lines 2 and 4 are both about device 0"),
+        ("device,round\n0,0\n0,1\n0,1\n", "lines 3 and 4 are both about device 0 in round 1"),
+        ("device,available\n0,0.5\n", "available in line 2 is '0.5'. It must be 0 or 1"),
+        ("device,memory\n0,0\n", "memory in line 2"),
+        ("device,down\n0,1e-300\n", "down in line 2"),
+        ("device,down\n0,1_000\n", "down in line 2"),
+        ("device,down\n٣,5\n", "device in line 2"),
+        ("device,down\n" + "9" * 5000 + ",5\n", "device in line 2"),
+        ('device,down\n0,"5\n', "cannot be read"),
     ],
 )
 def test_a_bad_trace_is_refused(tmp_path, text, found):
@@ -138,6 +153,86 @@ def test_a_bad_trace_is_refused(tmp_path, text, found):
 def test_a_trace_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ShoalError, match="cannot be read"):
         fleet(f"trace:{tmp_path}/nowhere.csv")
+
+
+def test_a_trace_saved_by_a_spreadsheet_is_read(tmp_path):
+    (tmp_path / "trace.csv").write_text("\ufeffdevice, down\r\n0, 5.5\r\n\r\n", newline="")
+    assert fleet(f"trace:{tmp_path}/trace.csv", devices=1).profile(0, 3).down == 5.5
+
+
+NAMES = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte", "memory")
+NUMBER = st.floats(1e-9, 1e18)
+
+
+@st.composite
+def traces(draw):
+    """A whole trace as a table of texts, and the number of devices and rounds in it."""
+    devices, rounds = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    columns = draw(st.permutations(["device", "round", *draw(st.sets(st.sampled_from(NAMES), min_size=1))]))
+    keys = draw(st.permutations([(d, t) for d in range(devices) for t in range(rounds)]))
+    cells = [[{"device": str(d), "round": str(t)}.get(c) or repr(draw(NUMBER)) for c in columns] for d, t in keys]
+    return [list(columns), *cells], devices, rounds
+
+
+def write(path, table) -> str:
+    path.write_text("".join(",".join(row) + "\n" for row in table))
+    return f"trace:{path}"
+
+
+@given(traces())
+def test_a_whole_trace_is_read_cell_by_cell(tmp_path_factory, made):
+    table, devices, rounds = made
+    trace = fleet(write(tmp_path_factory.mktemp("trace") / "t.csv", table), devices, rounds)
+    for row in table[1:]:
+        cells = dict(zip(table[0], row))
+        profile = trace.profile(int(cells["device"]), int(cells["round"]))
+        assert all(getattr(profile, name) == float(cells[name]) for name in NAMES if name in cells)
+
+
+@given(traces(), st.data())
+def test_a_trace_with_one_mistake_is_refused_with_its_line(tmp_path_factory, made, data):
+    (head, *rows), devices, rounds = made
+    at = data.draw(st.integers(0, len(rows) - 1))
+    column = data.draw(st.integers(0, len(head) - 1))
+    line, row = at + 2, rows[at]
+    mistake = data.draw(st.sampled_from(["empty", "short", "long", "unknown", "twice", "repeated", "text"]))
+    if mistake == "empty":
+        row[column], says = "", f"{head[column]} in line {line} is empty"
+    elif mistake == "text":
+        row[column], says = "fast", f"{head[column]} in line {line} is 'fast'"
+    elif mistake == "short":
+        del row[column]
+        says = f"line {line} has"
+    elif mistake == "long":
+        row.insert(column, "1")
+        says = f"line {line} has"
+    elif mistake == "unknown":
+        head.insert(column, "colour")
+        says = f"line 1, column {column + 1}"
+    elif mistake == "twice":
+        head.append(head[column])
+        says = f"line 1, column {len(head)}"
+    else:
+        rows.append(list(row))
+        says = f"lines {line} and {len(rows) + 1}"
+    with pytest.raises(ShoalError, match=says):
+        fleet(write(tmp_path_factory.mktemp("trace") / "t.csv", [head, *rows]), devices, rounds)
+
+
+@given(traces(), st.data())
+def test_a_trace_with_any_letter_changed_is_read_or_refused(tmp_path_factory, made, data):
+    table, devices, rounds = made
+    text = "".join(",".join(row) + "\n" for row in table)
+    at = data.draw(st.integers(0, len(text)))
+    path = tmp_path_factory.mktemp("trace") / "t.csv"
+    letter = data.draw(st.characters(codec="utf-8"))
+    path.write_text(text[:at] + letter + text[at + data.draw(st.integers(0, 3)) :], encoding="utf-8")
+    try:
+        trace = fleet(f"trace:{path}", devices, rounds)
+    except ShoalError as error:
+        assert error.kind.name == "no-data"
+    else:
+        assert all(trace.profile(d, t).times(1, 1, 1).total > 0 for d in range(devices) for t in range(rounds))
 
 
 # patience -------------------------------------------------------------------------------------------------------------

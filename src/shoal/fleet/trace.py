@@ -1,8 +1,9 @@
 """A fleet from a file: what devices could really do, round by round."""
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ from shoal.core.errors import ShoalError
 from shoal.fleet.profile import Profile
 
 NUMBERS = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte", "memory")
+COLUMNS = ("device", "round", *NUMBERS, "available")
+FROM_ZERO = ("seconds", "joules_mac", "joules_byte")
+"""Numbers that may be 0; a speed or a memory of nothing would never end a round."""
+SMALLEST, LARGEST = 1e-9, 1e18
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,25 +38,22 @@ class Trace:
 
     @classmethod
     def read(cls, name: str, devices: int, rounds: int) -> "Trace":
-        path = Path(name)
-        try:
-            with open(path, newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, ValueError, csv.Error) as error:
-            raise ShoalError("no-data", f"The trace {name} cannot be read: {error}.", "Give a CSV file.") from error
-        if not rows or "device" not in rows[0]:
-            raise ShoalError(
-                "no-data", f"The trace {name} has no column `device`.", "Begin it with a line of column names."
-            )
-        by_round = "round" in rows[0]
+        (top, head), *rows = read_lines(name)
+        columns = checked_columns(head, name, top)
+        by_round = "round" in columns
         profiles: dict[tuple[int, int], Profile] = {}
+        first: dict[tuple[int, int], int] = {}
         there = np.ones((rounds if by_round else 1, devices), dtype=bool)
-        for line, row in enumerate(rows, 2):
-            device, round = whole(row, "device", name, line), whole(row, "round", name, line) if by_round else 0
-            given = {key: number(row, key, name, line) for key in NUMBERS if row.get(key)}
-            profiles[device, round] = Profile(**given)
-            if device < devices and round < len(there) and row.get("available"):
-                there[round, device] = number(row, "available", name, line) > 0
+        for line, cells in rows:
+            row = dict(checked_cells(columns, cells, name, line))
+            at = int(row.pop("device")), int(row.pop("round", 0))
+            if first.setdefault(at, line) != line:
+                whose = f"device {at[0]}" + (f" in round {at[1]}" if by_round else "")
+                raise bad_trace(name, f"lines {first[at]} and {line} are both about {whose}", "Keep one of them.")
+            available = row.pop("available", 1) > 0
+            profiles[at] = Profile(**row)
+            if at[0] < devices and at[1] < len(there):
+                there[at[1], at[0]] = available
         for round in range(len(there)):
             for device in range(devices):
                 if (device, round) not in profiles:
@@ -61,22 +63,61 @@ class Trace:
         return cls(profiles, None if there.all() else there, by_round)
 
 
-def whole(row: dict, key: str, name: str, line: int) -> int:
-    text = row.get(key) or ""
-    if not text.strip().isdecimal():
-        raise ShoalError(
-            "no-data", f"{key} in line {line} of {name} is {text[:40]!r}.", "It must be a number from 0 up."
-        )
-    return int(text)
-
-
-def number(row: dict, key: str, name: str, line: int) -> float:
+def read_lines(name: str) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file that are not blank, with their numbers; the first holds the column names."""
     try:
-        value = float(row[key])
+        with open(Path(name), newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if cells]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ShoalError("no-data", f"The trace {name} cannot be read: {error}.", "Give a CSV file.") from error
+    return lines or [(1, [])]
+
+
+def checked_columns(head: list[str], name: str, line: int) -> list[str]:
+    """The column names, if all are known, none is there twice and one is `device`."""
+    if "device" not in head:
+        raise ShoalError(
+            "no-data", f"The trace {name} has no column `device`.", "Begin it with a line of column names."
+        )
+    for number, column in enumerate(head, 1):
+        if column not in COLUMNS:
+            near = get_close_matches(column.lower(), COLUMNS, n=1)
+            advice = f"Did you mean {near[0]!r}?" if near else f"Take it out; known are {', '.join(COLUMNS)}."
+            raise bad_trace(name, f"line {line}, column {number}: there is no column called {column[:40]!r}", advice)
+        if head.index(column) + 1 < number:
+            raise bad_trace(name, f"line {line}, column {number}: {column} is there twice", "Keep one of them.")
+    return head
+
+
+def checked_cells(columns: list[str], cells: list[str], name: str, line: int) -> Iterator[tuple[str, float]]:
+    """The numbers of one line by column."""
+    if len(cells) != len(columns):
+        found = f"line {line} has {len(cells)} cells and there are {len(columns)} columns"
+        raise bad_trace(name, found, f"Give one cell for each of {', '.join(columns)}.")
+    for column, cell in zip(columns, cells):
+        value, wanted = checked_number(column, cell)
+        if value is None:
+            found = f"is {cell[:40]!r}" if cell else "is empty"
+            advice = f"It must be {wanted}" + ("." if cell else "; leave the column out if it is not known.")
+            raise bad_trace(name, f"{column} in line {line} {found}", advice)
+        yield column, value
+
+
+def checked_number(column: str, cell: str) -> tuple[float | None, str]:
+    """The number in a cell, or None, and what it must be."""
+    if column in ("device", "round"):
+        fits = cell.isascii() and cell.isdecimal() and len(cell) < 10
+        return int(cell) if fits else None, "a whole number from 0 up"
+    try:
+        value = float(cell) if "_" not in cell else -1.0
     except ValueError:
         value = -1.0
-    if not isfinite(value) or value < 0 or (key in ("macs", "down", "up") and value == 0):
-        raise ShoalError(
-            "no-data", f"{key} in line {line} of {name} is {row[key][:40]!r}.", "It must be a positive number."
-        )
-    return value
+    if column == "available":
+        return value if value in (0, 1) else None, "0 or 1"
+    low = 0 if column in FROM_ZERO else SMALLEST
+    return value if low <= value <= LARGEST else None, f"a number from {low:g} to {LARGEST:g}"
+
+
+def bad_trace(name: str, found: str, advice: str) -> ShoalError:
+    return ShoalError("no-data", f"In the trace {name} {found}.", advice)
