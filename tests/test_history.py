@@ -69,7 +69,7 @@ def test_what_only_some_methods_tell_must_be_a_number_where_it_is_told(tmp_path)
     for wrong in ('"many"', "null", "[]"):
         text = json.dumps(row(0, 0.1))[:-1] + f', "bytes_down_by_blocks": {wrong}}}\n'
         (tmp_path / "h.jsonl").write_text(text)
-        with pytest.raises(ShoalError, match="line 1: a cost is not a number"):
+        with pytest.raises(ShoalError, match="line 1: bytes_down_by_blocks is not a number"):
             read_history(tmp_path / "h.jsonl")
 
 

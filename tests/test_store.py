@@ -20,6 +20,7 @@ from safetensors.torch import save
 import shoal
 from shoal.core.errors import REGISTRY
 from shoal.files import read_tree, write_tree
+from shoal.page.runs import read_run
 from shoal.runner import opened
 from shoal.store import Folder
 
@@ -224,6 +225,24 @@ def test_a_row_without_its_columns_is_refused(folder):
     lines = (folder / "history.jsonl").read_bytes().splitlines()
     (folder / "history.jsonl").write_bytes(b"\n".join([lines[0], b'{"round":1}', *lines[2:], b""]))
     assert refusal(folder) == "damaged"
+
+
+WRONG_CELLS = ['"accuracy":NaN', '"accuracy":Infinity', '"accuracy":1e999', '"accuracy":"0.9"', '"accuracy":true']
+WRONG_CELLS += ['"accuracy":0.5,"accuracy":0.9', '"accuracy":0.5,"bytes_up":-1', '"accuracy":0.5,"mine":[1e999]']
+WRONG_CELLS += ['"accuracy":0.5,"per_class":["a"]', '"accuracy":0.5,"dropped":3', '"accuracy":1' + "0" * 400]
+
+
+@pytest.mark.parametrize("cell", WRONG_CELLS, ids=lambda cell: cell[:40])
+def test_a_row_with_a_wrong_cell_is_refused_by_all_who_read_it(folder, cell):
+    """Told with its line, by resume and report alike."""
+    lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True)
+    row = {k: v for k, v in json.loads(lines[1]).items() if f'"{k}"' not in cell}
+    lines[1] = (json.dumps(row, separators=(",", ":"))[:-1] + "," + cell + "}\n").encode()
+    (folder / "history.jsonl").write_bytes(b"".join(lines))
+    for read in (shoal.resume, read_run):
+        with pytest.raises(shoal.ShoalError, match=r"history.jsonl .*line 2: ") as error:
+            read(folder)
+        assert error.value.kind.name == "damaged"
 
 
 @pytest.mark.parametrize("rows", [0, 3])

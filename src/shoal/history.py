@@ -9,11 +9,8 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.files import damaged, disk_errors, write_bytes
+from shoal.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
 
-SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
-"""What adds up over rounds."""
-SUMMED_WHERE_TOLD = ("bytes_down_by_blocks",)
-"""What adds up too, in the runs that tell it."""
 WALL = ("wall_seconds",)
 """What differs between two runs of the same recipe."""
 
@@ -117,15 +114,9 @@ def read_history(path: Path, rounds: int | None = None) -> History:
     rows = []
     for number, text in enumerate(lines if rounds is None else lines[:rounds]):
         try:
-            row = json.loads(text)
-            if not isinstance(row, dict) or row["round"] != number:
-                raise ValueError("it is not the row of its round")
-            costs = [row[column] for column in SUMMED] + [row[c] for c in SUMMED_WHERE_TOLD if c in row]
-            if not all(isinstance(cost, (int, float)) for cost in costs):
-                raise ValueError("a cost is not a number")
-        except (ValueError, KeyError, RecursionError) as error:
+            rows.append(parse_row(text, number))
+        except (ValueError, RecursionError) as error:
             raise damaged(path, f"line {number + 1}: {error}") from error
-        rows.append(row)
     if rounds is not None and len(rows) < rounds:
         raise damaged(path, f"it has {len(rows)} rows, the checkpoint is of round {rounds}")
     return History(rows)

@@ -82,7 +82,9 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 def curve(histories: list[History], column: str) -> tuple[Any, Any, Any, Any]:
     """x, and the lowest, mean and highest accuracy over seeds at the rounds that all of them evaluated."""
-    rounds = [r for r in range(min(map(len, histories))) if all(h.rows[r]["accuracy"] is not None for h in histories)]
+    rounds = [
+        r for r in range(min(map(len, histories))) if all(h.rows[r].get("accuracy") is not None for h in histories)
+    ]
     y = np.array([[h.rows[r]["accuracy"] for r in rounds] for h in histories])
     if column == "rounds":
         x = np.array(rounds) + 1

@@ -10,7 +10,8 @@ import numpy as np
 
 from shoal.budgets import CHEAPEST, Budgets
 from shoal.compare import Comparison
-from shoal.page.runs import METRICS, PLACES, Group, Run
+from shoal.history_rows import METRICS
+from shoal.page.runs import PLACES, Group, Run
 from shoal.plots import cause_colours, cause_order
 from shoal.recipe import toml
 
@@ -53,7 +54,7 @@ def group_facts(group: Group) -> dict[str, Any]:
 
 def curve(runs: Sequence[Run], length: int, metric: str) -> dict[str, list[float]] | None:
     """Lowest, mean and highest value over seeds, at the rounds all of them evaluated, against four kinds of cost."""
-    at = [r for r in range(length) if all(run.history.rows[r][metric] is not None for run in runs)]
+    at = [r for r in range(length) if all(run.history.rows[r].get(metric) is not None for run in runs)]
     if not at:
         return None
     at = [at[i] for i in evenly(len(at), POINTS)]

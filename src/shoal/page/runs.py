@@ -1,33 +1,21 @@
 """The runs a report is about: read from their folders, checked, and grouped where only the seed differs."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from shoal.budgets import Budgets
 from shoal.core.errors import ShoalError
 from shoal.files import damaged, disk_errors
-from shoal.history import SUMMED, SUMMED_WHERE_TOLD, History, read_history
+from shoal.history import History, read_history
+from shoal.history_rows import require_amount, require_list, require_number, require_table
 from shoal.listing import LIST, listed_in
 from shoal.recipe import Recipe
 from shoal.store import Folder
+from shoal.strict_json import parse_json
 
-METRICS = (
-    "accuracy",
-    "loss",
-    "top3",
-    "perplexity",
-    "device_mean",
-    "device_worst",
-    "device_spread",
-    "local_risk",
-    "class_kl",
-)
-"""Columns of a history that can be drawn as curves."""
 PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
 """Recipe keys that say where and how a run was kept, not what it was."""
 
@@ -97,28 +85,7 @@ def read_run(path: Path) -> Run:
     except ShoalError as error:
         raise damaged(folder.recipe_file, error.problem) from error
     history = read_history(folder.history_file)
-    for number, row in enumerate(history.rows):
-        with checked(folder.history_file, f"line {number + 1}"):
-            check_row(row)
     return Run(path, recipe, history, read_split(path / "split.json"), read_devices(path / "devices.json"))
-
-
-def check_row(row: dict[str, Any]) -> None:
-    """Everything the report draws must be a number; an evaluation may be missing."""
-    for column in SUMMED:
-        amount(row[column], column)
-    for column in SUMMED_WHERE_TOLD:
-        amount(row.get(column, 0), column)
-    for column in METRICS:
-        row[column] = None if row.get(column) is None else finite(row[column], column)
-    for column in ("bytes_by", "seconds_by"):
-        for key, value in table(row.get(column) or {}, column).items():
-            for cause, part in table(value, column).items() if isinstance(value, dict) else [(key, value)]:
-                amount(part, f"{column} of {cause}")
-    if row.get("per_class") is not None:
-        row["per_class"] = [
-            None if v is None else finite(v, "per_class") for v in listed(row["per_class"], "per_class")
-        ]
 
 
 def read_split(path: Path) -> dict[str, Any] | None:
@@ -127,19 +94,22 @@ def read_split(path: Path) -> dict[str, Any] | None:
     if found is None or found.get("labels") is None:
         return None
     with checked(path, "the split"):
-        labels = [[amount(n, "labels") for n in listed(row, "labels")] for row in listed(found["labels"], "labels")]
+        labels = [
+            [require_amount(n, "labels") for n in require_list(row, "labels")]
+            for row in require_list(found["labels"], "labels")
+        ]
         if not labels or not labels[0] or len({len(row) for row in labels}) > 1:
             raise ValueError("labels is not a table of devices and classes")
         split: dict[str, Any] = {"labels": labels, "sizes": [sum(row) for row in labels]}
         for key in ("degrees", "sizes"):
             if found.get(key) is not None:
-                split[key] = [amount(n, key) for n in listed(found[key], key)]
+                split[key] = [require_amount(n, key) for n in require_list(found[key], key)]
                 if len(split[key]) < len(labels):
                     raise ValueError(f"{key} has {len(split[key])} devices and labels has {len(labels)}")
         if found.get("degree") is not None:
-            split["degree"] = amount(found["degree"], "degree")
+            split["degree"] = require_amount(found["degree"], "degree")
         if found.get("server") is not None:
-            split["server"] = [amount(n, "server") for n in listed(found["server"], "server")]
+            split["server"] = [require_amount(n, "server") for n in require_list(found["server"], "server")]
         return split
 
 
@@ -149,8 +119,8 @@ def read_devices(path: Path) -> list[float] | None:
     if found is None or found.get("accuracy") is None:
         return None
     with checked(path, "the devices"):
-        values = [finite(v, "accuracy") for v in listed(found["accuracy"], "accuracy") if v is not None]
-    return [v for v in values if v is not None] or None
+        values = require_list(found["accuracy"], "accuracy")
+        return [require_number(v, "accuracy") for v in values if v is not None] or None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -158,7 +128,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         with disk_errors(path):
-            return table(json.loads(path.read_bytes()), "the file")
+            return require_table(parse_json(path.read_bytes()), "the file")
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from error
 
@@ -170,32 +140,6 @@ def checked(path: Path, where: str) -> Iterator[None]:
         yield
     except (ValueError, OverflowError) as error:
         raise damaged(path, f"{where}: {error}") from error
-
-
-def finite(value: Any, name: str) -> float | None:
-    """A number, or nothing where it is not finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} is not a number")
-    return value if isfinite(float(value)) else None
-
-
-def amount(value: Any, name: str) -> float:
-    found = finite(value, name)
-    if found is None or found < 0:
-        raise ValueError(f"{name} is not an amount")
-    return found
-
-
-def listed(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is not a list")
-    return value
-
-
-def table(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is not a table")
-    return value
 
 
 def kind_of(recipe: Recipe) -> Recipe:

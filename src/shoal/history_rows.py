@@ -1,0 +1,92 @@
+"""The rows of a history file: what must be in one, for whoever reads it, be it to resume, to report or to export."""
+
+from math import isfinite
+from typing import Any
+
+from shoal.core.ledger import Row
+from shoal.strict_json import parse_json
+
+SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
+"""What adds up over rounds."""
+SUMMED_WHERE_TOLD = ("bytes_down_by_blocks",)
+"""What adds up too, in the runs that tell it."""
+METRICS = (
+    "accuracy",
+    "loss",
+    "top3",
+    "perplexity",
+    "device_mean",
+    "device_worst",
+    "device_spread",
+    "local_risk",
+    "class_kl",
+)
+"""What evaluations tell in one number."""
+
+
+def parse_row(text: bytes, number: int) -> Row:
+    """One line of a history as the row of that round; a ValueError says what is wrong with it."""
+    row = parse_json(text)
+    if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != number:
+        raise ValueError("it is not the row of its round")
+    try:
+        check_row(row)
+    except OverflowError:
+        raise ValueError("a number is too large") from None
+    return row
+
+
+def check_row(row: Row) -> None:
+    """Costs are amounts, evaluations are numbers or missing, and no number anywhere is infinite."""
+    for column in SUMMED:
+        require_amount(row.get(column), column)
+    for column in (c for c in (*SUMMED_WHERE_TOLD, "macs_forward", "joules") if c in row):
+        require_amount(row[column], column)
+    for column in ("train_loss", *METRICS):
+        if row.get(column) is not None:
+            require_number(row[column], column)
+    for column in (c for c in ("devices", "dropped", "per_class") if row.get(c) is not None):
+        require_list(row[column], column)
+    for value in row.get("per_class") or ():
+        if value is not None:
+            require_number(value, "per_class")
+    for column in ("bytes_by", "seconds_by"):
+        for key, value in require_table(row.get(column) or {}, column).items():
+            for cause, part in require_table(value, column).items() if isinstance(value, dict) else [(key, value)]:
+                require_amount(part, f"{column} of {cause}")
+    for column, value in row.items():
+        require_finite(value, column)
+
+
+def require_number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} is not a number")
+    if not isfinite(float(value)):
+        raise ValueError(f"{name} is not finite")
+    return value
+
+
+def require_amount(value: Any, name: str) -> float:
+    if require_number(value, name) < 0:
+        raise ValueError(f"{name} is below 0")
+    return value
+
+
+def require_list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is not a list")
+    return value
+
+
+def require_table(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a table")
+    return value
+
+
+def require_finite(value: Any, name: str) -> None:
+    """A number such as 1e999 is infinite to Python, and could not be written again."""
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{name} is not finite")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        require_finite(inner, name)
