@@ -1,6 +1,5 @@
 """Data that come with their devices: LEAF json files (S. Caldas and others, 2018, arXiv:1812.01097) and Shakespeare."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.download import pick, read_bytes
 from shoal.data.words import sequences
 from shoal.files import damaged
+from shoal.strict_json import parse_json
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The characters of LEAF's Shakespeare, in its order."""
@@ -58,7 +58,7 @@ def merged(halves: list[Half]) -> Half:
 def decode(content: bytes, path: Path) -> Half:
     """The samples of one file, user by user."""
     try:
-        table = json.loads(content)
+        table = parse_json(content)
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from error
     users, sizes, data = (table.get(key) if isinstance(table, dict) else None for key in KEYS)
@@ -66,6 +66,12 @@ def decode(content: bytes, path: Path) -> Half:
         raise damaged(path, f"it has not got {', '.join(KEYS)}")
     if len(users) != len(sizes) or not all(isinstance(user, str) and user in data for user in users):
         raise damaged(path, "its users, their sizes and their data do not fit each other")
+    twice = [user for user, times in Counter(users).items() if times > 1]
+    if twice:
+        raise damaged(path, f"user {twice[0][:40]!r} is there twice")
+    if len(data) > len(users):
+        lost = next(user for user in data if user not in set(users))
+        raise damaged(path, f"user {lost[:40]!r} has data and is not among the users")
     half = Half([], [], [])
     for user, size in zip(users, sizes, strict=True):
         own = data[user]
