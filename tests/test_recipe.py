@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -180,6 +181,58 @@ def test_a_word_takes_the_type_of_its_field(word, key, value):
 )
 def test_a_value_of_the_wrong_type_is_refused(key, value):
     assert kind(shoal.run, **{key: value}) == "bad-value"
+
+
+MISFITS = [
+    ('lr = "0.1"', "lr is the text '0.1', and must be a number. Write lr = 0.1, without quotes."),
+    ('lr = "fast"', "lr is the text 'fast', and must be a number. Write for example lr = 0.1."),
+    ("lr = true", "lr is True, and must be a number. Write for example lr = 0.1."),
+    ("lr = [0.1]", "lr is [0.1], and must be a number. Write for example lr = 0.1."),
+    ('rounds = "50"', "rounds is the text '50', and must be a whole number. Write rounds = 50, without quotes."),
+    ("rounds = 50.0", "rounds is 50.0, and must be a whole number. Write for example rounds = 30."),
+    ("rounds = true", "rounds is True, and must be a whole number. Write for example rounds = 30."),
+    ('normalise = "true"', "normalise is the text 'true', and must be true or false. Write normalise = true, without"),
+    ("normalise = 1", "normalise is 1, and must be true or false. Write for example normalise = true."),
+    ("split = 0.5", 'split is 0.5, and must be text. Write it in quotes: split = "0.5".'),
+    ("method = ['fedavg']", "method is ['fedavg'], and must be text. Write for example method = \"fedavg\"."),
+    ("parts = 5", 'parts is 5, and must be a list of texts. Write for example parts = ["...", "..."].'),
+    ("metrics = ['top3', 5]", "metrics is ['top3', 5], and must be a list of texts."),
+    ("seed = 1979-05-27", "seed is datetime.date(1979, 5, 27), and must be a whole number."),
+]
+
+
+@pytest.mark.parametrize("line, says", MISFITS, ids=lambda text: text[:20])
+def test_a_value_of_another_type_is_told_with_its_key_and_what_to_write(file, line, says):
+    """The same from a file, from Python and from `Recipe` itself."""
+    file.write_text(line)
+    given = from_file(file)
+    for use in (lambda: resolved(file, [], {}), lambda: shoal.run(**given), lambda: Recipe(**given)):
+        with pytest.raises(ShoalError) as error:
+            use()
+        assert error.value.kind.name == "bad-value" and str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize("f", fields(Recipe), ids=lambda f: f.name)
+def test_text_is_no_number_for_any_key(f):
+    if isinstance(f.default, (bool, int, float)):
+        assert kind(Recipe().revised, **{f.name: str(f.default).lower()}) == "bad-value"
+        assert from_text([f"{f.name}={f.default}"]) == {f.name: f.default}
+    if not isinstance(f.default, bool):
+        assert kind(Recipe().revised, **{f.name: True}) == "bad-value"
+
+
+def test_words_of_the_command_line_that_cannot_be_read_are_told_with_what_to_write():
+    for word, says in (("lr=fast", "a number, like 0.1"), ("rounds=2.5", "a whole number, like 30")):
+        with pytest.raises(ShoalError, match=says):
+            from_text([word])
+    with pytest.raises(ShoalError, match="true or false, like false"):
+        from_text(["normalise=yes"])
+
+
+def test_numbers_of_numpy_are_numbers():
+    found = Recipe().revised(lr=np.float32(0.5), rounds=np.int64(3), epochs=np.float64(0.5))
+    assert found == Recipe(lr=0.5, rounds=3, epochs="0.5") and type(found.rounds) is int and type(found.lr) is float
+    assert kind(Recipe().revised, rounds=np.float64(3)) == kind(Recipe().revised, lr=10**5000) == "bad-value"
 
 
 @pytest.mark.parametrize("f", [f for f in fields(Recipe) if f.metadata["low"] is not None], ids=lambda f: f.name)

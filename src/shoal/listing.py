@@ -8,7 +8,8 @@ from pathlib import Path
 from shoal.budgets import CHEAPEST, SPENT, Budgets
 from shoal.core.errors import ShoalError
 from shoal.files import write_bytes
-from shoal.recipe import Recipe, from_file, from_text, toml
+from shoal.recipe import Recipe, from_file, from_text, split_pairs
+from shoal.recipe_values import toml
 
 LIST = "compare.toml"
 """The name of the file."""
@@ -43,7 +44,7 @@ class Listing:
     @property
     def varied(self) -> dict[str, list[str]]:
         """The values of each key that is varied."""
-        return {key: [v.strip() for v in values.split(",")] for key, values in from_text(list(self.vary)).items()}
+        return {key: [v.strip() for v in values.split(",")] for key, values in split_pairs(list(self.vary)).items()}
 
     def runs(self) -> dict[str, list[Recipe]]:
         """By what they are called: the recipes, one per seed."""
@@ -53,7 +54,7 @@ class Listing:
             label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
             folder = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
             place = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
-            own = self.recipe.revised(method=method, **other)
+            own = self.recipe.revised(method=method, **from_text([f"{key}={value}" for key, value in other.items()]))
             seeds = range(own.seed, own.seed + self.seeds)
             found[label] = [replace(own, seed=s, out=f"{place}/seed-{s}" if place else "") for s in seeds]
         return found

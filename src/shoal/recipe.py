@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from math import isfinite
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown
+from shoal.recipe_values import bad_value, fit_value, parse_value, toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 LARGEST = 1 << 16
@@ -89,13 +89,14 @@ class Recipe:
 
     def __post_init__(self):
         for f in fields(self):
+            object.__setattr__(self, f.name, fit_value(f.name, getattr(self, f.name), f.default))
             check(f.name, getattr(self, f.name), f.metadata)
             if isinstance(getattr(self, f.name), str) and not writable(getattr(self, f.name)):
-                raise bad(f.name, getattr(self, f.name), "text that can be written to a file")
+                raise bad_value(f.name, getattr(self, f.name), "text that can be written to a file")
         for name in ("epochs", "steps"):
             amount(name, getattr(self, name))
         if self.sample > self.devices:
-            raise bad("sample", self.sample, f"at most devices, which is {self.devices}")
+            raise bad_value("sample", self.sample, f"at most devices, which is {self.devices}")
 
     def fingerprint(self) -> str:
         """A short hash of what decides the course of a run; how long it runs and where it lies do not."""
@@ -106,12 +107,14 @@ class Recipe:
         return "".join(f"{key} = {toml(value)}\n" for key, value in asdict(self).items())
 
     def revised(self, /, **given: Any) -> "Recipe":
-        """The same recipe with other values, each brought to its field's type."""
-        known_fields = {f.name: f for f in fields(self)}
+        """The same recipe with other values, each of its field's type."""
         for key in given:
-            if key not in known_fields:
-                raise unknown("recipe key", key, known_fields)
-        return replace(self, **{k: fitted(k, v, getattr(Recipe(), k)) for k, v in given.items()})
+            if key not in DEFAULTS:
+                raise unknown("recipe key", key, DEFAULTS)
+        return replace(self, **given)
+
+
+DEFAULTS = {f.name: f.default for f in fields(Recipe)}
 
 
 def from_file(path: Path) -> dict[str, Any]:
@@ -137,7 +140,13 @@ def from_file(path: Path) -> dict[str, Any]:
 
 def from_text(pairs: list[str]) -> dict[str, Any]:
     """`key=value` words, as they follow -s on the command line; the field's type decides how a value is read."""
-    given: dict[str, Any] = {}
+    found = split_pairs(pairs)
+    return {key: parse_value(key, text, DEFAULTS[key]) if key in DEFAULTS else text for key, text in found.items()}
+
+
+def split_pairs(pairs: list[str]) -> dict[str, str]:
+    """The text of each key in `key=value` words; the last word about a key wins."""
+    given: dict[str, str] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign:
@@ -148,38 +157,14 @@ def from_text(pairs: list[str]) -> dict[str, Any]:
     return given
 
 
-def fitted(name: str, value: Any, like: Any) -> Any:
-    """A value from Python, TOML or text as the type of its field."""
-    try:
-        if isinstance(like, bool):
-            return {"true": True, "false": False}[value.lower()] if isinstance(value, str) else strict(value, bool)
-        if isinstance(like, int):
-            return int(value) if isinstance(value, str) else strict(value, int)
-        if isinstance(like, float):
-            return float(value) if isinstance(value, str) else float(strict(value, int, float))
-        if isinstance(like, tuple):
-            return tuple(strict(v, str) for v in (value.split(",") if isinstance(value, str) else value) if v)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name in ("epochs", "steps"):
-            return repr(value)
-        return strict(fspath(value) if isinstance(value, PathLike) else value, str)
-    except (ValueError, KeyError, TypeError, OverflowError):
-        raise bad(name, value, f"a value like {like!r}") from None
-
-
-def strict(value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds:
-        raise TypeError
-    return value
-
-
 def check(name: str, value: Any, rule: Mapping[str, Any]) -> None:
     low, high, among = rule["low"], rule["high"], rule["among"]
     if among and value not in among:
         raise unknown(name, str(value), among)
     if isinstance(value, float) and not isfinite(value):
-        raise bad(name, value, "a finite number")
+        raise bad_value(name, value, "a finite number")
     if low is not None and value < low or high is not None and value > high:
-        raise bad(name, value, f"from {low:g} to {high:g}" if high is not None else f"at least {low:g}")
+        raise bad_value(name, value, f"from {low:g} to {high:g}" if high is not None else f"at least {low:g}")
 
 
 def amount(name: str, text: str) -> tuple[float, float] | None:
@@ -189,9 +174,9 @@ def amount(name: str, text: str) -> tuple[float, float] | None:
     found = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
     ends = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
     if name == "steps" and any(end != int(end) for end in ends):
-        raise bad(name, text, "a whole number of steps")
+        raise bad_value(name, text, "a whole number of steps")
     if not (0 < ends[0] <= ends[1] < 1e6):
-        raise bad(name, text, "a number above 0 or two with a dash between, like 1-5")
+        raise bad_value(name, text, "a number above 0 or two with a dash between, like 1-5")
     return ends
 
 
@@ -201,17 +186,3 @@ def writable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def bad(name: str, value: Any, wanted: str) -> ShoalError:
-    return ShoalError("bad-value", f"{name} is {value!r}.", f"It must be {wanted}.")
-
-
-def toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)

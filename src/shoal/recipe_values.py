@@ -1,0 +1,88 @@
+"""Values of recipe keys: from Python and TOML they must have their key's type, from the command line they are text."""
+
+import json
+from numbers import Integral, Real
+from os import PathLike, fspath
+from typing import Any
+
+from shoal.core.errors import ShoalError
+
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of texts"}
+"""What belongs to a key, by the type of its default."""
+EXAMPLES = {bool: True, str: "...", tuple: ("...", "...")}
+"""What to write, for keys whose default is nothing."""
+AMOUNTS = ("epochs", "steps")
+"""Keys with text such as 1-5, where a plain number will do as well."""
+
+
+def fit_value(key: str, value: Any, default: Any) -> Any:
+    """A value from Python or TOML as the type of its key; text is no number, and true is no whole number."""
+    kind = type(default)
+    try:
+        if kind is bool and isinstance(value, bool):
+            return value
+        if kind is tuple and isinstance(value, (str, list, tuple)):
+            given = value.split(",") if isinstance(value, str) else value
+            if all(isinstance(text, str) for text in given):
+                return tuple(text for text in given if text)
+        if kind is str and isinstance(value, (str, PathLike)):
+            found = fspath(value)
+            return found if isinstance(found, str) else found.decode()
+        if isinstance(value, Real) and not isinstance(value, bool):
+            if kind is float:
+                return float(value)
+            if kind is int and isinstance(value, Integral):
+                return int(value)
+            if key in AMOUNTS:
+                return repr(int(value) if isinstance(value, Integral) else float(value))
+    except (ValueError, OverflowError):
+        pass
+    raise misfit(key, value, default)
+
+
+def parse_value(key: str, text: str, default: Any) -> Any:
+    """A value from the command line, where all is text."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return type(default)(text) if isinstance(default, (int, float)) else fit_value(key, text, default)
+    except (ValueError, KeyError):
+        raise bad_value(key, text, f"{WANTED[type(default)]}, like {toml(default)}") from None
+
+
+def misfit(key: str, value: Any, default: Any) -> ShoalError:
+    """One sentence about a value of another type than its key's, and what to write instead."""
+    kind, shown = type(default), short_repr(value)
+    advice = f"Write for example {key} = {toml(default or EXAMPLES.get(kind, default))}."
+    if isinstance(value, str):
+        shown = f"the text {shown}"
+        try:
+            advice = f"Write {key} = {toml(parse_value(key, value, default))}, without quotes."
+        except ShoalError:
+            pass
+    elif kind is str and type(value) in (int, float):
+        advice = f'Write it in quotes: {key} = "{short_repr(value)}".'
+    return ShoalError("bad-value", f"{key} is {shown}, and must be {WANTED[kind]}.", advice)
+
+
+def bad_value(key: str, value: Any, wanted: str) -> ShoalError:
+    return ShoalError("bad-value", f"{key} is {short_repr(value)}.", f"It must be {wanted}.")
+
+
+def short_repr(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # of a whole number with more digits than Python likes to write
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def toml(value: Any) -> str:
+    """A value as a TOML file writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
