@@ -229,6 +229,21 @@ def test_words_of_the_command_line_that_cannot_be_read_are_told_with_what_to_wri
         from_text(["normalise=yes"])
 
 
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"methods": "fedavg"}, "methods is the text 'fedavg', and must be a list"),
+        ({"methods": ["fedavg"], "vary": "lr=1,2"}, "vary is the text 'lr=1,2', and must be a list"),
+        ({"methods": ["fedavg"], "seeds": "3"}, "seeds is the text '3', and must be a whole number. Write seeds = 3"),
+        ({"methods": ["fedavg"], "workers": 1.5}, "workers is 1.5, and must be a whole number"),
+    ],
+    ids=str,
+)
+def test_what_compare_is_given_has_its_type_too(given, says):
+    with pytest.raises(ShoalError, match=says):
+        shoal.compare(**given)
+
+
 def test_numbers_of_numpy_are_numbers():
     found = Recipe().revised(lr=np.float32(0.5), rounds=np.int64(3), epochs=np.float64(0.5))
     assert found == Recipe(lr=0.5, rounds=3, epochs="0.5") and type(found.rounds) is int and type(found.lr) is float

@@ -18,9 +18,11 @@ from shoal.export import export
 from shoal.history import History
 from shoal.models.own import net_of
 from shoal.recipe import Recipe
+from shoal.recipe_values import fit_value
 from shoal.ride import Result, Watcher
 from shoal.runner import resume as _resume
 from shoal.runner import run as _run
+from shoal.void_runs import warn_of_void_runs
 
 __version__ = "0.1.0"
 
@@ -44,12 +46,16 @@ def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) 
 
     `data` may also be tensors, a torch data set, a list of (x, y) per device or a folder, `model` a module.
     """
-    return _run(Recipe().revised(method=method, **handed_over(recipe)), watch)
+    result = _run(Recipe().revised(method=method, **handed_over(recipe)), watch)
+    warn_of_void_runs({method: [result]})
+    return result
 
 
 def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: Any) -> Result:
     """Go on with a run from its last checkpoint, for longer if asked: `resume("runs/x", rounds=100)`."""
-    return _resume(Path(folder), watch, budgets)
+    result = _resume(Path(folder), watch, budgets)
+    warn_of_void_runs({result.recipe.method: [result]})
+    return result
 
 
 def compare(
@@ -66,7 +72,15 @@ def compare(
     `vary=["lr=0.01,0.1"]` runs each of them with each of these values. `workers=4` divides the runs among so many
     processes; a script that asks for it needs `if __name__ == "__main__":`.
     """
-    return _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary, workers=workers)
+    for key, given in (("methods", methods), ("vary", vary)):
+        if isinstance(given, str):
+            raise ShoalError(
+                "bad-value", f"{key} is the text {given[:80]!r}, and must be a list.", "Write [...] around it."
+            )
+    seeds, workers = fit_value("seeds", seeds, 1), fit_value("workers", workers, 1)
+    found = _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary, workers=workers)
+    warn_of_void_runs(found.results)
+    return found
 
 
 __all__ = [

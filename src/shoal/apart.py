@@ -4,11 +4,12 @@ A GPU that waits for Python between rounds serves several processes as quickly a
 and trains side by side what it can; rounds are told to the parent, results are read from the runs' folders.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,6 +25,7 @@ from shoal.history import History
 from shoal.recipe import Recipe
 from shoal.ride import Result, Watcher
 from shoal.runner import opened
+from shoal.warn_once import warn_once
 
 PATIENCE = 60
 """Seconds that a process has to write down where it is, when it is told to stop."""
@@ -63,6 +65,9 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
                     raise message
                 if message is None:
                     open_ends.discard(end)
+                    continue
+                if isinstance(message, Warned):
+                    warn_once(message.wording, *message.values)
                     continue
                 begun.add(end)
                 recipe, row = message
@@ -112,6 +117,25 @@ def heard(end: Connection):
         return ShoalError("interrupted", problem, "Go on with `shoal resume`, or use fewer workers.")
 
 
+@dataclass(frozen=True)
+class Warned:
+    """A warning of a process, for the parent to pass on once."""
+
+    wording: str
+    values: tuple
+
+
+class ToParent(logging.Handler):
+    """Sends warnings to the parent; several processes would each say the same."""
+
+    def __init__(self, end: Connection):
+        super().__init__(logging.WARNING)
+        self.end = end
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.end.send(Warned(str(record.msg), record.args if isinstance(record.args, tuple) else ()))
+
+
 def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
     """What a process does: its own runs, one after the other or side by side."""
     import shoal.data.noise  # noqa: F401
@@ -120,6 +144,7 @@ def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
     torch.set_num_threads(threads)
+    logging.getLogger("shoal").addHandler(ToParent(end))
     with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:
             for group in alike(recipes):

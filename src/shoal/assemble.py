@@ -1,7 +1,7 @@
 """From a recipe to a loop that can be played: data, split, model, method, engine, fleet."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shoal.core import tree
 from shoal.core.compose import Method
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError, unknown
@@ -25,6 +26,7 @@ from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
 from shoal.data.degree import histograms, summary
 from shoal.data.own import dataset_of as own_dataset
 from shoal.data.own import validation
+from shoal.data.plausibility import Doubt, doubts_about
 from shoal.data.server import hold_back, withheld
 from shoal.data.sources import SOURCES, load
 from shoal.data.splits import parse_split
@@ -54,6 +56,8 @@ class Assembly:
     judge: Judge
     split: Callable[[], dict]
     """What the split looks like, ready for JSON."""
+    doubts: Callable[[], Iterable[Doubt]]
+    """What the user should hear about the data before a first round."""
 
 
 Shelf = dict[tuple, Dataset]
@@ -111,7 +115,8 @@ def assemble(
         server=shared,
         look=LocalModels(judge, samples, wanted(recipe.metrics)),
     )
-    return Assembly(recipe, method, net, loop, memory, judge, lambda: summary(labels, held, server, dataset.classes))
+    split = lambda: summary(labels, held, server, dataset.classes)  # noqa: E731
+    return Assembly(recipe, method, net, loop, memory, judge, split, lambda: doubts_about(dataset, held.sizes))
 
 
 def spread_of(recipe: Recipe) -> dict:
@@ -203,7 +208,16 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
                     "Give weights of the same model.",
                 )
         net.module.load_state_dict({k: given[k] for k in net.initial})
-    return replace(net, module=net.module.to(device=place, dtype=dtype))
+    net = replace(net, module=net.module.to(device=place, dtype=dtype))
+    for name, value in net.initial.items():
+        if not tree.finite(value):
+            whose = recipe.init or f"The model {recipe.model}"
+            raise ShoalError(
+                "bad-value",
+                f"{whose} has first weights that are not finite ({name}), and nothing can be learnt from them.",
+                "Give finite ones; a constant such as a mask belongs into a buffer with persistent=False.",
+            )
+    return net
 
 
 def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, place: torch.device) -> Judge:

@@ -23,6 +23,7 @@ from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
 from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
+from shoal.void_runs import refuse_all_void, warn_of_void_runs
 
 app = typer.Typer(
     add_completion=False,
@@ -98,10 +99,11 @@ def run(
     """Run one method."""
     from shoal.runner import run as start
 
-    with Progress(quiet or as_json, as_json) as progress:
+    with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
         result = start(resolved(file, sets, given), watcher(progress, log))
     if not (quiet or as_json):
         Console().print(summary(result))
+    refuse_all_void([result.history])
 
 
 @app.command()
@@ -146,8 +148,9 @@ def compare(
         need_plotting()
     runs = Listing(tuple(methods), recipe, seeds, tuple(vary or ())).runs()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
-    with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied) as progress:
+    with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
         comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets, workers)
+        warn_of_void_runs(comparison.results, where_others_learnt=True)
     tell(comparison, recipe.out, quiet, as_json)
 
 
@@ -167,7 +170,7 @@ def reproduce(
     """Run a table of a paper and put what comes out beside what was published; without a table, list them."""
     if table is None:
         return Console().print(listing("tables", ()))
-    with Progress(quiet or as_json, False, runs=2, varied=("data", "model")) as progress:
+    with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
         sheet = reproduced(table, scale, seeds, only or (), out, from_text(sets or []), fading(progress))
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
@@ -196,17 +199,20 @@ def resume(
     whole = (folder / LIST).is_file()
     if workers > 1 and not whole:
         raise ShoalError("bad-value", f"{folder} is no comparison: there is one run to do.", "Leave out --workers.")
-    with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1) as progress:
+    with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1, quiet=quiet) as progress:
         if whole:
             need_plotting()
             comparison = go_on(folder, progress.row, from_text(sets or []), workers)
+            warn_of_void_runs(comparison.results, where_others_learnt=True)
             result = None
         else:
             comparison, result = None, again(folder, progress.row, from_text(sets or []))
     if comparison:
         tell(comparison, str(folder), quiet, as_json)
-    elif result and not (quiet or as_json):
-        Console().print(summary(result))
+    elif result:
+        if not (quiet or as_json):
+            Console().print(summary(result))
+        refuse_all_void([result.history])
 
 
 @app.command()
@@ -279,6 +285,7 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
         draw(comparison, picture)
         if not (quiet or as_json):
             typer.echo(f"picture: {picture}")
+    refuse_all_void(result.history for results in comparison.results.values() for result in results)
 
 
 app.command("list")(look.list_)

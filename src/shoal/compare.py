@@ -17,6 +17,7 @@ from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
 from shoal.store import refuse_taken
 from shoal.strangers import method_of
+from shoal.warn_once import each_warning_once
 
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
 """Recipe keys in which runs may differ and still train side by side."""
@@ -128,11 +129,12 @@ def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher |
     results: dict[Recipe, Result] = {}
     every = [recipe for own in runs.values() for recipe in own]
     try:
-        if workers > 1 and len(every) > 1:
-            results = apart(every, workers, watch)
-        else:
-            for group in alike(every):
-                results |= brought_to_end(group, watch)
+        with each_warning_once():
+            if workers > 1 and len(every) > 1:
+                results = apart(every, workers, watch)
+            else:
+                for group in alike(every):
+                    results |= brought_to_end(group, watch)
     except ShoalError as error:
         if error.kind.name != "interrupted" or not every[0].out:
             raise

@@ -17,6 +17,7 @@ from shoal.tables.figures import figures, published, refuse_nowhere
 from shoal.tables.file import RESERVED, read_table
 from shoal.tables.sheet import Sheet
 from shoal.tables.table import Column, Row, Table
+from shoal.void_runs import warn_of_void_runs
 
 MARK = "table.json"
 """The file by which the folder of a reproduction is known."""
@@ -112,7 +113,8 @@ def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], p
 def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> None:
     """Play what is not complete yet; a stop says how to go on."""
     try:
-        played({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
+        made = played({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
+        warn_of_void_runs(made.results)
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, ShoalError) and error.kind.name != "interrupted":
             raise

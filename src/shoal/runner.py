@@ -13,6 +13,7 @@ from shoal.history import read_history
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive
 from shoal.store import Folder
+from shoal.warn_once import each_warning_once, warn_once
 
 BUDGETS = (
     "rounds",
@@ -28,8 +29,9 @@ BUDGETS = (
 
 def run(recipe: Recipe, watch: Watcher | None = None) -> Result:
     """A new run, in memory or, where the recipe says `out`, in a folder."""
-    ride = begun(recipe, watch)
-    return drive([ride], crew_of(ride.pick))[0]
+    with each_warning_once():
+        ride = begun(recipe, watch)
+        return drive([ride], crew_of(ride.pick))[0]
 
 
 def resume(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
@@ -41,6 +43,8 @@ def resume(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] 
 def begun(recipe: Recipe, watch: Watcher | None = None, shelf: Shelf | None = None) -> Ride:
     """A new run before its first round."""
     assembly = assemble(recipe, Path(recipe.out) / "memory" if recipe.out else None, shelf)
+    for wording, values in assembly.doubts():
+        warn_once(wording, *values)
     if not recipe.out:
         return Ride(assembly, settled(assembly), watch=watch)
     folder = Folder.create(recipe)

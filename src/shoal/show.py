@@ -24,9 +24,12 @@ BY_BLOCKS = "bytes down, blocks counted alike"
 
 
 class Progress:
-    """A bar per run with accuracy, simulated time, bytes and the time left; with `as_json`, the rows themselves."""
+    """A bar per run with accuracy, simulated time, bytes and the time left; with `as_json`, the rows themselves.
 
-    def __init__(self, silent: bool, as_json: bool, runs: int = 1, varied: Sequence[str] = ()):
+    What is `silent` has no bar and tells of nothing but warnings, what is `quiet` not of them either.
+    """
+
+    def __init__(self, silent: bool, as_json: bool, runs: int = 1, varied: Sequence[str] = (), quiet: bool = False):
         self.as_json, self.runs, self.varied = as_json, runs, varied
         self.bar = Bar(
             TextColumn("[bold]{task.description}"),
@@ -38,7 +41,8 @@ class Progress:
             disable=silent,
         )
         self.tasks: dict[str, Any] = {}
-        self.notices = Notices(None if silent else self.bar.console)
+        least = logging.WARNING if silent else logging.INFO
+        self.notices = Notices(None if quiet else self.bar.console, least)
 
     def __enter__(self) -> "Progress":
         log = logging.getLogger("shoal")
@@ -74,10 +78,13 @@ class Progress:
 
 
 class Notices(logging.Handler):
-    """What the program has to say by the way, each thing once and dimly; nothing where there is no console."""
+    """What the program has to say by the way, each thing once: warnings as such, the rest dimly.
 
-    def __init__(self, console: Console | None):
-        super().__init__(logging.INFO)
+    Nothing is said where there is no console.
+    """
+
+    def __init__(self, console: Console | None, least: int = logging.INFO):
+        super().__init__(least)
         self.console = console
         self.said: set[str] = set()
 
@@ -85,7 +92,9 @@ class Notices(logging.Handler):
         text = record.getMessage()
         if self.console and text not in self.said:
             self.said.add(text)
-            self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+            warning = record.levelno >= logging.WARNING
+            shown = Text.assemble(("warning: ", "yellow"), text) if warning else Text(text, "dim")
+            self.console.print(shown, highlight=False, soft_wrap=True)
 
 
 def summary(result) -> Table:

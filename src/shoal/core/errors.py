@@ -37,6 +37,7 @@ REGISTRY = {
         Kind(30, "missing-extra", "an optional package is not installed"),
         Kind(31, "no-device", "the compute device asked for is not there"),
         Kind(32, "unreachable", "a server, a device or a key of a federation is not there"),
+        Kind(40, "nothing-learnt", "every round was void: the run is complete, and the model is what it was before it"),
         Kind(70, "bug", "something went wrong that is not the user's doing"),
         Kind(130, "interrupted", "stopped by the user; the run can be resumed"),
     )

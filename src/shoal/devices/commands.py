@@ -16,7 +16,9 @@ from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal
 from shoal.devices.seat import Seat
 from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
 from shoal.files import disk_errors
+from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
+from shoal.void_runs import refuse_all_void
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]
@@ -84,6 +86,7 @@ def server(
     except KeyboardInterrupt:
         raise ShoalError("interrupted", "Stopped.", "The same command goes on from the last round.") from None
     console.print(f"The run is over: {path}")
+    refuse_all_void([read_history(path / "history.jsonl")])
 
 
 def join(

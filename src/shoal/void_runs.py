@@ -1,0 +1,53 @@
+"""Runs from which nothing was learnt: every round was void, so that the model is what it was before the first."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from shoal.core.errors import ShoalError
+from shoal.history import History
+from shoal.ride import Result
+from shoal.warn_once import warn_once
+
+ADVICE = {
+    "its update is not finite": "Give a smaller lr or a clip, or inputs of a smaller range.",
+    "it failed": "Give a smaller --failures.",
+    "it was late": "Give a longer --deadline or quicker devices.",
+}
+"""What helps against the usual reasons why replies cannot be used."""
+
+
+def all_rounds_void(history: History) -> bool:
+    return len(history) > 0 and all(row.get("void") for row in history.rows)
+
+
+def explain_void_rounds(history: History) -> tuple[str, str]:
+    """Why nothing was learnt, and what may help."""
+    dropped = [gone for row in history.rows for gone in row.get("dropped", ())]
+    whys = Counter(gone.get("why") for gone in dropped if isinstance(gone, Mapping)).most_common(1)
+    if whys:
+        why, _ = whys[0]
+        told, advice = f"no reply could be used ({why})", ADVICE.get(str(why), "See `dropped` in its history.")
+    elif any(row.get("devices") for row in history.rows):
+        told, advice = "the new model was not finite", "Give a smaller lr, or another value to the method's parts."
+    else:
+        told, advice = "no device took part", "Give a --fleet in which more devices are available."
+    return f"In all {len(history)} rounds {told}: the model is as it was before the run.", advice
+
+
+def warn_of_void_runs(runs: Mapping[str, Sequence[Result]], where_others_learnt: bool = False) -> None:
+    """One line for each kind of run in which every round was void, whatever the number of seeds."""
+    if where_others_learnt and all(all_rounds_void(r.history) for results in runs.values() for r in results):
+        return
+    for label, results in runs.items():
+        void = [result.history for result in results if all_rounds_void(result.history)]
+        if void:
+            problem, advice = explain_void_rounds(void[0])
+            seeds = f" ({len(void)} of {len(results)} seeds)" if len(results) > 1 else ""
+            warn_once(f"{label}{seeds}: {problem} {advice}")
+
+
+def refuse_all_void(histories: Iterable[History]) -> None:
+    """Where not one of the runs has learnt anything, the program ends with a code of its own; what it wrote stays."""
+    histories = list(histories)
+    if histories and all(map(all_rounds_void, histories)):
+        raise ShoalError("nothing-learnt", *explain_void_rounds(histories[0]))
