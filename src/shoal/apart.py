@@ -67,7 +67,7 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> No
                     open_ends.discard(end)
                     continue
                 if isinstance(message, Warned):
-                    warn_once(message.wording, *message.values)
+                    warn_once(message.text)
                     continue
                 begun.add(end)
                 recipe, row = message
@@ -121,8 +121,7 @@ def heard(end: Connection):
 class Warned:
     """A warning of a process, for the parent to pass on once."""
 
-    wording: str
-    values: tuple
+    text: str
 
 
 class ToParent(logging.Handler):
@@ -133,7 +132,7 @@ class ToParent(logging.Handler):
         self.end = end
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.end.send(Warned(str(record.msg), record.args if isinstance(record.args, tuple) else ()))
+        self.end.send(Warned(record.getMessage()))
 
 
 def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
