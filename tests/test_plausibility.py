@@ -154,6 +154,17 @@ def test_in_python_the_result_is_returned_and_a_warning_given(warned):
     assert len(lines) == 1 and lines[0].startswith("fedavg (2 of 2 seeds): In all 2 rounds no reply")
 
 
+def test_a_run_that_ends_without_a_loss_is_told(command, warned):
+    """At this rate the first round still counts, and leaves a model from which no other does."""
+    code, out, err = command("run --rounds 3 --lr 1e9")
+    said = [
+        line for line in err if line.startswith("warning: fedavg: The loss of the model is not finite after 3 rounds")
+    ]
+    assert code == 0 and len(said) == 1 and "smaller lr" in said[0] and any("accuracy" in line for line in out)
+    assert len(warned(shoal.run, rounds=3, lr=1e9)) == 1
+    assert len(warned(shoal.compare, ["fedavg"], seeds=2, rounds=3, lr=1e9)) == 1
+
+
 def test_a_run_in_which_some_rounds_count_ends_well(warned):
     assert warned(shoal.run, failures=0.7, **TINY | {"rounds": 6}) == []
 

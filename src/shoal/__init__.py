@@ -15,6 +15,7 @@ from shoal.core.part import Neutral, Part
 from shoal.data import dataset as datasets
 from shoal.data.own import dataset_of
 from shoal.export import export
+from shoal.failed_runs import warn_of_failed_runs
 from shoal.history import History
 from shoal.models.own import net_of
 from shoal.recipe import Recipe
@@ -22,7 +23,6 @@ from shoal.recipe_values import fit_value
 from shoal.ride import Result, Watcher
 from shoal.runner import resume as _resume
 from shoal.runner import run as _run
-from shoal.void_runs import warn_of_void_runs
 
 __version__ = "0.1.0"
 
@@ -47,14 +47,14 @@ def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) 
     `data` may also be tensors, a torch data set, a list of (x, y) per device or a folder, `model` a module.
     """
     result = _run(Recipe().revised(method=method, **handed_over(recipe)), watch)
-    warn_of_void_runs({method: [result]})
+    warn_of_failed_runs({method: [result]})
     return result
 
 
 def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: Any) -> Result:
     """Go on with a run from its last checkpoint, for longer if asked: `resume("runs/x", rounds=100)`."""
     result = _resume(Path(folder), watch, budgets)
-    warn_of_void_runs({result.recipe.method: [result]})
+    warn_of_failed_runs({result.recipe.method: [result]})
     return result
 
 
@@ -79,7 +79,7 @@ def compare(
             )
     seeds, workers = fit_value("seeds", seeds, 1), fit_value("workers", workers, 1)
     found = _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary, workers=workers)
-    warn_of_void_runs(found.results)
+    warn_of_failed_runs(found.results)
     return found
 
 

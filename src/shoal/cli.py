@@ -18,12 +18,12 @@ from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
 from shoal.devices import commands
 from shoal.equal_cost import budget_tables, by_blocks
+from shoal.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.history import History
 from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
 from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
-from shoal.void_runs import refuse_all_void, warn_of_void_runs
 
 app = typer.Typer(
     add_completion=False,
@@ -101,6 +101,7 @@ def run(
 
     with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
         result = start(resolved(file, sets, given), watcher(progress, log))
+        warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if not (quiet or as_json):
         Console().print(summary(result))
     refuse_all_void([result.history])
@@ -150,7 +151,7 @@ def compare(
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
         comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets, workers)
-        warn_of_void_runs(comparison.results, where_others_learnt=True)
+        warn_of_failed_runs(comparison.results, unless_all_void=True)
     tell(comparison, recipe.out, quiet, as_json)
 
 
@@ -203,10 +204,11 @@ def resume(
         if whole:
             need_plotting()
             comparison = go_on(folder, progress.row, from_text(sets or []), workers)
-            warn_of_void_runs(comparison.results, where_others_learnt=True)
+            warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
         else:
             comparison, result = None, again(folder, progress.row, from_text(sets or []))
+            warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if comparison:
         tell(comparison, str(folder), quiet, as_json)
     elif result:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.compare import played
 from shoal.core.errors import ShoalError, unknown
+from shoal.failed_runs import warn_of_failed_runs
 from shoal.history import History, read_history
 from shoal.recipe import Recipe
 from shoal.ride import Watcher, spent
@@ -17,7 +18,6 @@ from shoal.tables.figures import figures, published, refuse_nowhere
 from shoal.tables.file import RESERVED, read_table
 from shoal.tables.sheet import Sheet
 from shoal.tables.table import Column, Row, Table
-from shoal.void_runs import warn_of_void_runs
 
 MARK = "table.json"
 """The file by which the folder of a reproduction is known."""
@@ -114,7 +114,7 @@ def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> N
     """Play what is not complete yet; a stop says how to go on."""
     try:
         made = played({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
-        warn_of_void_runs(made.results)
+        warn_of_failed_runs(made.results)
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, ShoalError) and error.kind.name != "interrupted":
             raise

@@ -15,10 +15,10 @@ from shoal.devices.keys import AUTHORITY, make_keys
 from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal, start_node
 from shoal.devices.seat import Seat
 from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
+from shoal.failed_runs import refuse_all_void
 from shoal.files import disk_errors
 from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
-from shoal.void_runs import refuse_all_void
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]

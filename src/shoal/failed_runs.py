@@ -1,4 +1,4 @@
-"""Runs from which nothing was learnt: every round was void, so that the model is what it was before the first."""
+"""Runs that failed to learn: every round was void, so that the model is what it was, or it ended without a loss."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,23 @@ def all_rounds_void(history: History) -> bool:
     return len(history) > 0 and all(row.get("void") for row in history.rows)
 
 
+def has_diverged(history: History) -> bool:
+    """Whether the model that was judged last has a loss that is not finite, which a history stores as nothing."""
+    judged = [row for row in history.rows if row.get("accuracy") is not None]
+    return bool(judged) and judged[-1].get("loss") is None
+
+
+def explain_failure(history: History) -> tuple[str, str] | None:
+    """Why a run failed to learn and what may help; None where it did not fail."""
+    if all_rounds_void(history):
+        return explain_void_rounds(history)
+    if not has_diverged(history):
+        return None
+    void = sum(bool(row.get("void")) for row in history.rows)
+    problem = f"The loss of the model is not finite after {len(history)} rounds, of which {void} were void."
+    return problem, ADVICE["its update is not finite"]
+
+
 def explain_void_rounds(history: History) -> tuple[str, str]:
     """Why nothing was learnt, and what may help."""
     dropped = [gone for row in history.rows for gone in row.get("dropped", ())]
@@ -34,15 +51,15 @@ def explain_void_rounds(history: History) -> tuple[str, str]:
     return f"In all {len(history)} rounds {told}: the model is as it was before the run.", advice
 
 
-def warn_of_void_runs(runs: Mapping[str, Sequence[Result]], where_others_learnt: bool = False) -> None:
-    """One line for each kind of run in which every round was void, whatever the number of seeds."""
-    if where_others_learnt and all(all_rounds_void(r.history) for results in runs.values() for r in results):
+def warn_of_failed_runs(runs: Mapping[str, Sequence[Result]], unless_all_void: bool = False) -> None:
+    """One line for each kind of run that failed to learn, whatever the number of seeds."""
+    if unless_all_void and all(all_rounds_void(r.history) for results in runs.values() for r in results):
         return
     for label, results in runs.items():
-        void = [result.history for result in results if all_rounds_void(result.history)]
-        if void:
-            problem, advice = explain_void_rounds(void[0])
-            seeds = f" ({len(void)} of {len(results)} seeds)" if len(results) > 1 else ""
+        failed = [why for why in (explain_failure(result.history) for result in results) if why]
+        if failed:
+            problem, advice = failed[0]
+            seeds = f" ({len(failed)} of {len(results)} seeds)" if len(results) > 1 else ""
             warn_once(f"{label}{seeds}: {problem} {advice}")
 
 
