@@ -523,6 +523,44 @@ def test_half_precision_trains_and_keeps_its_weights_whole(engine):
     assert half.history.last("loss") == pytest.approx(full.history.last("loss"), abs=0.05)
 
 
+class Normed(nn.Module):
+    """A convolution, a norm of its six maps, and a linear layer with a batch norm behind it."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.conv, self.norm, self.fc1 = nn.Conv2d(1, 6, 3), norm, nn.Linear(216, 16)
+        self.norm1, self.fc2 = nn.BatchNorm1d(16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.norm1(self.fc1(self.norm(self.conv(x)).relu().flatten(1))).relu())
+
+
+NORMS = [nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.BatchNorm2d(6, track_running_stats=False)]
+NORMS += [nn.InstanceNorm2d(6, affine=True), nn.GroupNorm(2, 6), nn.LayerNorm([6, 6, 6])]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+@pytest.mark.parametrize("split", ["iid", "dirichlet:0.3"])
+def test_norms_are_vectorised_in_half_precision(norm, split, caplog):
+    """With and without padding; what is left between engines is the rounding of bfloat16."""
+    torch.manual_seed(0)
+    setting: dict[str, Any] = {"model": own(Normed(norm)), "split": split, "steps": "3", "precision": "bf16"}
+    (one, _), _ = ends(Serial(), rounds=1, **setting)
+    (beside, _), _ = ends(Batched(4), rounds=1, **setting)
+    (whole, _), _ = ends(Serial(), rounds=1, **setting | {"precision": "float32"})
+    assert "cannot be vectorised" not in caplog.text
+    assert all(v.dtype == torch.float32 for v in beside.values() if v.is_floating_point())
+    assert apart(beside, one) < 0.02 and 0 < apart(beside, whole) < 0.02
+
+
+def test_a_resnet_is_vectorised_in_half_precision(caplog):
+    setting: dict[str, Any] = {"model": "resnet18", "steps": "1", "batch": 4, "lr": 0.01, "precision": "bf16"}
+    (one, _), _ = ends(Serial(), rounds=1, **setting)
+    (beside, _), _ = ends(Batched(4), rounds=1, **setting)
+    assert "cannot be vectorised" not in caplog.text
+    assert apart(beside, one) < 0.05
+
+
 def test_tf32_is_refused_where_there_is_none():
     with pytest.raises(shoal.ShoalError, match="only a GPU"):
         shoal.run(precision="tf32", rounds=1)

@@ -1,6 +1,7 @@
 """A model as a function of its tensors: run it with any parameters, look at any layer, count what a pass costs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.counting import counted
 from shoal.core.net_names import check_net_names
+from shoal.core.norms import Float32Norms
 from shoal.core.plan import Axis, Block, Cut, Plan, Slicer
 from shoal.core.tree import Params
 
@@ -115,7 +117,7 @@ class Net:
         buffers = self._filled(params, training)
         self._watch(seen, taps)
         if self.half:
-            with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
+            with half_precision(inputs.device.type):
                 logits = self.module(inputs).float()
             seen = {k: v.float() for k, v in seen.items()}
         else:
@@ -127,7 +129,7 @@ class Net:
         """The logits from what went into block number `first`: the blocks from there on, with these parameters."""
         self._filled(params, training)
         self._watch({}, ())
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False):
+        with half_precision(x.device.type) if self.half else nullcontext():
             for block in self.blocks[first:]:
                 for child in block.children:
                     x = self.module.get_submodule(child)(x)
@@ -221,6 +223,13 @@ class Net:
                 self._tapped.add(name)
                 note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
                 self.module.get_submodule(name).register_forward_hook(note)
+
+
+@contextmanager
+def half_precision(place: str) -> Iterator[None]:
+    """Layers compute in bfloat16 where torch's autocast lets them, norms in float32."""
+    with torch.autocast(place, torch.bfloat16, cache_enabled=False), Float32Norms():
+        yield
 
 
 def lines_of(rows: Axis, params: Params) -> int:
