@@ -1,22 +1,34 @@
 """Every part on a model of one weight, with numbers worked out by hand."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from one_weight import one_weight
+from torch import Tensor
 
 import shoal
-from shoal.core.types import Optimiser
+from shoal.core import tree
+from shoal.core.compose import Method
+from shoal.core.part import Part
+from shoal.core.tree import Params, Tree
+from shoal.core.types import Optimiser, Round, Samples, Work
+from shoal.parts.fedacd import FedACD
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fednova import FedNova, effective_steps
 from shoal.parts.fedprox import FedProx
+from shoal.parts.hybridfl import HybridFL
 from shoal.parts.median import Median
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
+from shoal.parts.slope import slope
 from shoal.parts.trimmed_mean import TrimmedMean
+from shoal.probe import tiny_run
+from shoal.testing import memory_of, play, site_of
 
 
 def test_fedavg_weighs_by_samples():
@@ -74,12 +86,83 @@ def test_scaffold_moves_c_by_the_share_of_devices_that_answered():
     assert rows[0]["dropped"] == [{"device": 1, "why": "its update is not finite"}]
 
 
+def test_scaffold_weighs_control_variates_as_it_weighs_replies():
+    # round 1 is FedAvg with weights 1/4 and 3/4: 0.1 and 0.3 make 0.25; c_A = -1, c_B = -3, c = -2.5
+    # round 2 from 0.25: A steps along -0.75 + 1 - 2.5 and B along -2.75 + 3 - 2.5, both -2.25, the slope of the whole
+    sent, _, _ = one_weight([Scaffold()], [[1], [3, 3, 3]], rounds=2)
+    assert sent == pytest.approx([0.25, 0.475])
+
+
+UNEVEN = (7, 1, 4, 2, 5)
+
+
+def kept_after(
+    method: Method, rounds: int, sample: int, part: str = "scaffold", at_server: str = "c", on_device: str = "c_k"
+) -> tuple[Params, list[Params]]:
+    """What a part keeps on the server, and on each of the uneven devices (zeros where one never took part)."""
+    loop, net = tiny_run(method, UNEVEN)
+    loop = replace(loop, sample=sample)
+    standing, _ = play(loop, loop.start(net), 0, rounds)
+    whole = standing.states[part][at_server]
+    known = [memory_of(loop).get(device).get(part, {}).get(on_device) for device in range(len(UNEVEN))]
+    return whole, [own or tree.zeros(whole) for own in known]
+
+
+def weighted_mean(trees: list[Params], shares: Sequence[float]) -> Params:
+    return {k: sum((s * own[k] for s, own in zip(shares, trees)), torch.zeros_like(v)) for k, v in trees[0].items()}
+
+
+@pytest.mark.parametrize("rounds, sample", [(1, 2), (3, 2), (7, 2), (4, 5)])
+def test_scaffolds_c_is_always_the_mean_of_all_devices_by_samples(rounds, sample):
+    c, each = kept_after(Method((Scaffold(),)), rounds, sample)
+    shares = [n / sum(UNEVEN) for n in UNEVEN]
+    torch.testing.assert_close(c, weighted_mean(each, shares), rtol=1e-12, atol=1e-12)
+    assert all(any(v.any() for v in own.values()) for own in each) == (rounds > 1), "only the first round leaves any out"
+    assert max(float((c[k] - v).abs().max()) for k, v in weighted_mean(each, [0.2] * 5).items()) > 1e-6
+
+
+@pytest.mark.parametrize("setter", [FedDyn(), FedACD()], ids=str)
+def test_where_a_part_sets_weights_that_know_no_sizes_c_is_the_plain_mean(setter):
+    c, each = kept_after(Method((setter, Scaffold())), 6, 2)
+    torch.testing.assert_close(c, weighted_mean(each, [0.2] * 5), rtol=1e-12, atol=1e-12)
+
+
+def test_with_all_devices_scaffolds_corrections_cancel_in_the_mean():
+    """So the first steps of all devices move their mean as one step on all their samples would."""
+    loop, net = tiny_run(Method((Scaffold(),)), UNEVEN)
+    one = lambda round, device: Work(0.0, 1, 1000, 0.5)  # noqa: E731
+    loop = replace(loop, work=one)
+    standing, _ = play(loop, loop.start(net), 0, 3)
+    after, _ = play(loop, standing, 3, 4)
+    samples = [site_of(loop).samples(device) for device in range(len(UNEVEN))]
+    everything = Samples(samples[0].inputs, samples[0].targets, torch.cat([own.index for own in samples]))
+    gradient = slope(net, standing.params, everything)
+    expected = {k: standing.params[k] - 0.5 * g for k, g in gradient.items()}
+    torch.testing.assert_close(tree.only(after.params, expected), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_feddyn_broadcasts_the_mean_plus_h():
     # round 1: 0.1 and 0.3, mean 0.2, h = (0.1 + 0.3) / 2; judged 0.2, broadcast 0.4
     # round 2 from 0.4: A: -0.6 + 0.1 -> 0.45, B: -2.6 + 0.3 -> 0.63; mean 0.54, h = 0.2 + (0.05 + 0.23) / 2 = 0.34
     sent, judged, _ = one_weight([FedDyn(alpha=1.0)], [[1, 1], [3, 3]], rounds=2)
     assert judged == pytest.approx([0.2, 0.54])
     assert sent == pytest.approx([0.4, 0.88])
+
+
+@dataclass(frozen=True)
+class WithoutTheFirst(Part):
+    """The reply of device 0 counts for nothing."""
+
+    def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        return weights * torch.tensor([reply.device != 0 for reply in round.replies]), state
+
+
+@pytest.mark.parametrize("other", [(), (HybridFL(),), (WithoutTheFirst(),)], ids=["alone", "hybridfl", "without"])
+def test_feddyns_h_is_always_the_plain_mean_of_all_devices(other):
+    """Its replies all count alike too; the server, where it takes part, is none of the devices."""
+    h, each = kept_after(Method((FedDyn(alpha=0.5), *other)), 6, 2, "feddyn", "h", "h")
+    assert all(v.any() for v in each[0].values())
+    torch.testing.assert_close(h, weighted_mean(each, [0.2] * 5), rtol=1e-12, atol=1e-12)
 
 
 def test_feddyn_regularises_small_devices_harder_and_means_plainly():

@@ -173,6 +173,7 @@ class Loop:
             fleet=self.fleet,
             server=self.server,
             learn=lambda params, work: self.engine.learn(params, work, number),
+            own_weights=any("weigh" in part.sets for part in self.method.parts),
         )
 
     def drawn(self, round: Round) -> list[int]:

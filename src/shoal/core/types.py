@@ -241,10 +241,21 @@ class Round:
     """The new parameters, once there are any: at `prune` and `evaluate`."""
     part: str = ""
     """The part that is looking, so that its draws come from its own stream."""
+    own_weights: bool = False
+    """Whether a part sets the weights of replies, so that they do not start from numbers of samples."""
 
     def generator(self, purpose: str = "") -> np.random.Generator:
         """The part's own stream on the server in this round."""
         return self.streams.numpy(part_stream(self.part, purpose), self.number)
+
+    @property
+    def population_shares(self) -> np.ndarray:
+        """The share of each device in a mean over the whole population: by samples, as replies are weighed.
+
+        Where a part sets the weights of replies, every device that holds data has the same share.
+        """
+        mass = self.sizes > 0 if self.own_weights else self.sizes
+        return mass / mass.sum()
 
     @property
     def eligible(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.core import tree
 from shoal.core.part import Neutral, Part
 from shoal.core.tree import Params, Tree
-from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
 from shoal.parts.checks import require
 
 
@@ -58,8 +58,8 @@ class FedDyn(Part):
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         devices, h = int((round.sizes > 0).sum()), state["h"]
-        for reply, weight in zip(round.replies, round.weights.tolist(), strict=True):
-            if weight > 0:
+        for reply in round.replies:
+            if reply.device != SERVER:
                 h = {k: v + reply.delta[k] / devices if k in reply.delta else v for k, v in h.items()}
         mean = tree.only(params, h)
         return params | tree.plus(mean, h), {"h": h, "mean": mean}
@@ -69,4 +69,5 @@ class FedDyn(Part):
 
 
 def mean_size(round: Round) -> float:
-    return float(round.sizes[round.eligible].mean())
+    """Of all devices that hold data, whether they are there or not."""
+    return float(round.sizes[round.sizes > 0].mean())

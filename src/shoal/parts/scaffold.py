@@ -11,7 +11,7 @@ from shoal.core.types import SERVER, Device, Local, Round, Scored
 
 @dataclass(frozen=True)
 class Scaffold(Part):
-    """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c that of all devices."""
+    """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c the mean of all c_k, weighed as replies are."""
 
     neutral: ClassVar = Neutral({}, rounds=1)
 
@@ -34,10 +34,11 @@ class Scaffold(Part):
         return {"change": tree.minus(new_control(params, state, device), state["c_k"])}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        c, devices = state["c"], int((round.sizes > 0).sum())
+        c, shares = state["c"], round.population_shares
         for reply in round.replies:
             if reply.device != SERVER:
-                c = {k: v + reply.report[self.name()]["change"][k] / devices for k, v in c.items()}
+                change, share = reply.report[self.name()]["change"], float(shares[reply.device])
+                c = {k: v + share * change[k] for k, v in c.items()}
         return params, {"c": c}
 
 
