@@ -117,7 +117,9 @@ def test_scaffolds_c_is_always_the_mean_of_all_devices_by_samples(rounds, sample
     c, each = kept_after(Method((Scaffold(),)), rounds, sample)
     shares = [n / sum(UNEVEN) for n in UNEVEN]
     torch.testing.assert_close(c, weighted_mean(each, shares), rtol=1e-12, atol=1e-12)
-    assert all(any(v.any() for v in own.values()) for own in each) == (rounds > 1), "only the first round leaves any out"
+    assert all(any(v.any() for v in own.values()) for own in each) == (rounds > 1), (
+        "only the first round leaves any out"
+    )
     assert max(float((c[k] - v).abs().max()) for k, v in weighted_mean(each, [0.2] * 5).items()) > 1e-6
 
 

@@ -15,7 +15,7 @@ def fresh(arms: int) -> Arm:
 
 
 def picked(arm: Arm, round: int) -> int:
-    """The number of blocks with the largest p + sqrt(ln(t + 1)) / (n + 1), t = round + 1; the smallest of equal ones."""
+    """The number of blocks with the largest p + sqrt(ln(round + 2)) / (n + 1); the smallest of equal ones."""
     bonus = sqrt(log(round + 2))
     worth = [p + bonus / (n + 1) for p, n in zip(arm["p"], arm["n"])]
     return int(np.argmax(worth)) + 1

@@ -11,7 +11,7 @@ from shoal.core.types import SERVER, Device, Local, Round, Scored
 
 @dataclass(frozen=True)
 class Scaffold(Part):
-    """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c the mean of all c_k, weighed as replies are."""
+    """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c their mean with the weights of replies."""
 
     neutral: ClassVar = Neutral({}, rounds=1)
 
