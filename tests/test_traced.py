@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shoal
 from shoal.core import tree
+from shoal.core.maps import BeforePooling
 from shoal.core.net import Net
 from shoal.core.plan import Axis, Cut, Plan
 from shoal.core.tree import Params
@@ -21,6 +23,8 @@ from shoal.models.resnet import resnet
 from shoal.models.traced import axes_of
 from shoal.models.tried import lawful
 from shoal.models.vgg import vgg11
+from shoal.parts.filters import kept_filters
+from shoal.parts.scores import ranks, scores
 
 CLASSES = 5
 
@@ -292,14 +296,16 @@ def test_a_sum_is_one_axis_with_all_that_meets_in_it():
     made = {Cut(f"{conv}.{key}", 0) for conv in ("stem.0", "back.0") for key in ("weight", "bias")}
     normed = {Cut(f"{bn}.{key}", 0) for bn in ("stem.1", "back.1") for key in norm}
     read = {Cut(f"{conv}.weight", 1, reads=True) for conv in ("inner.0", "down", "wide.0")}
-    assert set(axes["stem.0"].cuts) == made | normed | read and axes["stem.0"].tap == "stem.2"
-    assert Cut("wide.2.weight", 0) in axes["down"].cuts and axes["down"].tap == "down"
+    assert set(axes["stem.0"].cuts) == made | normed | read and axes["stem.0"].tap == "into inner.0"
+    assert Cut("wide.2.weight", 0) in axes["down"].cuts and axes["down"].tap == "into fc"
 
 
 def test_what_a_unit_of_each_kind_owns():
     plain = axes_in(stranger("plain"))
     assert plain["conv2"].cuts[-1] == Cut("fc1.weight", 1, span=9, reads=True)
-    assert [plain[name].tap for name in ("conv1", "conv2", "fc1")] == ["act", "bn2", ""]
+    assert [plain[name].tap for name in ("conv1", "conv2", "fc1")] == ["into conv2", "into fc1", ""]
+    net, x = stranger("plain"), torch.randn(4, *IMAGE).double()
+    assert torch.equal(seen_at(net, "into fc1", x), seen_at(net, "bn2", x).relu())
     assert axes_in(stranger("positions"))["fc1"].cuts[-1] == Cut("fc2.weight", 1, copies=3, reads=True)
     words = axes_in(stranger("lstm-both"))
     ends = [f"l{layer}{way}" for layer in (0, 1) for way in ("", "_reverse")]
@@ -313,14 +319,22 @@ def test_what_a_unit_of_each_kind_owns():
     assert {c for c in words["embed"].cuts if c.reads} == {Cut(f"rnn.weight_ih_{e}", 1, reads=True) for e in ends[:2]}
 
 
-def test_the_tap_is_behind_what_runs_twice():
-    """ResNet's ReLU runs twice in a block, and once before what only marks its first output."""
+def test_the_channels_of_a_stage_are_seen_where_its_first_reader_reads_them():
+    """ResNet's ReLU runs twice in a block: what it makes of the sum is also what the whole block puts out."""
     net = resnet(IMAGE, CLASSES, 4)
     found = {axis.name: axis for axis in axes_of(net.module, IMAGE, False)}
-    stages = {"conv1": "relu"} | {f"layer{i}.0.conv2": f"layer{i}.0.bn2" for i in (2, 3, 4)}
+    stages = {"conv1": "relu"} | {f"layer{i}.0.conv2": f"layer{i}.0" for i in (2, 3, 4)}
     inner = {f"{axis.name}.conv1": axis.tap for axis in net.axes}
-    assert {name: axis.tap for name, axis in found.items()} == stages | inner
+    assert found.keys() == (stages | inner).keys()
+    x = torch.randn(2, *IMAGE)
+    for name, known in (stages | inner).items():
+        assert torch.equal(seen_at(net, found[name].tap, x), seen_at(net, known, x))
     assert all(set(found[f"{axis.name}.conv1"].cuts) == set(axis.cuts) for axis in net.axes)
+
+
+def seen_at(net: Net, tap: str, x: Tensor) -> Tensor:
+    with BeforePooling():
+        return net.apply(net.initial, x, (tap,))[2][tap]
 
 
 @pytest.mark.parametrize(
@@ -336,13 +350,149 @@ def test_the_tap_is_behind_what_runs_twice():
 def test_axes_that_a_model_states_are_those_that_are_found(net):
     stated = net()
     found = net_of(stated.module, stated.input_shape, stated.classes)
-    of = lambda net: {(axis.name, axis.size, axis.tap, frozenset(axis.cuts)) for axis in net.axes}  # noqa: E731
+    of = lambda net: {(axis.name, axis.size, bool(axis.tap), frozenset(axis.cuts)) for axis in net.axes}  # noqa: E731
     assert of(found) == of(stated)
+    x = torch.randn(2, *stated.input_shape)
+    for one, other in zip(found.axes, stated.axes):
+        assert not one.tap or torch.equal(seen_at(stated, one.tap, x), seen_at(stated, other.tap, x))
 
 
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-nobias-gn"])
 def test_group_norm_leaves_none(name):
     assert axes_of(MODELS[name]((3, 16, 16), 6).module, (3, 16, 16), False) == ()
+
+
+# what its units are judged by ----------------------------------------------------------------------------------------
+
+
+class Viewed(nn.Module):
+    """A convolution of 3 filters, what is done with its maps, and a layer that reads them."""
+
+    def __init__(self, then: Callable[["Viewed", Tensor], Tensor], reader: nn.Module, maker: nn.Module | None = None):
+        super().__init__()
+        self.conv = maker or nn.Conv2d(3, 3, 3, padding=1)
+        self.pool, self.act, self.reader, self.fc = nn.MaxPool2d(2), nn.ReLU(), reader, nn.LazyLinear(CLASSES)
+        self.then = then
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.reader(self.then(self, self.conv(x)))
+        return self.fc((x[0] if isinstance(x, tuple) else x).flatten(1))
+
+
+def conv2() -> nn.Module:
+    return nn.Conv2d(3, 4, 1)
+
+
+VIEWS: dict[str, tuple[Callable, Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
+    "function": (lambda m, x: F.relu(x), conv2, torch.relu),
+    "method": (lambda m, x: x.relu(), conv2, torch.relu),
+    "in place": (lambda m, x: F.relu(x, inplace=True), conv2, torch.relu),
+    "by hand": (lambda m, x: x * torch.sigmoid(x), conv2, F.silu),
+    "sliced": (lambda m, x: F.relu(x)[:, :, :3, :3], conv2, torch.relu),
+    "pooled by a function": (lambda m, x: F.max_pool2d(F.relu(x), 2), conv2, torch.relu),
+    "pooled by a layer": (lambda m, x: m.pool(F.relu(x)), conv2, torch.relu),
+    "pooled twice": (lambda m, x: m.pool(F.avg_pool2d(F.relu(x), 2)), conv2, torch.relu),
+    "pooled by layers": (lambda m, x: m.pool(m.act(x)), conv2, torch.relu),
+    "pooled first": (lambda m, x: F.relu(F.max_pool2d(x, 2)), conv2, lambda x: F.relu(F.max_pool2d(x, 2))),
+    "pooled first, in place": (
+        lambda m, x: F.relu(F.max_pool2d(x, 2), inplace=True),
+        conv2,
+        lambda x: F.relu(F.max_pool2d(x, 2)),
+    ),
+    "dropped out": (lambda m, x: F.dropout2d(F.gelu(x), 0.5, m.training), conv2, F.gelu),
+    "flattened": (lambda m, x: F.relu(x).flatten(1), lambda: nn.Linear(192, 4), torch.relu),
+    "viewed": (lambda m, x: F.relu(x).view(len(x), -1), lambda: nn.Linear(192, 4), torch.relu),
+    "mean": (lambda m, x: F.elu(x).mean((2, 3)), lambda: nn.Linear(3, 4), F.elu),
+    "pooled to one": (lambda m, x: F.adaptive_avg_pool2d(F.elu(x), 1).flatten(1), lambda: nn.Linear(3, 4), F.elu),
+    "nothing": (lambda m, x: x, conv2, lambda x: x),
+    "no maps": (lambda m, x: F.relu(x.amax((2, 3))), lambda: nn.Linear(3, 4), lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_filters_are_judged_by_what_the_next_layer_reads_before_pooling(name):
+    """Where there is no map after the activation, as in the last case, by the maps of the convolution."""
+    then, reader, expected = VIEWS[name]
+    torch.manual_seed(0)
+    module = Viewed(then, reader())
+    x = torch.randn(6, *IMAGE)
+    module(x)
+    net = net_of(module, IMAGE, CLASSES)
+    axis = axes_in(net)["conv"]
+    made = F.conv2d(x, net.initial["conv.weight"], net.initial["conv.bias"], padding=1)
+    torch.testing.assert_close(seen_at(net, axis.tap, x), expected(made), rtol=1e-4, atol=1e-6)
+    assert torch.equal(scores(net, net.initial, x)["conv"], ranks(seen_at(net, axis.tap, x)))
+
+
+def test_sums_and_depthwise_convolutions_are_judged_where_they_are_read():
+    net, x = stranger("residual"), torch.randn(4, *IMAGE).double()
+    assert torch.equal(seen_at(net, "into fc", x), (seen_at(net, "wide", x) + seen_at(net, "down", x)).relu())
+    net, axes = stranger("mobile"), axes_in(stranger("mobile"))
+    assert [axes[name].tap for name in ("conv", "up")] == ["into point", "into fc"]
+    assert torch.equal(seen_at(net, "into point", x), seen_at(net, "deep", x).relu())
+
+
+def test_a_filter_that_never_gets_through_the_activation_goes_first():
+    """The first filter has the richest map before the ReLU and an empty one after it; the second is a mere edge."""
+    net = net_of(Viewed(lambda m, x: F.max_pool2d(F.relu(x), 2), conv2()), IMAGE, CLASSES)
+    x = torch.rand(6, *IMAGE)
+    params = {k: v.clone() for k, v in net.initial.items()}
+    params["conv.weight"][0], params["conv.bias"][0] = -params["conv.weight"][0].abs(), -1.0
+    params["conv.weight"][1], params["conv.bias"][1] = 0.0, 1.0
+    params["conv.weight"][2], params["conv.bias"][2] = params["conv.weight"][2].abs(), 1.0
+    found = scores(net, params, x)
+    assert found["conv"].tolist() == pytest.approx([0.0, 1 / 8, 1.0])
+    kept = kept_filters(net, params, found, {axis.name: 0.34 for axis in net.axes})
+    assert kept["conv"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("maker", "reader", "shape", "as_matrix"),
+    [
+        (lambda: nn.Conv1d(2, 3, 3), lambda: nn.Conv1d(3, 4, 1), (2, 9), lambda x: x.unsqueeze(2)),
+        (lambda: nn.Conv3d(1, 3, 2), lambda: nn.Conv3d(3, 4, 1), (1, 4, 4, 4), lambda x: x.flatten(2, 3)),
+        (lambda: nn.ConvTranspose2d(2, 3, 2), conv2, (2, 4, 4), lambda x: x),
+    ],
+)
+def test_signals_and_volumes_have_ranks_too(maker, reader, shape, as_matrix):
+    torch.manual_seed(0)
+    module = Viewed(lambda m, x: F.relu(x), reader(), maker())
+    x = torch.randn(5, *shape)
+    module(x)
+    net = net_of(module, shape, CLASSES)
+    expected = torch.linalg.matrix_rank(as_matrix(module.conv(x).relu()))
+    most = min(as_matrix(module.conv(x)).shape[-2:])
+    torch.testing.assert_close(scores(net, net.initial, x)["conv"], expected.float().mean(0) / most)
+
+
+@pytest.mark.parametrize(
+    "method", ["hrank(at=2, rate=0.4)", "fedap(at=2, steps=5)", "fedad(check=1, force=0, steps=5)"]
+)
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_whole_runs_of_a_model_with_functions(method, engine):
+    """PyTorch's own example of a first network: functions for activations, one pooling for both convolutions."""
+    setting = {"data": "digits", "rounds": 3, "devices": 4, "sample": 2, "server_data": "share:0.1", "batch": 64}
+    run = shoal.run(method, model=First(), engine=engine, fleet="tiers:1:0.1", **setting)
+    assert [axis.tap for axis in run.net.axes] == ["into conv2", "into fc1", "", ""]
+    assert run.history.rows[2]["macs_forward"] <= run.history.rows[0]["macs_forward"]
+    if method.startswith("hrank"):
+        assert len(run.params["conv1.bias"]) == 4 and len(run.params["conv2.bias"]) == 10
+
+
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 3, padding=1)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 16, 3, padding=1)
+        self.fc1 = nn.Linear(16 * 2 * 2, 20)
+        self.fc2 = nn.Linear(20, 12)
+        self.fc3 = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))))
 
 
 # the law --------------------------------------------------------------------------------------------------------------

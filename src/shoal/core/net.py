@@ -1,6 +1,6 @@
 """A model as a function of its tensors: run it with any parameters, look at any layer, count what a pass costs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.counting import counted
+from shoal.core.maps import INTO, before_pooling
 from shoal.core.net_names import check_net_names
 from shoal.core.norms import Float32Norms
 from shoal.core.plan import Axis, Block, Cut, Plan, Slicer
@@ -108,7 +109,9 @@ class Net:
         return tuple(tuple(name for name in sent if block.owns(name)) for block in self.blocks)
 
     def apply(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
-        """Run the model: logits, features, the outputs asked for, and the buffers as the pass left them.
+        """Run the model: logits, features, what was asked for by name, and the buffers as the pass left them.
+
+        A tap is the name of a module whose output is wanted, or `into NAME`, what a module reads first.
 
         The tensors are put into the template's own slots, as `torch.func.functional_call` does, but without its 30 to
         45 us per call; a layer cannot tell the difference, `vmap` and `grad` go through it.
@@ -221,8 +224,21 @@ class Net:
         for name in taps:
             if name not in self._tapped:
                 self._tapped.add(name)
-                note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
-                self.module.get_submodule(name).register_forward_hook(note)
+                layer = self.module.get_submodule(name.removeprefix(INTO))
+                if name.startswith(INTO):
+                    layer.register_forward_pre_hook(note_read(cell, name), with_kwargs=True)
+                else:
+                    note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
+                    layer.register_forward_hook(note)
+
+
+def note_read(cell: list[dict], name: str) -> Callable[..., None]:
+    """A hook that notes what a layer is given in its first call."""
+
+    def note(_layer: nn.Module, args: tuple, named: dict) -> None:
+        cell[0].setdefault(name, before_pooling(args[0] if args else next(iter(named.values()))))
+
+    return note
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class Part:
         return card
 
     def taps(self, net: Net) -> tuple[str, ...]:
-        """The modules whose outputs `objective` and `step` want to see in `Scored.taps`."""
+        """The modules whose outputs, or `into NAME` whose inputs, `objective` and `step` want in `Scored.taps`."""
         return ()
 
     # server, before training --------------------------------------------------------------------------------------

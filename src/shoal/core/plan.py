@@ -32,7 +32,8 @@ class Axis:
     size: int
     cuts: tuple[Cut, ...]
     tap: str = ""
-    """The module whose output holds a map of numbers for each unit (filters, heads); none where a unit makes one."""
+    """Where each unit (filter, head) has a map of numbers: a module whose output they are, or `into NAME` for what a
+    module reads; none where a unit makes one number."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from shoal.core.maps import INTO
 from shoal.core.plan import Axis, Cut
-from shoal.models.tried import Unfit, inputs_for, trial_of, tried
+from shoal.models.tried import Unfit, inputs_for, trial_of, tried, with_maps
 
 MAKERS = (_ConvNd, nn.Linear, nn.Embedding)
 GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
-SEEN_THROUGH = (_NormBase, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity)
-"""What may stand between a convolution and the tap on its maps."""
 
 
 def axes_of(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> tuple[Axis, ...]:
@@ -37,7 +36,8 @@ def axes_of(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool)
         torch.default_generator.manual_seed(0)
         try:
             found = Tracer(deepcopy(module), inputs_for(module, input_shape, token_inputs)).axes()
-            return tuple(tried(*trial_of(module, input_shape, token_inputs), found, [])) if found else ()
+            net, x = trial_of(module, input_shape, token_inputs)
+            return tuple(with_maps(net, tried(net, x, found, []), x)) if found else ()
         except Exception:  # anything may go wrong in there, and a model without axes is still a model
             return ()
 
@@ -68,7 +68,7 @@ class Tracer:
         self.shapes = {name: value.shape for name, value in module.state_dict().items()}
         self.names: dict[Any, str] = {layer: name for name, layer in module.named_modules()}
         self.order = {name: at for at, name in enumerate(self.names.values())}
-        self.calls = calls_of(module.eval(), inputs)
+        self.ran = layers_run(module.eval(), inputs)
         recurrent = [layer for layer in self.names if type(layer) in GATES]
         for layer in recurrent:
             layer.stand_in = StandIn(layer, 1 + layer.bidirectional).to(layer.weight_ih_l0)
@@ -107,7 +107,9 @@ class Tracer:
         if size < 2 or not any(cut.reads for cut in cuts):
             raise Unfit
         maker = min(makers, key=lambda layer: self.order[self.names[layer]])
-        tap = self.names.get(tap_of(maker, self.calls), "") if isinstance(maker, _ConvNd) else ""
+        readers = {cut.tensor.rpartition(".")[0] for cut in cuts if cut.reads}
+        first = next((name for name in map(self.names.get, self.ran) if name in readers), "")
+        tap = INTO + first if first and isinstance(maker, _ConvNd) else ""
         places = {tensor: at for at, tensor in enumerate(self.shapes)}
         cuts = sorted(dict.fromkeys(cuts), key=lambda cut: (cut.reads, places[cut.tensor], cut.dim))
         return Axis(self.names[maker], size, tuple(cuts), tap)
@@ -168,25 +170,11 @@ def depthwise(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def calls_of(module: nn.Module, inputs: Tensor) -> list[tuple[nn.Module, Any, Any]]:
-    """Every layer that a pass runs, with what it is given and what it makes."""
-    calls = []
-    note = lambda layer, given, made: calls.append((layer, given[0] if given else None, made))  # noqa: E731
-    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+def layers_run(module: nn.Module, inputs: Tensor) -> list[nn.Module]:
+    """Every layer that a pass runs, in order."""
+    ran: list[nn.Module] = []
+    hooks = [layer.register_forward_hook(lambda layer, _given, _made: ran.append(layer)) for layer in module.modules()]
     module(inputs)
     for hook in hooks:
         hook.remove()
-    return calls
-
-
-def tap_of(maker: nn.Module, calls: list[tuple[nn.Module, Any, Any]]) -> nn.Module | None:
-    """The last layer, of those that run once, where the maps of a convolution pass by alone."""
-    ran = [layer for layer, _, _ in calls]
-    at = ran.index(maker)
-    once, made = ran.count(maker) == 1, calls[at][2]
-    tap = maker if once else None
-    for layer, given, then in calls[at + 1 :]:
-        if given is made and isinstance(layer, SEEN_THROUGH) and not (once and isinstance(layer, nn.Identity)):
-            once, made = ran.count(layer) == 1, then
-            tap = layer if once else tap
-    return tap
+    return ran

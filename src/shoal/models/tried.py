@@ -1,6 +1,6 @@
 """Trying out axes: a copy of a module must say the same whether units are cut out, masked, or made but not read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from shoal.core.maps import BeforePooling
 from shoal.core.net import Net, deepcopy_of
 from shoal.core.plan import Axis, Plan
 
@@ -103,6 +104,17 @@ def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
         if not expected.isfinite().all() or not all(torch.allclose(other, expected, 0, near) for other in others):
             raise Unfit
     return small
+
+
+@torch.no_grad()
+def with_maps(net: Net, axes: list[Axis], x: Tensor) -> Iterator[Axis]:
+    """The same axes, tapped where each unit has a map: what is read, else what the layer that makes it puts out."""
+    taps = {axis.name: (axis.tap, axis.name) for axis in axes if axis.tap}
+    with BeforePooling():
+        seen = net.apply(net.initial, x, tuple(tap for both in taps.values() for tap in both))[2]
+    for axis in axes:
+        mapped = [tap for tap in taps.get(axis.name, ()) if seen[tap].dim() > 2 and seen[tap].shape[1] == axis.size]
+        yield replace(axis, tap=mapped[0] if mapped else "")
 
 
 def few(size: int) -> int:

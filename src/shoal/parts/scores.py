@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from shoal.core.maps import BeforePooling
 from shoal.core.net import Net
 from shoal.core.plan import Axis, Plan
 from shoal.core.tree import Params
@@ -16,18 +17,24 @@ def scores(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
     """By axis, one number for each unit.
 
     Where units have maps (filters, heads): the mean rank of a unit's map over the inputs, as a share of the largest
-    that it could have (HRank, Lin et al. 2020). Else the sum of the absolute weights that make the unit, as a multiple
-    of the mean over its axis.
+    that it could have (HRank, Lin et al. 2020). A map is what the next layer reads, before pooling. Else the sum of the
+    absolute weights that make the unit, as a multiple of the mean over its axis.
     """
     taps = tuple(dict.fromkeys(axis.tap for axis in net.axes if axis.tap))
-    seen = net.apply(params, inputs, taps)[2] if taps else {}
+    with BeforePooling():
+        seen = net.apply(params, inputs, taps)[2] if taps else {}
     sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in strengths(net, params).items()}
     return {a.name: ranks(maps(seen[a.tap], a)) if a.tap else sizes[a.name].float().to(inputs.device) for a in net.axes}
 
 
 def maps(output: Tensor, axis: Axis) -> Tensor:
-    """What a module put out as samples x units x rows x columns: images, or positions of concatenated heads."""
-    return output if output.dim() == 4 else output.unflatten(-1, (axis.size, -1)).transpose(1, 2)
+    """What was tapped as samples x units x rows x columns: maps of filters, or positions of concatenated heads.
+
+    Signals have one row; of volumes the slices stand below each other.
+    """
+    if any(cut.span > 1 and not cut.reads for cut in axis.cuts):
+        return output.unflatten(-1, (axis.size, -1)).transpose(1, 2)
+    return output.unsqueeze(2) if output.dim() == 3 else output.flatten(2, -2)
 
 
 def ranks(found: Tensor) -> Tensor:

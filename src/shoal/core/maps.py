@@ -1,0 +1,31 @@
+"""What a layer reads, as it was before pooling and flattening: the maps that filters are judged by."""
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+INTO = "into "
+"""A tap that starts so is what a layer reads and not what it puts out: `into conv2`."""
+BEFORE = "_before_pooling"
+
+
+class BeforePooling(TorchFunctionMode):
+    """While it is active, a tensor that was made from another one alone, with another shape, remembers that one.
+
+    Pooling, means over positions, flattening and slices are such; activations, norms and sums keep the shape. So it
+    does not matter whether a forward calls layers or functions, nor what they are called.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)]
+        if isinstance(made, Tensor):
+            if any(made is value for value in given):  # changed in its place
+                vars(made).pop(BEFORE, None)
+            elif len(given) == 1 and made.shape != given[0].shape:
+                setattr(made, BEFORE, before_pooling(given[0]))
+        return made
+
+
+def before_pooling(x: Tensor) -> Tensor:
+    """The maps that a tensor was pooled, flattened or cut from; itself where it was not."""
+    return getattr(x, BEFORE, x)
