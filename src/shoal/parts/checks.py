@@ -5,11 +5,14 @@ from dataclasses import fields
 from importlib.util import find_spec
 from math import isfinite
 
-from shoal.core.errors import ShoalError
+import torch
+
+from shoal.core.errors import ShoalError, told
 from shoal.core.net import Net
 from shoal.core.part import Part
 from shoal.core.plan import Axis
-from shoal.core.types import Round
+from shoal.core.types import Batch, Round
+from shoal.parts.spectrum import Loss
 
 
 def require(part: Part, rule: str, holds: bool) -> None:
@@ -35,6 +38,25 @@ def require_axes(part: Part, net: Net, usable: Sequence[Axis], widen: str = "") 
         advice += ' For a module of your own install "shoal[axes]".'
     problem = f"{part.name()} leaves out units, and this model has none that it could leave out."
     raise ShoalError("bad-part", problem, advice)
+
+
+def require_curvature(part: Part, net: Net) -> None:
+    """Refuse a model whose loss has no second derivative that torch could take, tried on two samples of zeros."""
+    kind = torch.long if net.token_inputs else net.dtype
+    inputs = torch.zeros(2, *net.input_shape, dtype=kind, device=net.place)
+    try:
+        logits = net.apply(net.initial, inputs)[0]
+        targets = torch.zeros(logits.shape[:-1], dtype=torch.long, device=net.place)
+        loss = Loss(net, net.initial, Batch(inputs, ((targets, None),)))
+        at = loss.flat(net.initial)
+        loss.curvature(at)(torch.ones_like(at))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        problem = (
+            f"{part.name()} measures the curvature of the loss, which torch cannot do for this model ({told(error)})."
+        )
+        raise ShoalError("bad-part", problem, "Write rule='fixed' and a rate, or replace that operation.") from error
 
 
 def require_server(part: Part, round: Round, use: str) -> None:

@@ -13,7 +13,7 @@ from shoal.core.plan import Plan
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import REQUEST
-from shoal.parts.checks import require, require_axes
+from shoal.parts.checks import require, require_axes, require_curvature
 from shoal.parts.rates import device_rates, drawn, seconds_of, unit_rates
 from shoal.parts.scores import merged, scores
 from shoal.parts.spectrum import RULES, Loss, rate
@@ -57,6 +57,8 @@ class FedAD(Part):
 
     def init_server(self, round: Round) -> Tree:
         require_axes(self, round.net, round.net.axes)
+        if self.rule != "fixed":
+            require_curvature(self, round.net)
         return {"scores": {}, "rate": -1.0, "asking": False, "change": -1.0, "best": -1.0, "since": 0}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

@@ -14,7 +14,7 @@ from shoal.core.plan import Plan
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Round, Samples
 from shoal.core.wire import REQUEST
-from shoal.parts.checks import require, require_axes
+from shoal.parts.checks import require, require_axes, require_curvature
 from shoal.parts.filters import filters_of, kept_filters, layer_rates
 from shoal.parts.histogram import counted, degrees_of, met
 from shoal.parts.scores import merged, scores
@@ -53,6 +53,8 @@ class FedAP(Part):
 
     def init_server(self, round: Round) -> Tree:
         require_axes(self, round.net, filters_of(round.net))
+        if self.rule != "fixed":
+            require_curvature(self, round.net)
         return {"done": False, "labels": met({}, round)}
 
     def due(self, state: Tree, round: Round) -> bool:

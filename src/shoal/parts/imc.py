@@ -10,7 +10,7 @@ from shoal.core.plan import Plan
 from shoal.core.streams import part_stream
 from shoal.core.tree import Params, Tree
 from shoal.core.types import Round
-from shoal.parts.checks import require
+from shoal.parts.checks import require, require_curvature
 from shoal.parts.masks import heard, masked, opened, planned, prunable, renewed, strongest_of_all
 from shoal.parts.spectrum import RULES, Loss, rate
 from shoal.parts.units import left
@@ -46,6 +46,8 @@ class IMC(Part):
             problem = f"{self} looks at samples of the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some (--server-data share:0.05), or write rule='fixed'.")
         prunable(self, round.net)
+        if self.rule != "fixed":
+            require_curvature(self, round.net)
         return opened({}, round) | {"done": False}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:

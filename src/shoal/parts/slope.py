@@ -3,6 +3,7 @@
 import torch
 
 from shoal.core import tree
+from shoal.core.kernels import differentiable_kernels
 from shoal.core.net import Net
 from shoal.core.train import mean_loss
 from shoal.core.tree import Params
@@ -18,7 +19,8 @@ def slope(net: Net, params: Params, samples: Samples) -> Params:
     for rows in samples.index.split(AT_ONCE):
         leaves = {k: params[k].detach().requires_grad_() for k in net.common}
         batch = samples.batch(rows)
-        loss = mean_loss(net.apply(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
+        with differentiable_kernels(net.module, net.place):
+            loss = mean_loss(net.apply(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         total = tree.plus(total, dict(zip(leaves, found)))
     return total

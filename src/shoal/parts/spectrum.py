@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.kernels import differentiable_kernels
 from shoal.core.net import Net
 from shoal.core.train import mean_loss
 from shoal.core.tree import Params
@@ -47,7 +48,8 @@ class Loss:
         leaf = at.detach().requires_grad_()
         pieces = leaf.split([self.params[k].numel() for k in self.names])
         own = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
-        loss = mean_loss(self.net.apply(self.params | own, self.batch.inputs)[0], self.batch)
+        with differentiable_kernels(self.net.module, self.net.place, twice=graph):
+            loss = mean_loss(self.net.apply(self.params | own, self.batch.inputs)[0], self.batch)
         (found,) = torch.autograd.grad(loss, leaf, create_graph=graph)
         return leaf, found if self.held is None else found * self.held
 
