@@ -37,7 +37,7 @@ from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
 from shoal.memory import Memory
 from shoal.models import build
-from shoal.pyfile import named_in
+from shoal.own_metrics import metric_makers
 from shoal.recipe import Recipe, amount
 from shoal.strangers import method_of
 
@@ -99,7 +99,7 @@ def assemble(
     kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
     site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
-    judge = judge_of(recipe, dataset, labels, held, place)
+    judge = judge_of(recipe, dataset, labels, held, dtype)
     loop = Loop(
         method=method,
         engine=Machine(site, memory, Serial()),
@@ -220,14 +220,13 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
     return net
 
 
-def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, place: torch.device) -> Judge:
+def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, dtype: torch.dtype) -> Judge:
     """The test half and the metrics that the recipe asks for; of a huge population the first devices are looked at."""
-    own = {}
     for metric in recipe.metrics:
-        if ".py:" in metric:
-            own[metric.rpartition(":")[2]] = named_in(metric)
-        elif metric not in METRICS | LOCAL:
+        if ".py:" not in metric and metric not in METRICS | LOCAL:
             raise unknown("metric", metric, METRICS | LOCAL)
+    specs = [metric for metric in recipe.metrics if ".py:" in metric]
+    own = metric_makers(specs, dataset, dtype)
     by_device = None
     if {"devices", "local"} & set(recipe.metrics):
         by_device = histograms(labels, held, dataset.classes, min(len(held), 1000))

@@ -53,7 +53,7 @@ class Recipe:
     seed: int = known(0, "Seed of all randomness.", 0, 2**63 - 1)
     eval_every: int = known(1, "Rounds between evaluations; the last round is always evaluated.", 1, 10**9)
     metrics: tuple[str, ...] = known(
-        (), "Further metrics: top3, perplexity, per_class, devices, local, class_kl, or FILE.py:FUNCTION."
+        (), "Further metrics: top3, perplexity, per_class, devices, local, class_kl, or FILE.py:NAME."
     )
     validation: float = known(0.0, "Share of the training samples to judge on, instead of the test half.", 0, 0.9)
     target: float = known(0.0, "Accuracy whose cost is reported.", 0, 1, steers=False)

@@ -1,9 +1,9 @@
 """How good a model is on a test set."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,14 @@ METRICS = {
 }
 
 
+class Metric(Protocol):
+    """What is computed from a test set that comes in pieces, in the form of torchmetrics."""
+
+    def update(self, logits: Tensor, targets: Tensor, /) -> Any: ...
+
+    def compute(self) -> Any: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Judge:
     """Accuracy and mean loss over all samples of a test set, and whatever else is asked for."""
@@ -31,13 +39,14 @@ class Judge:
     metrics: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     """Devices x classes: how many samples of each class a device holds."""
-    own: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict)
-    """The user's functions of (logits, targets) by name."""
+    own: Mapping[str, Callable[[], Metric]] = field(default_factory=dict)
+    """What makes the user's own metrics, by name: one for each evaluation."""
     chunk: int = 0
     """Samples in one pass; 0: as many as a GPU likes, or as fit into the caches of a processor."""
 
     def __call__(self, net: Net, params: Params) -> dict[str, Any]:
-        found = self.counted(net, params)
+        own = {name: make() for name, make in self.own.items()}
+        found = self.counted(net, params, list(own.values()))
         right, total = found.pop("right"), found.pop("total")
         if "perplexity" in self.metrics:
             found["perplexity"] = exp(min(found["loss"], 700.0))
@@ -45,7 +54,7 @@ class Judge:
             found["per_class"] = [float(r / t) if t else None for r, t in zip(right, total)]
         if "devices" in self.metrics and self.labels is not None:
             found |= spread(by_device(self.labels, right, total))
-        return found
+        return found | {name: metric.compute() for name, metric in own.items()}
 
     def per_device(self, net: Net, params: Params) -> list[float | None]:
         """The accuracy for each device's mix of labels; None for a device that holds none of the tested classes."""
@@ -56,11 +65,10 @@ class Judge:
         return [None if np.isnan(v) else float(v) for v in values]
 
     @torch.no_grad()
-    def counted(self, net: Net, params: Params) -> dict[str, Any]:
-        """One pass over the test set."""
+    def counted(self, net: Net, params: Params, own: Sequence[Metric] = ()) -> dict[str, Any]:
+        """One pass over the test set; the user's own metrics are shown it in main memory."""
         sums = torch.zeros(2 * self.classes + 2, dtype=torch.float64, device=net.place)
         right, total, loss, top3 = sums.split((self.classes, self.classes, 1, 1))
-        own = dict.fromkeys(self.own, 0.0)
         for rows in self.samples.index.split(self.chunk or chunk_of(self.samples, net)):
             batch = self.samples.batch(rows)
             logits, targets = net.apply(params, batch.inputs)[0], batch.targets[0][0]
@@ -71,14 +79,14 @@ class Judge:
             if "top3" in self.metrics:
                 best = logits.topk(min(3, logits.shape[-1]), -1).indices
                 top3 += (best == targets.unsqueeze(-1)).any(-1).sum()
-            for name, function in self.own.items():
-                own[name] += float(function(logits, targets)) * len(rows)
+            seen = (logits.cpu(), targets.cpu()) if own else ()
+            for metric in own:
+                metric.update(*seen)
         right, total, loss, top3 = sums.cpu().split((self.classes, self.classes, 1, 1))  # the only wait for a GPU
         positions, samples = max(float(total.sum()), 1.0), max(len(self.samples), 1)
         found = {"accuracy": float(right.sum()) / positions, "loss": float(loss) / samples}
         found |= {"right": right, "total": total}
-        found |= {"top3": float(top3) / positions} if "top3" in self.metrics else {}
-        return found | {name: value / samples for name, value in own.items()}
+        return found | ({"top3": float(top3) / positions} if "top3" in self.metrics else {})
 
 
 def chunk_of(samples: Samples, net: Net) -> int:

@@ -1,0 +1,194 @@
+"""Metrics of the user's own: a function of all logits and targets, or an object with `update` and `compute`."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ShoalError, told
+from shoal.core.evaluate import Metric
+from shoal.data.dataset import Dataset
+from shoal.models.file import broken
+from shoal.pyfile import named_in
+
+log = logging.getLogger("shoal")
+AT_ONCE = 2 * 2**30
+"""Bytes of logits and targets that the functions of a run may be given at once."""
+COLUMNS = frozenset(
+    "round devices accuracy loss train_loss bytes_down bytes_up macs_forward macs_work sim_seconds bytes_by "
+    "bytes_down_by_blocks seconds_by joules wall_seconds dropped void top3 perplexity per_class device_mean "
+    "device_worst device_spread local_risk class_kl".split()
+)
+"""What a history has of its own; a metric of that name would take its place."""
+FORMS = (
+    "Name a function of (logits, targets), an object with update(logits, targets) and compute(), "
+    "or what makes one from nothing, `classes` or `num_classes`."
+)
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def metric_makers(specs: Sequence[str], dataset: Dataset, dtype: torch.dtype) -> dict[str, Callable[[], Metric]]:
+    """By name, what makes the metric `FILE.py:NAME` for one evaluation of a model whose logits have this type.
+
+    A function of (logits, targets) is given those of the whole test set at once. Anything else is an object with
+    `update(logits, targets)` and `compute()`, or a class or a function that makes one, from the number of classes
+    where it takes `classes` or `num_classes`.
+    """
+    makers: dict[str, Callable[[], Metric]] = {}
+    functions, undefined = 0, set[str]()
+    for spec in specs:
+        name, thing = spec.rpartition(":")[2], named_in(spec)
+        if name in COLUMNS or name in makers:
+            why = "the history has a column of that name" if name in COLUMNS else "another metric has that name"
+            raise broken(spec, why, "Give it another name.")
+        if piecewise(thing):
+            make = partial(fresh, spec, thing)
+        elif takes_two(thing):
+            functions += 1
+            refuse_large(spec, functions, dataset.test_targets, dataset.classes, dtype)
+            make = partial(AllAtOnce, thing, len(dataset.test_targets))
+        else:
+            make = partial(made, spec, thing, dataset.classes)
+            make()
+        makers[name] = partial(Own, spec, make, undefined)
+    return makers
+
+
+def piecewise(thing: Any) -> bool:
+    """Whether it is an object that is given a test set piece by piece."""
+    return not isinstance(thing, type) and all(callable(getattr(thing, key, None)) for key in ("update", "compute"))
+
+
+def takes_two(thing: Any) -> bool:
+    """Whether it can be called with (logits, targets)."""
+    if isinstance(thing, type) or not callable(thing):
+        return False
+    try:
+        inspect.signature(thing).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # it does not tell what it takes
+        pass
+    return True
+
+
+def refuse_large(spec: str, functions: int, targets: Tensor, classes: int, dtype: torch.dtype) -> None:
+    """Logits that should not be kept all at once are told of before anything is trained."""
+    needed = functions * targets.numel() * (classes * dtype.itemsize + targets.element_size())
+    if needed > AT_ONCE:
+        problem = (
+            f"{spec} is a function of all logits at once, and those of {len(targets)} test samples "
+            f"take {needed / 2**30:.1f} GiB, more than the {AT_ONCE / 2**30:g} GiB that are kept for such functions."
+        )
+        advice = "Write it as a class with update(logits, targets) and compute(), which is given them piece by piece."
+        raise ShoalError("bad-value", problem, advice)
+
+
+def made(spec: str, thing: Any, classes: int) -> Metric:
+    """A new object from a class, or from a function that makes one."""
+    if not callable(thing):
+        raise broken(spec, f"it is {described(thing)}", FORMS)
+    try:
+        takes = list(inspect.signature(thing).parameters.values())
+    except (TypeError, ValueError):
+        takes = []
+    given = {p.name: classes for p in takes if p.name in ("classes", "num_classes")}
+    if any(p.default is p.empty and p.name not in given and p.kind not in VARIABLE for p in takes):
+        raise broken(spec, f"it takes ({', '.join(p.name for p in takes)})", FORMS)
+    with at_fault(spec):
+        metric: Any = thing(**given)
+    if not piecewise(metric):
+        raise broken(spec, f"it makes {described(metric)}, which has no `update` and `compute`", FORMS)
+    return metric
+
+
+def fresh(spec: str, metric: Any) -> Metric:
+    """The user's own object without what an earlier evaluation left in it."""
+    if callable(getattr(metric, "reset", None)):
+        metric.reset()
+        return metric
+    try:
+        return deepcopy(metric)
+    except Exception as error:
+        raise broken(spec, f"it cannot be copied ({told(error)})", "Give it a method reset().") from error
+
+
+class AllAtOnce:
+    """Keeps the logits and targets of a whole test set for a function of them."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Any], samples: int):
+        self.function, self.samples, self.filled = function, samples, 0
+        self.kept: tuple[Tensor, ...] = ()
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        self.kept = self.kept or tuple(t.new_empty(self.samples, *t.shape[1:]) for t in (logits, targets))
+        for kept, new in zip(self.kept, (logits, targets)):
+            kept[self.filled : self.filled + len(new)] = new
+        self.filled += len(targets)
+
+    def compute(self) -> Any:
+        return self.function(*self.kept)
+
+
+class Own:
+    """A metric of the user's for one evaluation: what it raises is its fault, and what it gives must be a number."""
+
+    def __init__(self, spec: str, make: Callable[[], Metric], undefined: set[str]):
+        self.spec, self.undefined = spec, undefined
+        with at_fault(spec):  # a reset() may raise, too
+            self.metric = make()
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        with at_fault(self.spec):
+            self.metric.update(logits.clone(), targets.clone())
+
+    def compute(self) -> float:
+        with at_fault(self.spec):
+            value = self.metric.compute()
+            if isinstance(value, (Tensor, np.ndarray, np.generic)) and size_of(value) == 1:
+                value = value.item()
+        if not isinstance(value, (int, float)):
+            raise broken(self.spec, f"it gives {described(value)} and not a number", "Let it give one number.")
+        if not isfinite(value) and self.spec not in self.undefined:
+            self.undefined.add(self.spec)
+            log.warning("%s gives %s, which is no number: the history has null in such rounds.", self.spec, value)
+        return float(value)
+
+
+@contextmanager
+def at_fault(spec: str) -> Iterator[None]:
+    """Whatever is raised is told as the fault of the metric, with its line."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        file = str(Path(spec.rpartition(":")[0]))
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise broken(
+            spec, f"it raises {told(error)}{where}", "Correct it there; a run with --out can be resumed."
+        ) from error
+
+
+def described(value: Any) -> str:
+    """What came in place of something else."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{size_of(value)} values"
+    return f"the text {value[:40]!r}" if isinstance(value, str) else f"something of type {type(value).__name__}"
+
+
+def size_of(value: Tensor | np.ndarray | np.generic) -> int:
+    return value.numel() if isinstance(value, Tensor) else value.size
