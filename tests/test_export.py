@@ -476,5 +476,7 @@ def test_data_that_went_with_a_program(refused, tmp_path, monkeypatch):
     shoal.run(**TINY, data=(x, y), out=str(tmp_path / "x"))
     assert shoal.export(tmp_path / "x", tmp_path / "model.pt2").about["input_shape"] == [3]
     monkeypatch.setattr("shoal.data.dataset.HANDED_OVER", {})
-    monkeypatch.setattr("shoal.trained.HANDED_OVER", {})
-    refused("no-data", [tmp_path / "x", tmp_path / "other.pt2"], "Python program", "shoal.export")
+    refused("no-data", [tmp_path / "x", tmp_path / "other.pt2"], "Python program", "shoal.export(", "data=...")
+    assert shoal.export(tmp_path / "x", tmp_path / "other.pt2", data=(x, y)).about["input_shape"] == [3]
+    with pytest.raises(shoal.ShoalError, match="data are not those"):
+        shoal.export(tmp_path / "x", tmp_path / "third.pt2", data=(x + 1, y))

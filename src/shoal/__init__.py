@@ -4,41 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.nn import Module
-
-from shoal import models
 from shoal.compare import Comparison
 from shoal.compare import compare as _compare
+from shoal.compare import go_on as _go_on
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.data import dataset as datasets
-from shoal.data.own import dataset_of
 from shoal.export import export
 from shoal.failed_runs import warn_of_failed_runs
+from shoal.handover import given_again, handed_over
 from shoal.history import History
-from shoal.models.own import net_of
-from shoal.recipe import Recipe
+from shoal.recipe import LIST, Recipe
 from shoal.recipe_values import fit_value
 from shoal.ride import Result, Watcher
 from shoal.runner import resume as _resume
 from shoal.runner import run as _run
 
 __version__ = "0.1.0"
-
-
-def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe in which data and models that are objects have got names; they live as long as the program."""
-    given = dict(recipe)
-    if not isinstance(given.get("data", ""), (str, Path)):
-        name = f"own-{len(datasets.HANDED_OVER)}"
-        datasets.HANDED_OVER[name] = dataset_of(given["data"])
-        given["data"] = name
-    if isinstance(given.get("model"), Module):
-        module, name = given["model"], f"own-{len(models.HANDED_OVER)}"
-        models.HANDED_OVER[name] = lambda shape, classes: net_of(module, shape, classes)
-        given["model"] = name
-    return given
 
 
 def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) -> Result:
@@ -51,11 +33,34 @@ def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) 
     return result
 
 
-def resume(folder: str | Path, /, *, watch: Watcher | None = None, **budgets: Any) -> Result:
-    """Go on with a run from its last checkpoint, for longer if asked: `resume("runs/x", rounds=100)`."""
-    result = _resume(Path(folder), watch, budgets)
-    warn_of_failed_runs({result.recipe.method: [result]})
-    return result
+def resume(
+    folder: str | Path,
+    /,
+    *,
+    data: Any = None,
+    model: Any = None,
+    watch: Watcher | None = None,
+    workers: int = 1,
+    **budgets: Any,
+) -> Any:
+    """Go on with a run from its last checkpoint, for longer if asked: `resume("runs/x", rounds=100)`.
+
+    A run that was begun with `data` or `model` as objects needs the same objects again, unless the program still has
+    them from then; others are refused. Gives a `Result`, or for the folder of a comparison, whose runs may be divided
+    among `workers` processes, a `Comparison`.
+    """
+    path = Path(folder)
+    whole = (path / LIST).is_file()
+    if workers > 1 and not whole:
+        raise ShoalError("bad-value", f"{path} is no comparison: there is one run to do.", "Leave out `workers`.")
+    with given_again(path, data, model):
+        if whole:
+            comparison = _go_on(path, watch, budgets, workers)
+            warn_of_failed_runs(comparison.results)
+            return comparison
+        result = _resume(path, watch, budgets)
+        warn_of_failed_runs({result.recipe.method: [result]})
+        return result
 
 
 def compare(

@@ -35,6 +35,7 @@ from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
+from shoal.handover import refuse_missing
 from shoal.memory import Memory
 from shoal.models import build
 from shoal.own_metrics import metric_makers
@@ -161,6 +162,7 @@ def compute_device(name: str) -> torch.device:
 
 def dataset_of(recipe: Recipe, streams: Streams) -> Dataset:
     """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
+    refuse_missing(recipe)
     own = Path(recipe.data).expanduser()
     if recipe.data in HANDED_OVER:
         dataset = HANDED_OVER[recipe.data]

@@ -11,6 +11,7 @@ from shoal.assemble import Shelf
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.engines.pick import crew_of
+from shoal.handover import refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
@@ -118,6 +119,8 @@ def go_on(
 ) -> Comparison:
     """Finish a comparison that was broken off, or let all of it run longer; runs that are complete are only read."""
     listing = listed_in(path)
+    for own in listing.runs().values():
+        refuse_missing(own[0], path)
     if changes:
         listing = replace(listing, recipe=rebudgeted(listing.recipe, changes))
         write_list(path, listing)
@@ -139,7 +142,7 @@ def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher |
         if error.kind.name != "interrupted" or not every[0].out:
             raise
         whole = Path(every[0].out).parent.parent
-        raise ShoalError("interrupted", error.problem, f"`shoal resume {whole}` goes on from there.") from None
+        raise ShoalError("interrupted", error.problem, f"{way_to_resume(whole)} goes on from there.") from None
     return Comparison({label: [results[recipe] for recipe in own] for label, own in runs.items()}, target)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.files import disk_errors, write_bytes
 from shoal.formats import Tried, Written, need_onnx, onnx, pt2, safetensors
+from shoal.handover import given_again
 from shoal.ride import Result
 from shoal.trained import BATCHES, Trained, trained_in
 
@@ -28,10 +29,13 @@ class Exported:
         return "\n".join(told(self))
 
 
-def export(run: str | Path | Result, path: str | Path, *, force: bool = False) -> Exported:
+def export(
+    run: str | Path | Result, path: str | Path, *, data: Any = None, model: Any = None, force: bool = False
+) -> Exported:
     """Write the judged model of a run folder, at its newest checkpoint: `export("runs/first", "model.onnx")`.
 
-    The ending says how: .pt2, .onnx or .safetensors. `force` replaces a file that is there.
+    The ending says how: .pt2, .onnx or .safetensors. `force` replaces a file that is there. A run that was begun with
+    `data` or `model` as objects needs the same ones again, unless the program still has them from then.
     """
     folder, path = folder_of(run), Path(path)
     write = ENDINGS.get(path.suffix.lower())
@@ -40,12 +44,13 @@ def export(run: str | Path | Result, path: str | Path, *, force: bool = False) -
     refuse_taken(path, folder, force)
     if write is onnx:
         need_onnx()
-    model = trained_in(folder)
+    with given_again(folder, data, model):
+        trained = trained_in(folder)
     if write is onnx:
-        model = model.single()
-    content, tried = write(model)
+        trained = trained.single()
+    content, tried = write(trained)
     write_bytes(path, content)
-    return Exported(path, model.about, tried)
+    return Exported(path, trained.about, tried)
 
 
 def refuse_taken(path: Path, folder: Path, force: bool) -> None:

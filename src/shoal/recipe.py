@@ -14,6 +14,8 @@ from shoal.core.errors import ShoalError, unknown
 from shoal.recipe_values import bad_value, fit_value, parse_value, toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+LIST = "compare.toml"
+"""The file that says what a comparison consists of, and the recipe that its runs share."""
 LARGEST = 1 << 16
 """Bytes of a recipe file; to read a hostile one of a megabyte could take minutes."""
 

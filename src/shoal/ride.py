@@ -21,6 +21,7 @@ from shoal.core.types import Outcome
 from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
 from shoal.engines.pick import Pick
+from shoal.handover import way_to_resume
 from shoal.history import History, plain
 from shoal.recipe import Recipe
 from shoal.store import Folder
@@ -132,7 +133,7 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
         if not isinstance(error, KeyboardInterrupt):
             raise
         folder = rides[0].folder
-        where = f"`shoal resume {folder.path}` goes on from there." if folder else "Give `out` to be able to resume."
+        where = f"{way_to_resume(folder.path)} goes on from there." if folder else "Give `out` to be able to resume."
         rounds = " and ".join(sorted({str(len(ride.history)) for ride in rides}))
         raise ShoalError("interrupted", f"Stopped after {rounds} rounds.", where) from None
     finally:

@@ -9,6 +9,7 @@ from shoal.assemble import Shelf, assemble
 from shoal.core.errors import ShoalError
 from shoal.core.standing import Standing
 from shoal.engines.pick import crew_of, read_pick, settled
+from shoal.handover import keep_first_weights, refuse_missing, way_to_resume
 from shoal.history import read_history
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive
@@ -49,6 +50,7 @@ def begun(recipe: Recipe, watch: Watcher | None = None, shelf: Shelf | None = No
         return Ride(assembly, settled(assembly), watch=watch)
     folder = Folder.create(recipe)
     try:
+        keep_first_weights(recipe, folder.path)
         folder.note("split", assembly.split())
         pick = settled(assembly)
         folder.note("engine", pick.to_dict())
@@ -73,6 +75,7 @@ def taken_up(
                 "bad-value", problem, f"Use `shoal server RECIPE.toml --out {path}`, which goes on with it."
             )
         recipe = rebudgeted(folder.recipe(), changes or {})
+        refuse_missing(recipe, path)
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, shelf)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
         if found and found.standing.cuts:  # before memories are taken up, which come with all cuts
@@ -100,10 +103,13 @@ def opened(path: Path) -> Result:
     """A run as its last checkpoint left it; nothing is trained and nothing is changed."""
     folder = Folder.open(path, to_write=False)
     recipe = folder.recipe()
+    refuse_missing(recipe, path)
     assembly = assemble(recipe)
     found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
     if found is None:
-        raise ShoalError("no-run", f"{path} has no checkpoint yet.", f"Run `shoal resume {path}` first.")
+        raise ShoalError(
+            "no-run", f"{path} has no checkpoint yet.", f"Go on with it by {way_to_resume(path, recipe)} first."
+        )
     history = read_history(folder.history_file, found.rounds)
     pick = read_pick(folder.read_note("engine"))
     final = assembly.loop.final(found.standing, found.rounds)

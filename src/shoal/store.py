@@ -14,6 +14,7 @@ from shoal.core.plan import Plan, Slicer
 from shoal.core.standing import Standing
 from shoal.core.tree import Tree
 from shoal.files import damaged, disk_errors, read_tree, write_bytes, write_tree
+from shoal.handover import way_to_resume
 from shoal.history import History, line, read_history, rewrite
 from shoal.memory import Memory, Version
 from shoal.recipe import Recipe, from_file
@@ -193,7 +194,7 @@ def refuse_taken(path: Path) -> None:
         raise ShoalError(
             "folder-exists",
             f"{path} is already there and not empty.",
-            f"Go on with it by `shoal resume {path}`, or give another --out.",
+            f"Go on with it by {way_to_resume(path)}, or give another --out.",
         )
 
 

@@ -1,6 +1,5 @@
 """The model that a run has trained so far: the one that is judged, and what has to be known to use it."""
 
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -10,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal import models
 from shoal.assemble import Shelf, assemble, dataset_of
 from shoal.core.errors import ShoalError
 from shoal.core.plan import Plan
 from shoal.core.streams import Streams
 from shoal.core.tree import Params
-from shoal.data.dataset import HANDED_OVER, Dataset
+from shoal.data.dataset import Dataset
 from shoal.files import disk_errors
+from shoal.handover import refuse_missing, way_to_resume
 from shoal.history import History, read_history
 from shoal.recipe import Recipe
 from shoal.ride import Result, blaming
@@ -68,8 +67,10 @@ def trained_in(path: Path) -> Trained:
         folder = Folder.open(path, to_write=False)
     recipe = folder.recipe()
     if not folder.checkpoint_file.exists():
-        raise ShoalError("no-run", f"{path} has no checkpoint yet.", f"Run `shoal resume {path}` first.")
-    refuse_lost(path, recipe)
+        raise ShoalError(
+            "no-run", f"{path} has no checkpoint yet.", f"Go on with it by {way_to_resume(path, recipe)} first."
+        )
+    refuse_missing(recipe, path, "shoal.export({}, FILE{})")
     shelf: Shelf = {}
     here = replace(recipe, compute="cpu", precision="float32" if recipe.precision == "tf32" else recipe.precision)
     assembly = assemble(here, shelf=shelf)
@@ -131,14 +132,6 @@ def kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:
         for axis, units in cut.kept.items():
             kept[axis] = kept[axis][units] if axis in kept else units
     return {axis: units.tolist() for axis, units in kept.items()}
-
-
-def refuse_lost(path: Path, recipe: Recipe) -> None:
-    """Data and models that a program handed over as objects are gone when it ends."""
-    for what, name, there in (("data", recipe.data, HANDED_OVER), ("a model", recipe.model, models.HANDED_OVER)):
-        if re.fullmatch(r"own-\d+", name) and name not in there:
-            problem = f"{path} used {what} that a Python program had made, and that went with the program."
-            raise ShoalError("no-data", problem, "Call shoal.export in the program that runs it.")
 
 
 def named(dtype: torch.dtype) -> str:

@@ -1,0 +1,123 @@
+"""What tells one data set or module from another: hashes of their contents, made without a pickle."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from hashlib import sha256
+from textwrap import dedent
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from shoal.data.dataset import Dataset
+
+PIECE = 2**26
+"""Bytes that are hashed at a time, so that nothing large is copied."""
+NOT_OWN = frozenset(vars(nn.Module()))
+"""What every module keeps about itself."""
+
+
+def dataset_fingerprint(dataset: Dataset) -> str:
+    """16 digits for the contents, shapes and types of both halves, the owners and the number of classes."""
+    found = sha256(f"{dataset.classes} classes".encode())
+    for name in ("inputs", "targets", "test_inputs", "test_targets"):
+        feed(found, name, getattr(dataset, name))
+    if dataset.owners is not None:
+        feed(found, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
+    return found.hexdigest()[:16]
+
+
+def architecture_fingerprint(module: nn.Module) -> str:
+    """8 digits for the layers with their settings and code, and the names, shapes and types of all tensors.
+
+    Modules that torch itself defines count by their name. Where a class is defined does not matter: a program that
+    imports it makes the same model as the one that holds it.
+    """
+    lines = [f"{name}: {line}" for name, layer in module.named_modules() for line in settings_of(layer)]
+    for name, tensor in tensors_of(module):
+        shape = "not known yet" if is_lazy(tensor) else tuple(tensor.shape)
+        lines.append(f"{name}: {tensor.dtype} {shape} {tensor.requires_grad}")
+    return sha256("\n".join(lines).encode()).hexdigest()[:8]
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """8 digits for the values of all parameters and buffers."""
+    found = sha256()
+    for name, tensor in tensors_of(module):
+        if not is_lazy(tensor):
+            feed(found, name, tensor)
+    return found.hexdigest()[:8]
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def feed(found: Any, name: str, tensor: Tensor) -> None:
+    """A tensor's name, type, shape and bytes."""
+    found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
+    if rows.numel():
+        for piece in rows.split(max(1, PIECE // (rows[0].numel() * rows.element_size()))):
+            found.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def settings_of(layer: nn.Module) -> Iterator[str]:
+    """What a layer is, in lines that are the same in every program."""
+    yield type(layer).__qualname__
+    yield layer.extra_repr()
+    for name, value in sorted(vars(layer).items()):
+        if name not in NOT_OWN and not (name.startswith("_") and by_torch(type(layer))):
+            yield f"{name} = {setting(value)}"
+    for cls in type(layer).__mro__:
+        if not by_torch(cls):
+            for name, value in sorted(vars(cls).items()):
+                function = getattr(value, "__func__", getattr(value, "fget", value))
+                if inspect.isfunction(function) or not name.startswith("__"):
+                    yield f"{name}: {setting(function)}"
+
+
+def setting(value: Any) -> str:
+    """A plain value as it is, a function by its code, anything else by its type: its address says nothing."""
+    match value:
+        case bool() | int() | float() | complex() | str() | bytes() | None | torch.dtype() | torch.device():
+            return repr(value)
+        case tuple() | list():
+            return f"{type(value).__name__}({', '.join(map(setting, value))})"
+        case set() | frozenset():
+            return f"{type(value).__name__}({', '.join(sorted(map(setting, value)))})"
+        case dict():
+            return f"dict({', '.join(f'{setting(k)}: {setting(v)}' for k, v in value.items())})"
+        case np.ndarray() if value.dtype.kind in "biuf":
+            return setting(torch.from_numpy(value.astype(value.dtype.newbyteorder("="))))
+        case nn.Parameter():
+            return "Parameter"  # its values are weights
+        case Tensor() if value.layout == torch.strided and not value.is_quantized and not is_lazy(value):
+            feed(found := sha256(), "tensor", value)
+            return found.hexdigest()
+    function = getattr(value, "__func__", value)
+    if inspect.isfunction(function):
+        return function.__qualname__ if by_torch(function) else code_of(function)
+    return value.__qualname__ if isinstance(value, type) else type(value).__qualname__
+
+
+def by_torch(thing: Any) -> bool:
+    return thing.__module__.partition(".")[0] in ("torch", "builtins")
+
+
+def code_of(function: Any) -> str:
+    """A function's source without comments and line breaks, or what it was compiled to where there is no source."""
+    try:
+        return ast.unparse(ast.parse(dedent(inspect.getsource(function))))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return compiled(function.__code__)
+
+
+def compiled(code: CodeType) -> str:
+    constants = [compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
