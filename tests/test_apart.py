@@ -65,12 +65,6 @@ def test_what_is_wrong_in_a_process_is_told_in_one_sentence(tmp_path):
         compared(["fedavg", "fedprox"], workers=2, model=f"{model}:make")
 
 
-def test_data_as_objects_are_refused():
-    data = (torch.randn(20, 3), torch.randint(2, (20,)))
-    with pytest.raises(ShoalError, match="cannot be given to other processes"):
-        compared(["fedavg", "fedprox"], workers=2, data=data)
-
-
 def test_a_process_that_dies_does_not_take_the_others_work_with_it(tmp_path):
     def killing(recipe, row, history):
         if recipe.method == "fedprox" and len(history) == 2:

@@ -336,7 +336,8 @@ def assert_alike(one: shoal.Comparison, other: shoal.Comparison) -> None:
             assert_same(a, b)
 
 
-def test_a_comparison_on_own_data_goes_on_in_another_program(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_comparison_on_own_data_goes_on_in_another_program(tmp_path, workers):
     whole, out = compared(), tmp_path / "both"
     with pytest.raises(ShoalError, match="Stopped") as stopped:
         compared(out=str(out), watch=stop_after(2))
@@ -349,7 +350,7 @@ def test_a_comparison_on_own_data_goes_on_in_another_program(tmp_path):
     said = refused("no-data", "used data and a model", out)
     assert f"shoal.resume('{out}', data=..., model=...)" in said.advice
     refused("other-recipe", "data are not those", out, data=samples(1), model=seeded())
-    again = shoal.resume(out, data=samples(), model=seeded())
+    again = shoal.resume(out, data=samples(), model=seeded(), workers=workers)
     assert_alike(again, whole)
 
 
@@ -358,3 +359,16 @@ def test_a_comparison_by_name_is_resumed_from_python(tmp_path):
     shoal.compare(["fedavg", "fedprox"], out=str(tmp_path / "both"), **recipe)
     longer = shoal.resume(tmp_path / "both", rounds=2)
     assert [len(result.history) for (result,) in longer.results.values()] == [2, 2]
+
+
+def test_objects_are_given_to_the_processes_of_a_comparison():
+    assert_alike(compared(workers=2), compared())
+
+
+def test_a_module_that_no_process_can_be_given(tmp_path):
+    class Inner(Small):
+        pass
+
+    with pytest.raises(ShoalError, match="The model cannot be given to other processes") as error:
+        compared(model=Inner(), workers=2, out=str(tmp_path / "both"))
+    assert "leave `workers` at 1" in error.value.advice and not (tmp_path / "both").exists()

@@ -20,8 +20,8 @@ from time import perf_counter
 import torch
 
 from shoal.core.errors import ShoalError, told
-from shoal.data.dataset import HANDED_OVER
 from shoal.history import History
+from shoal.luggage import Luggage, luggage_of, unpack_luggage
 from shoal.recipe import Recipe
 from shoal.ride import Result, Watcher
 from shoal.runner import opened
@@ -33,24 +33,20 @@ PATIENCE = 60
 
 def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dict[Recipe, Result]:
     """Every run brought to its end, by so many processes."""
-    for recipe in recipes:
-        if recipe.data in HANDED_OVER:
-            problem = "Data that were handed over as Python objects cannot be given to other processes."
-            raise ShoalError("bad-value", problem, "Leave `workers` at 1, or name files.")
     with TemporaryDirectory(prefix="shoal-runs-") as place:
         placed = [r if r.out else r.revised(out=f"{place}/{i}") for i, r in enumerate(recipes)]
-        follow(placed, min(workers, len(placed)), watch)
+        follow(placed, min(workers, len(placed)), watch, luggage_of(recipes, Path(place)))
         made = {recipe: opened(Path(own.out)) for recipe, own in zip(recipes, placed)}
     return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
 
 
-def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> None:
+def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: Luggage) -> None:
     """Start the processes, pass on what they tell, and stop all of them when one fails."""
     context, started = get_context("spawn"), {}
     threads = max(1, torch.get_num_threads() // workers)
     for number in range(workers):
         near, far = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(far, recipes[number::workers], threads), daemon=True)
+        process = context.Process(target=work, args=(far, recipes[number::workers], threads, luggage), daemon=True)
         process.start()
         far.close()
         started[near] = process
@@ -135,7 +131,7 @@ class ToParent(logging.Handler):
         self.end.send(Warned(record.getMessage()))
 
 
-def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
+def work(end: Connection, recipes: Sequence[Recipe], threads: int, luggage: Luggage) -> None:
     """What a process does: its own runs, one after the other or side by side."""
     import shoal.data.noise  # noqa: F401
     from shoal.compare import alike, brought_to_end
@@ -146,6 +142,7 @@ def work(end: Connection, recipes: Sequence[Recipe], threads: int) -> None:
     logging.getLogger("shoal").addHandler(ToParent(end))
     with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:
+            unpack_luggage(luggage)
             for group in alike(recipes):
                 brought_to_end(group, lambda recipe, row, history: end.send((recipe, row)))
             end.send(None)

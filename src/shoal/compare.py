@@ -11,8 +11,9 @@ from shoal.assemble import Shelf
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.engines.pick import crew_of
-from shoal.handover import refuse_missing, way_to_resume
+from shoal.handover import is_handed_over, refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
+from shoal.luggage import pickled_model
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
@@ -108,6 +109,8 @@ def compare(
     runs = listing.runs()
     for each in runs.values():
         method_of(each[0])
+    if workers > 1 and is_handed_over(recipe.model):
+        pickled_model(recipe.model)  # what is refused leaves no folder
     if recipe.out:
         refuse_taken(Path(recipe.out))
         write_list(Path(recipe.out), listing)
