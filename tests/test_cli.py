@@ -538,12 +538,13 @@ BROKEN = {
         "changes what it is given",
     ),
     "mutates-dict": (
-        "def step(self, update, state, scored, local):\n    update['a.bias'] = update['a.bias'] * 2\n"
-        "    return update, state",
+        "def step(self, update, state, scored, local):\n    name = next(iter(update))\n"
+        "    update[name] = update[name] * 2\n    return update, state",
         "changes what it is given",
     ),
     "mutates-anchor": (
-        "def step(self, update, state, scored, local):\n    local.anchor['a.bias'].add_(1)\n    return update, state",
+        "def step(self, update, state, scored, local):\n    next(iter(local.anchor.values())).add_(1)\n"
+        "    return update, state",
         "changes what it is given",
     ),
     "mutates-memory": (

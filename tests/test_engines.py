@@ -26,7 +26,7 @@ from shoal.engines.pick import Pick, candidates, quickest, read_pick, settled
 from shoal.engines.program import traced
 from shoal.engines.replay import stretch
 from shoal.engines.script import written
-from shoal.engines.serial import Serial
+from shoal.engines.serial import Serial, alone
 from shoal.models import MODELS
 from shoal.parts import PRESETS
 from shoal.recipe import Recipe
@@ -383,6 +383,24 @@ def same_histories(a: list[list[dict]], b: list[list[dict]]) -> None:
 
 
 SWEEP = dict(SMALL, rounds=3, epochs="1")
+DECIDES = """
+from dataclasses import dataclass
+from shoal import Part
+
+@dataclass(frozen=True)
+class Decides(Part):
+    mu: float = 0.1
+    scale: float = 1.0
+
+    def objective(self, inner, local):
+        def score(params, batch):
+            scored = inner(params, batch)
+            if self.mu > 0:
+                apart = sum((p - local.anchor[k]).square().sum() for k, p in params.items())
+                scored = scored._replace(loss=scored.loss + self.mu / 2 * apart)
+            return scored._replace(loss=scored.loss * self.scale)
+        return score
+"""
 
 
 @pytest.mark.parametrize("engine", ["batched", "pool"])
@@ -422,6 +440,21 @@ def test_runs_that_differ_in_numbers_share_programs(monkeypatch):
     made.clear()
     shoal.compare([f"fedprox(mu={mu})" for mu in (0.1, 0.2, 0.3)], seeds=2, engine="batched", **SWEEP)
     assert len(made) <= one + 2
+
+
+def test_a_part_that_decides_on_its_own_number_trains_side_by_side_value_by_value(tmp_path, monkeypatch, caplog):
+    """`if self.mu > 0` needs one value at a time: each value has calls of its own, and no device trains alone."""
+    (tmp_path / "mine.py").write_text(DECIDES)
+    methods = [f"decides(mu={mu}, scale={scale})" for mu in (0.0, 0.5) for scale in (1.0, 2.0)]
+    sweep = dict(SWEEP, parts=[str(tmp_path / "mine.py")])
+    lone: list[int] = []
+    monkeypatch.setattr("shoal.engines.batched.alone", lambda task: lone.append(1) or alone(task))
+    both = shoal.compare(methods, engine="batched", seeds=2, **sweep)
+    lines = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert not lone and len(lines) == 1 and "decides on the value of mu" in lines.pop()
+    apart = shoal.compare(methods, engine="serial", seeds=2, **sweep)
+    same_histories(histories(both), histories(apart))
+    assert len({round(rows[-1]["train_loss"], 9) for rows in histories(both)[::2]}) == 4, "all of them must differ"
 
 
 def test_runs_side_by_side_may_end_at_different_times():

@@ -39,8 +39,9 @@ from shoal.handover import refuse_missing
 from shoal.memory import Memory
 from shoal.models import build
 from shoal.own_metrics import metric_makers
+from shoal.probe import setting_of
 from shoal.recipe import Recipe, amount
-from shoal.strangers import method_of
+from shoal.strangers import method_of, probe_strangers
 
 log = logging.getLogger("shoal")
 
@@ -84,7 +85,10 @@ def assemble(
     if key not in shelf:
         shelf[key] = placed(dataset, recipe.normalise, dtype, place)
     dataset = shelf[key]
-    net = method.model(replace(first_net(recipe, dataset, streams, dtype, place), half=half))
+    kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
+    net = replace(first_net(recipe, dataset, streams, dtype, place), half=half)
+    probe_strangers(method, f"{kind}, {place}", lambda: setting_of(net, dataset.inputs, dataset.targets))
+    net = method.model(net)
 
     def samples(device: int) -> Samples:
         index = server if device == SERVER else held[device]
@@ -97,7 +101,6 @@ def assemble(
         sizes = np.where(sizes < 2, 0, sizes)
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
     site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
     judge = judge_of(recipe, dataset, labels, held, dtype)

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from shoal.apart import apart
-from shoal.assemble import Shelf
+from shoal.assemble import Shelf, assemble
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.engines.pick import crew_of
@@ -18,7 +18,7 @@ from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
 from shoal.store import refuse_taken
-from shoal.strangers import method_of
+from shoal.strangers import method_of, strangers_in
 from shoal.warn_once import each_warning_once
 
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
@@ -108,7 +108,8 @@ def compare(
     listing = Listing(tuple(methods), recipe, seeds, tuple(vary), budgets)
     runs = listing.runs()
     for each in runs.values():
-        method_of(each[0])
+        if strangers_in(method_of(each[0])):
+            assemble(each[0])  # whatever is wrong with one part is told before another method trains
     if workers > 1 and is_handed_over(recipe.model):
         pickled_model(recipe.model)  # what is refused leaves no folder
     if recipe.out:

@@ -1,9 +1,10 @@
-"""A look at a part before it is trusted: a tiny run of two rounds, and its steps in one vectorised call."""
+"""A look at a part before it is trusted: a tiny run of two rounds, and its steps in one vectorised call.
 
-from collections.abc import Mapping
-from dataclasses import replace
+It is taken on the model and the samples of the run that the part is for, so that whatever fits these is accepted.
+"""
+
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,25 +15,67 @@ from shoal.core.compose import Method
 from shoal.core.device import Site, Visit, prepare
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
-from shoal.core.net import Net
+from shoal.core.forms import refused
+from shoal.core.net import Net, deepcopy_of
 from shoal.core.part import Part
 from shoal.core.plan import WHOLE, Axis, Block, Cut
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams
-from shoal.core.train import Course, Rule, Scene, advance, functional, gated
-from shoal.core.types import SERVER, Batch, Optimiser, Samples, Work
-from shoal.engines.crew import Crew
+from shoal.core.train import Scene
+from shoal.core.types import SERVER, Optimiser, Samples, Work
+from shoal.engines.cohort import Cohort
+from shoal.engines.crew import Crew, Task
 from shoal.engines.machine import Machine
+from shoal.engines.member import Member
 from shoal.engines.serial import Serial
+from shoal.engines.step import step_of
 from shoal.fleet.fleets import Uniform
 from shoal.memory import Memory
-from shoal.watch import refused, watched
+from shoal.watch import watched
 
 
-def probe(part: Part) -> None:
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What a part is tried on: a model before any part has changed it, and some samples that it can take."""
+
+    net: Net
+    inputs: Tensor
+    targets: Tensor
+    lr: float = 0.1
+    sizes: tuple[int, int] = (5, 3)
+    """How many samples the two devices have."""
+
+    def first_net(self) -> Net:
+        """The model, apart from the one of the run: a part may forget to copy what it changes."""
+        return replace(self.net, module=deepcopy_of(self.net))
+
+
+def tiny_setting(samples: int = 12) -> Setting:
+    """A 4-3-2 perceptron in float64, and a handful of samples drawn by chance."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
+    return Setting(tiny_net(), x, torch.randint(0, 2, (samples,), generator=generator))
+
+
+def setting_of(net: Net, inputs: Tensor, targets: Tensor) -> Setting:
+    """The model and some samples of a run; of a large model so few that the look takes no longer than it must."""
+    sizes = (2, 2) if net.macs_forward > LARGE else (5, 3)
+    rows = np.random.default_rng(0).permutation(len(targets))
+    index = torch.from_numpy(np.resize(rows, sum(sizes) + SHARED)).to(inputs.device)
+    return Setting(net, inputs[index], targets[index], lr=0.01, sizes=sizes)
+
+
+LARGE = 10**7
+"""Multiply-accumulates of a sample from which on a model is tried on as little as possible."""
+SHARED = 4
+"""Samples of the server in a tiny run."""
+
+
+def probe(part: Part, setting: Setting | None = None) -> None:
     """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
-    loop, net = tiny_run(Method((watched(part),)))
+    setting = setting or tiny_setting()
+    loop, net = tiny_run(Method((watched(part),)), setting.sizes, setting=setting)
     assert isinstance(loop.engine, Machine)
     standing, memory = loop.start(net), loop.engine.memory
     for number in range(2):
@@ -44,7 +87,7 @@ def probe(part: Part) -> None:
         tree.pack([standing.states, *memory.held.values()])
     except TypeError as error:
         raise refused(part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees.") from error
-    together(part)
+    together(part, setting)
 
 
 def tiny_run(
@@ -53,29 +96,28 @@ def tiny_run(
     momentum: float = 0.0,
     memory: Path | None = None,
     crew: Crew | None = None,
+    setting: Setting | None = None,
 ) -> tuple[Loop, Net]:
-    """A whole run in miniature: a 4-3-2 perceptron in float64, a few devices and a server with a handful of samples."""
-    streams, net = Streams(0), method.model(tiny_net())
-    total = sum(sizes) + 4
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(total, 4, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 2, (total,), generator=generator)
+    """A whole run in miniature: a few devices and a server with a handful of samples each."""
+    total = sum(sizes) + SHARED
+    setting = setting or tiny_setting(total)
+    streams, net = Streams(0), method.model(setting.first_net())
     ends = np.cumsum((0, *sizes))
 
     def samples(device: int) -> Samples:
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
-        return Samples(x, y, index)
+        return Samples(setting.inputs, setting.targets, index)
 
     site = Site(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
-        Machine(site, Memory(memory), crew or Serial()),
+        Machine(site, Memory(memory, place=net.place), crew or Serial()),
         Uniform(),
         streams,
         np.array(sizes),
         len(sizes),
-        lambda round, device: Work(1.0, 0, 2, 0.1),
-        Judge(samples(SERVER), 2),
+        lambda round, device: Work(1.0, 0, 2, setting.lr),
+        Judge(samples(SERVER), net.classes),
         lambda row: True,
         Optimiser(momentum),
         server=samples(SERVER),
@@ -118,40 +160,36 @@ def scenes_of(method: Method, visit: Visit) -> list[Scene]:
     return [visit.scene_at(step, drawn(step)) for step in range(len(visit.rows))]
 
 
-def together(part: Part) -> None:
+def together(part: Part, setting: Setting) -> None:
     """One step of two devices in one vectorised call: what branches on data or numbers fails here."""
-    loop, net = tiny_run(Method((part,)), sizes=(4, 4))
-    visits = visits_of(loop, loop.start(net))
-    method = loop.method
-    scenes = [scenes_of(method, v)[0] for v in visits]
-    batches = [v.device.samples.batch(v.rows[0]) for v in visits]
-    inputs = torch.stack([b.inputs for b in batches])
-    targets = torch.stack([b.targets[0][0] for b in batches])
-    rule = Rule(net, method, Optimiser())
-
-    def one_step(course: Course, x: Tensor, y: Tensor, scene: Scene) -> Course:
-        new, _ = advance(rule, course, Batch(x, ((y, None),)), scene, functional)
-        return gated(x.new_ones((), dtype=torch.bool), new, course)
-
     try:
-        torch.vmap(one_step)(stacked([v.course for v in visits]), inputs, targets, stacked(scenes))
+        one_step(Method((part,)), setting)
     except ShoalError:
         raise
     except Exception as error:
+        if not vectorises(setting):
+            return  # nor does the model without the part
         text = str(error).split("\n")[0]
         branch = "data-dependent control flow" in text or ".item()" in text
         why = "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
         raise refused(part, "objective or step", why, "Use torch.where and other tensor operations instead.") from error
 
 
-def stacked(trees: list) -> Any:
-    """Trees of the same shape as one tree with the devices as first dimension."""
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return torch.stack(trees)
-    if isinstance(first, Mapping):
-        return {k: stacked([t[k] for t in trees]) for k in first}
-    if isinstance(first, tuple):
-        made = [stacked([t[i] for t in trees]) for i in range(len(first))]
-        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
-    return first
+def one_step(method: Method, setting: Setting) -> None:
+    """The first step of a device, twice side by side, as an engine would make it."""
+    loop, net = tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
+    assert isinstance(loop.engine, Machine)
+    task = Task(loop.engine.site, visits_of(loop, loop.start(net))[0].job, {})
+    cohort = Cohort([Member(task), Member(task)], (), 2, 2, turned=False)
+    padded, own = next(cohort.frames.each())
+    with torch.no_grad():
+        step_of(cohort, padded)(cohort.carried(), cohort.fixed(), [*cohort.data, *own])
+
+
+def vectorises(setting: Setting) -> bool:
+    """Whether the model alone can train side by side."""
+    try:
+        one_step(Method(), setting)
+    except Exception:
+        return False
+    return True

@@ -103,8 +103,9 @@ class Ride:
     def end(self) -> Result:
         """The run is over."""
         self.keep()
-        standing = self.standing or self.loop.start(self.assembly.net)
-        final = self.loop.final(standing, len(self.history))
+        with blaming(self.assembly):
+            standing = self.standing or self.loop.start(self.assembly.net)
+            final = self.loop.final(standing, len(self.history))
         if self.folder and "devices" in self.recipe.metrics:
             self.folder.note("devices", {"accuracy": self.assembly.judge.per_device(standing.net, final)})
         return Result(self.recipe, self.history, standing.net, final, self.pick)

@@ -1,7 +1,7 @@
 """Parts from outside the package: a user's own file, or an installed package that offers them."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from traceback import extract_tb
@@ -12,18 +12,17 @@ from shoal.core.errors import ShoalError, told
 from shoal.core.expression import parse
 from shoal.core.part import Part
 from shoal.parts import PRESETS, parts_in, shipped
-from shoal.probe import probe
+from shoal.probe import Setting, probe
 from shoal.pyfile import module_of
 from shoal.recipe import Recipe
 
 
 def method_of(recipe: Recipe) -> Method:
-    """The recipe's method; parts that are not of this package are looked at before they are used.
+    """The recipe's method.
 
     Installed packages are asked only for names that nobody else knows, so a broken one harms nobody else.
     """
-    own = shipped()
-    known = own | in_files(recipe.parts)
+    known = shipped() | in_files(recipe.parts)
     try:
         method = parse(recipe.method, known, PRESETS)
     except ShoalError as error:
@@ -31,10 +30,25 @@ def method_of(recipe: Recipe) -> Method:
         if not installed:
             raise
         method = parse(recipe.method, installed | known, PRESETS)
-    for part in method.parts:
-        if own.get(part.name()) is not type(part):
-            probe(part)
     return method
+
+
+def strangers_in(method: Method) -> list[Part]:
+    """The parts of a method that are not of this package."""
+    return [part for part in method.parts if shipped().get(part.name()) is not type(part)]
+
+
+def probe_strangers(method: Method, kind: str, setting: Callable[[], Setting]) -> None:
+    """Look at parts that are not of this package before they are used; once for each `kind` of run."""
+    for part in strangers_in(method):
+        key = (type(part), str(part), kind)
+        if key not in PROBED:
+            probe(part, setting())
+            PROBED.add(key)
+
+
+PROBED: set[tuple[type[Part], str, str]] = set()
+"""What was found in order in this process."""
 
 
 def in_packages() -> dict[str, type[Part]]:
@@ -82,7 +96,7 @@ def parts_of(path: Path) -> list[type[Part]]:
 
 def blamed(error: Exception, method: Method) -> ShoalError | None:
     """The part of a stranger that an exception came through, if any: it is no bug of ours."""
-    files = {inspect.getfile(type(p)): p for p in method.parts if shipped().get(p.name()) is not type(p)}
+    files = {inspect.getfile(type(p)): p for p in strangers_in(method)}
     for frame in reversed(extract_tb(error.__traceback__)):
         if frame.filename in files:
             why = f"raises {told(error)} in `{frame.name}`, line {frame.lineno}"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core import tree
 from shoal.core.errors import ShoalError, told
+from shoal.core.forms import check_params, check_two_values, refused
 from shoal.core.part import POINTS, Part
 from shoal.core.tree import Params
 from shoal.core.types import Batch, Scored, Scorer
@@ -60,31 +61,16 @@ def scoring(part: Part, scorer: Scorer) -> Scorer:
 
 def check_form(part: Part, point: str, args: tuple, result: Any) -> None:
     """What a point returns must have the form of what it was given."""
-    if point in WITH_STATE and not (isinstance(result, tuple) and len(result) == 2):
-        raise refused(part, point, "does not return two values", "Return the value and the state.")
-    if point in ("step", "begin", "end", "serve"):
-        same_shapes(part, point, args[0], result[0])
-    elif point == "combine":
-        same_shapes(part, point, args[2].anchor, result[0])
-    elif point == "evaluate":
-        same_shapes(part, point, args[0][""], result.get("") if isinstance(result, Mapping) else None)
+    if point in WITH_STATE:
+        check_two_values(part, point, result)
+    if point in ("step", "begin", "end"):  # those of the server are looked at in every round
+        check_params(part, point, args[0], result[0])
     elif point in ("measure", "send"):
         if not all(isinstance(leaf, Tensor) for leaf in leaves(result if point == "measure" else result[0])):
             raise refused(part, point, "sends what is not a tensor", "Only tensors travel, and dicts of them.")
     if point == "step" and structure(args[1]) != structure(result[1]):
         why = "returns a state of another form than it was given"
         raise refused(part, point, why, "Make the whole state in `begin`.")
-
-
-def same_shapes(part: Part, point: str, given: Params, made: Any) -> None:
-    for name, value in given.items():
-        found = made.get(name) if isinstance(made, Mapping) else None
-        if not isinstance(found, Tensor) or found.shape != value.shape:
-            shape = (
-                tuple(found.shape) if isinstance(found, Tensor) else "nothing" if found is None else repr(found)[:40]
-            )
-            why = f"returns {shape} for {name}, which has shape {tuple(value.shape)}"
-            raise refused(part, point, why, "Return a tensor of the same shape for every name.")
 
 
 @contextmanager
@@ -121,7 +107,3 @@ def contents(value: Any) -> Any:
     if is_dataclass(value):
         return {k: contents(getattr(value, k)) for k in TREES if hasattr(value, k)}
     return value if isinstance(value, (Tensor, bool, int, float, str)) else None
-
-
-def refused(part: Part, point: str, why: str, advice: str) -> ShoalError:
-    return ShoalError("bad-part", f"The part {part.name()} breaks a rule at {point}: it {why}.", advice)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.forms import check_params, check_plan, check_two_values, check_weights
 from shoal.core.net import Net
 from shoal.core.part import Part
 from shoal.core.plan import Plan
@@ -84,36 +85,51 @@ class Method:
         beside: dict[int, dict[str, dict[str, Any]]] = {d: {} for d in round.devices}
         for part in self.at("send"):
             name = part.name()
-            own, state = part.send(states[name], replace(round, part=name))
+            made = part.send(states[name], replace(round, part=name))
+            check_two_values(part, "send", made)
+            own, state = made
             states = states | {name: state}
             for device, what in own.items():
                 beside[device][name] = what
         return beside, states
 
     def weigh(self, weights: Tensor, states: dict, round: Round) -> tuple[Tensor, dict]:
-        return self._pipe("weigh", weights, states, round)
+        return self._pipe("weigh", weights, states, round, lambda part, made: check_weights(part, weights, made))
 
     def combine(self, default: Callable[[], Params], states: dict, round: Round) -> tuple[Params, dict]:
         for part in self.at("combine"):
-            params, state = part.combine(round.replies, states[part.name()], replace(round, part=part.name()))
+            made = part.combine(round.replies, states[part.name()], replace(round, part=part.name()))
+            check_two_values(part, "combine", made)
+            params, state = made
+            check_params(part, "combine", round.anchor, params)
             return params, states | {part.name(): state}
         return default(), states
 
     def serve(self, params: Params, states: dict, round: Round) -> tuple[Params, dict]:
-        return self._pipe("serve", params, states, round)
+        return self._pipe("serve", params, states, round, lambda part, made: check_params(part, "serve", params, made))
 
     def prune(self, plan: Plan, states: dict, round: Round) -> tuple[Plan, dict]:
-        return self._pipe("prune", plan, states, round)
+        return self._pipe("prune", plan, states, round, lambda part, made: check_plan(part, made, round.net.slicer))
 
     def evaluate(self, judged: dict[str, Params], states: dict, round: Round) -> dict[str, Params]:
+        given = judged[""]
         for part in self.at("evaluate"):
             judged = part.evaluate(judged, states[part.name()], replace(round, part=part.name()))
+            for params in judged.values() if isinstance(judged, Mapping) and "" in judged else (None,):
+                check_params(part, "evaluate", given, params)
         return judged
 
-    def _pipe(self, point: str, value: Any, states: dict, round: Round) -> tuple[Any, dict]:
+    def _pipe(
+        self, point: str, value: Any, states: dict, round: Round, check: Callable[[Part, Any], None] | None = None
+    ) -> tuple[Any, dict]:
+        """Through the parts in their order; what each returns is looked at before the next one gets it."""
         for part in self.at(point):
             name = part.name()
-            value, state = getattr(part, point)(value, states[name], replace(round, part=name))
+            made = getattr(part, point)(value, states[name], replace(round, part=name))
+            check_two_values(part, point, made)
+            value, state = made
+            if check:
+                check(part, value)
             states = states | {name: state}
         return value, states
 

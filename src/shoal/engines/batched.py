@@ -16,7 +16,7 @@ from shoal.core.device import answer
 from shoal.core.errors import ShoalError, told
 from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Done, Task
-from shoal.engines.knobs import Knob, knobs_of, skeleton
+from shoal.engines.knobs import Knob, field_of, knobs_of, skeleton
 from shoal.engines.member import Member
 from shoal.engines.program import Program, traced
 from shoal.engines.replay import Replay, out_of_memory, recorded, stretch
@@ -43,10 +43,13 @@ class Batched:
         """Forms whose model does not take images with their channels last."""
         self.refused: set[tuple] = set()
         """Forms whose step cannot be vectorised at all."""
+        self.conditions: set[tuple[type, str]] = set()
+        """Fields of parts on which a step decides in Python (`if self.mu > 0`), so that they cannot be tensors."""
         self.pool = None
 
     def train(self, tasks: Sequence[Task]) -> list[Done]:
-        knobs = knobs_of({id(t.site): t.site for t in tasks}.values())
+        sites = {id(t.site): t.site for t in tasks}.values()
+        knobs = [k for k in knobs_of(sites) if not any(field_of(site, k) in self.conditions for site in sites)]
         left = sorted(range(len(tasks)), key=lambda i: -expected(tasks[i]))
         done: dict[int, Done] = {}
         while left:
@@ -80,6 +83,10 @@ class Batched:
                     done |= zip(group, self.together(form, [members[i] for i in group], knobs))
             except Refused as error:
                 again = {i: tasks[i] for i in own}
+                fixed = self.decided_on(form, members[own[0]], knobs)
+                if fixed:
+                    done |= self.some(again, [knob for knob in knobs if knob not in fixed])
+                    continue
                 if form not in self.plain:
                     self.plain.add(form)
                     done |= self.some(again, knobs)
@@ -152,14 +159,41 @@ class Batched:
     def limit(self, form: tuple, member: Member, knobs: Sequence[Knob]) -> int:
         """How many devices of a form fit side by side, judged by what a step of one of them holds at its peak."""
         if form not in self.lanes:
-            cohort = Cohort([Member(member.task)], knobs, 1, max(member.sizes), form not in self.plain)
-            carried, fixed, (padded, own) = cohort.carried(), cohort.fixed(), next(cohort.frames.each())
-            frame = [*cohort.data, *own]
-            with refusing(cohort):
-                step = traced(step_of(cohort, padded), carried, fixed, frame, in_place=False, fake=True)
-            held = step.peak + 3 * tree.nbytes([carried, fixed])
-            self.lanes[form] = max(1, (self.budget or room(cohort.place)) // held)
+            held = self.held_by_one(form, member, knobs)
+            self.lanes[form] = max(1, (self.budget or room(member.site.net.place)) // held)
         return self.lanes[form]
+
+    def held_by_one(self, form: tuple, member: Member, knobs: Sequence[Knob]) -> int:
+        """Bytes that a device alone holds at the peak of a step; nothing is computed for it."""
+        cohort = Cohort([Member(member.task)], knobs, 1, max(member.sizes), form not in self.plain)
+        carried, fixed, (padded, own) = cohort.carried(), cohort.fixed(), next(cohort.frames.each())
+        frame = [*cohort.data, *own]
+        with refusing(cohort):
+            step = traced(step_of(cohort, padded), carried, fixed, frame, in_place=False, fake=True)
+        return step.peak + 3 * tree.nbytes([carried, fixed])
+
+    def decided_on(self, form: tuple, member: Member, knobs: Sequence[Knob]) -> list[Knob]:
+        """The numbers that keep a step from being vectorised, because it needs one value of them at a time."""
+
+        def works(some: Sequence[Knob]) -> bool:
+            try:
+                return self.held_by_one(form, member, some) > 0
+            except Refused:
+                return False
+
+        if not knobs or not works([]):
+            return []
+        found = [knob for knob in knobs if not works([knob])] or list(knobs)
+        for kind, name in (field_of(member.site, knob) for knob in found):
+            self.conditions.add((kind, name))
+            log.warning(
+                "%s decides on the value of %s (as in `if self.%s > 0`), so runs with different values of it train in "
+                "calls of their own; with torch.where they could share one.",
+                kind.__name__.lower(),
+                name,
+                name,
+            )
+        return found
 
     def halve(self, width: int) -> None:
         """What was tried did not fit."""

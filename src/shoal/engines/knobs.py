@@ -51,6 +51,12 @@ def had_by(site: Site, knobs: Sequence[Knob]) -> list[Knob]:
     return [(at, name) for at, name in knobs if at in found and hasattr(found[at], name)]
 
 
+def field_of(site: Site, knob: Knob) -> tuple[type, str]:
+    """The class that has such a number in this site, and the name of the field."""
+    at, name = knob
+    return type(dict(holders(site)).get(at)), name
+
+
 def values(site: Site, knobs: Sequence[Knob]) -> list[Tensor]:
     """The numbers themselves."""
     found = dict(holders(site))
