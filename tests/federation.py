@@ -12,6 +12,7 @@ from shoal.core.device import Site
 from shoal.data.dataset import digits
 from shoal.devices.conduct import conducted, fit_for_devices
 from shoal.devices.seat import Seat
+from shoal.engines.distant import LARGEST
 from shoal.engines.machine import Machine
 from shoal.recipe import Recipe
 from shoal.ride import Result
@@ -77,12 +78,12 @@ def seats(folder: Path, **more: object) -> list[Seat]:
     return [Seat(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(devices)]
 
 
-def played(found: Recipe, post: Nearby, bound: float = 1e6) -> Result:
+def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = LARGEST) -> Result:
     """A run with devices in this process, from the beginning or from where it was left."""
     path = Path(found.out)
     if not path.exists():
         Folder.create(found).close()
-    return conducted(path, post, 60, bound, 1)
+    return conducted(path, post, 60, bound, 1, max_samples=max_samples)
 
 
 def rows(result: Result) -> list[dict]:

@@ -146,6 +146,21 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
     assert all(torch.equal(found.params[k], v) for k, v in other.params.items())
 
 
+def test_a_device_counts_for_no_more_samples_than_the_server_allows(tmp_path):
+    class Boasts(Nearby):
+        def exchange(self, questions, kind, seconds):
+            for device, answer in super().exchange(questions, kind, seconds):
+                found = parcel.unwrapped(answer, 1 << 30)
+                boast = {"size": 10**7} if kind == "enrol" and device == 1 else {}
+                yield device, parcel.wrapped(found | boast)
+
+    there, most = seats(tmp_path), 100
+    with_boast = played(recipe("fedavg", tmp_path / "boast"), Boasts(there), max_samples=most)
+    without = played(recipe("fedavg", tmp_path / "honest"), Nearby(there), max_samples=most)
+    unbound = played(recipe("fedavg", tmp_path / "unbound"), Boasts(there))
+    assert rows(with_boast) == rows(without) != rows(unbound)
+
+
 def test_devices_run_nothing_that_a_server_names(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     seat = Seat(samples_file(tmp_path, 0), tmp_path / "home")

@@ -297,5 +297,12 @@ class Spy:
         self.enrolled += tree.nbytes(cards)
         return cards
 
+    def forget(self, devices) -> None:
+        self.inner.forget(devices)
+
     def resize(self, net, plan) -> None:
         self.inner.resize(net, plan)
+
+    @property
+    def doubted(self) -> bool:
+        return self.inner.doubted

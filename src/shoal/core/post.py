@@ -1,17 +1,19 @@
 """The post: what each device is sent, and what the server reads of their answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
 from shoal.core import tree, wire
 from shoal.core.compose import Method
+from shoal.core.culprits import reason
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.plan import WHOLE
 from shoal.core.streams import Streams
-from shoal.core.tree import Tree
+from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
 
 
@@ -25,6 +27,8 @@ class Post:
     work: Callable[[int, int], Work]
     """(round, device) -> how much it trains."""
     server: Samples | None = None
+    doubted: bool = False
+    """Whether devices are elsewhere, so that what they say may be anything."""
 
     def jobs(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
         """One job per device: its slice of the model and what lies beside, through the downlink's codecs."""
@@ -52,29 +56,49 @@ class Post:
         like = {k: round.anchor[k] for k in net.named("shared")}
         replies: dict[int, Reply] = {}
         unread: dict[int, str] = {}
+        faults: list[Exception] = []
         for job, outcome in zip(jobs, outcomes, strict=True):
-            message = outcome.message
-            if job.device in late or message is None:
+            if job.device in late or outcome.message is None:
                 continue
             try:
-                message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
-            except ShoalError as error:
-                if error.kind.name != "damaged":
-                    raise
-                unread[job.device] = error.problem
-                continue
-            delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
-            if self.method.carries == "values":
-                delta = tree.minus(delta, round.anchor)
-                delta |= {k: delta[k] * mask for k, mask in covered.items()}
-            size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
-            replies[job.device] = Reply(job.device, size, delta, covered, report, outcome)
+                replies[job.device] = self.opened(job, outcome, outcome.message, like, round)
+            except Exception as error:
+                if isinstance(error, ShoalError) and error.kind.name == "damaged":
+                    unread[job.device] = error.problem
+                else:
+                    unread[job.device] = reason(error)
+                    faults.append(error)
+        if not self.doubted and 2 * len(faults) > len(replies) + len(faults):
+            raise faults[0]
         looked = [not codecs and r.outcome.finite for r in replies.values()]
         finite = tree.finite_each([[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)])
         sound = {device for device, yes in zip(replies, finite) if yes}
         why = {o.device: "it was late" if o.device in late else unread.get(o.device, o.problem) for o in outcomes}
         gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]
         return [r for d, r in replies.items() if d in sound], gone
+
+    def opened(self, job: Job, outcome: Outcome, message: wire.Message, like: Params, round: Round) -> Reply:
+        """One answer, decoded and at full shape."""
+        net, codecs = round.net, self.method.codecs("up")
+        message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
+        delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
+        strange = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]
+        if self.doubted and strange:
+            problem = f"A message has values of another form for {strange[0]}."
+            raise ShoalError("damaged", problem, "It was not used.")
+        if self.method.carries == "values":
+            delta = tree.minus(delta, round.anchor)
+            delta |= {k: delta[k] * mask for k, mask in covered.items()}
+        size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
+        return Reply(job.device, size, delta, covered, report, outcome)
+
+    def credible(self, job: Job, outcome: Outcome) -> Outcome:
+        """A device that is elsewhere cannot have gone through more samples than it holds, as often as it was told."""
+        if not self.doubted or job.device == SERVER or outcome.message is None:
+            return outcome
+        work, size = job.work, int(self.sizes[job.device])
+        most = work.steps * work.batch or ceil(max(work.epochs, 1) * size)
+        return replace(outcome, samples=min(outcome.samples, most), steps=min(outcome.steps, most))
 
     def link(self, round: Round, direction: str, device: int) -> wire.Link:
         net, plan = round.net, round.plans[device]

@@ -1,27 +1,30 @@
 """The round: one loop for every method, written once. It reads like the table of points in `Part`."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from shoal.core import tree
-from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
+from shoal.core.conclusion import Conclusion, conclude_with_usable
+from shoal.core.culprits import use_without_culprits
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Patience, Row, by_blocks, cost, times_of
 from shoal.core.net import Net
 from shoal.core.plan import WHOLE, Plan
 from shoal.core.post import Post
-from shoal.core.standing import Card, Register, Standing
+from shoal.core.standing import Card, Register, Standing, Unintroduced
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Roster, Round, Samples, Work
+
+log = logging.getLogger("shoal")
 
 
 class Engine(Protocol):
@@ -35,7 +38,16 @@ class Engine(Protocol):
 
     def enrol(self, devices: Sequence[int]) -> dict[int, Card]: ...
 
+    def forget(self, devices: Sequence[int]) -> None:
+        """Their answers were of no use: they remember what they did before this round."""
+        ...
+
     def resize(self, net: Net, plan: Plan) -> None: ...
+
+    @property
+    def doubted(self) -> bool:
+        """Whether devices are elsewhere, so that what they say may be anything."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +93,26 @@ class Loop:
 
     @cached_property
     def post(self) -> Post:
-        return Post(self.method, self.streams, self.sizes, self.work, self.server)
+        return Post(self.method, self.streams, self.sizes, self.work, self.server, self.engine.doubted)
 
     def start(self, net: Net) -> Standing:
         """Before the first round; `net` already went through the parts' `model`."""
         standing = Standing(net, net.initial, {})
         register = Register({}, self.engine.enrol)
-        states = self.method.init_server(self.opening(standing, 0, register))
+        everybody = np.flatnonzero(self.sizes > 0).tolist()
+
+        def first_states(devices: list[int]) -> dict[str, Tree]:
+            return self.method.init_server(self.opening(standing, 0, register, set(everybody) - set(devices)))
+
+        try:
+            states = first_states(everybody)
+        except Exception:
+            if not (register.cards or register.silent):
+                raise
+            form = lambda device: tree.outline(register.cards.get(device))  # noqa: E731
+            states, refused = use_without_culprits(everybody, first_states, form, self.engine.doubted)
+            for at, why in refused.items():
+                log.warning("device %d, enrolment: %s", everybody[at], why)
         return replace(standing, states=states, cards=register.cards, owed=register.nbytes)
 
     def play(self, standing: Standing, number: int) -> tuple[Standing, Row]:
@@ -98,10 +123,19 @@ class Loop:
         return self.take(asked, outcomes, perf_counter() - began)
 
     def ask(self, standing: Standing, number: int) -> "Asked":
-        """The first half of a round: what each device is told."""
-        began, method, states = perf_counter(), self.method, standing.states
+        """The first half of a round: what each device is told. Who does not introduce itself is left out of it."""
         register = Register(standing.cards, self.engine.enrol)
-        round = self.opening(standing, number, register)
+        while True:
+            without = frozenset(register.silent)
+            try:
+                return self.asked(standing, number, register, without)
+            except Unintroduced as error:
+                if without.issuperset(error.devices):
+                    raise
+
+    def asked(self, standing: Standing, number: int, register: Register, without: Set[int]) -> "Asked":
+        began, method, states = perf_counter(), self.method, standing.states
+        round = self.opening(standing, number, register, without)
 
         devices, states = method.select(self.drawn(round), states, round)
         round = replace(round, devices=self.checked(devices))
@@ -114,28 +148,23 @@ class Loop:
 
     def take(self, asked: "Asked", trained: Sequence[Outcome], wall: float) -> tuple[Standing, Row]:
         """The second half: what came back becomes the new model. `wall` is how long devices took to train it."""
-        began, method, standing = perf_counter(), self.method, asked.standing
+        began, standing = perf_counter(), asked.standing
         round, states, jobs, register = asked.round, asked.states, asked.jobs, asked.register
         found = {outcome.device: outcome for outcome in trained}
         outcomes = [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
+        outcomes = [self.post.credible(job, outcome) for job, outcome in zip(jobs, outcomes)]
         times = times_of(jobs, outcomes, self.fleet)
         totals, asked_for = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
         late, end = self.patience.late(totals, self.sample, asked_for)
 
         replies, dropped = self.post.replies(jobs, outcomes, round, late)
-        round, params = replace(round, replies=replies), standing.params
-        weights, new_states = self.weighed(round, states)
-        void = weights is None
-        if weights is not None:
-            round = replace(round, weights=weights)
-            new_params, new_states = method.combine(lambda: holders_mean(round), new_states, round)
-            new_params, new_states = method.serve(new_params, new_states, round)
-            void = not tree.finite(new_params)
-            params, states = (params, states) if void else (new_params, new_states)
+        round = replace(round, replies=replies)
+        rehearse = (lambda made: self.rehearse(made, register)) if self.engine.doubted else None
+        made, refused = conclude_with_usable(self.method, standing, round, states, rehearse)
+        dropped += [{"device": device, "why": why} for device, why in refused.items()]
+        self.engine.forget([gone["device"] for gone in dropped if gone["device"] not in late])
         enrolment = standing.owed + register.nbytes
-        standing = replace(standing, params=params, states=states, cards=register.cards, owed=0)
-        if not void:
-            standing = self.prune(standing, round)
+        round, standing = made.round, replace(made.after, cards=register.cards, owed=0)
 
         row = cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
         if round.net.blocks and any(codec.stage == "rows" for codec in self.method.codecs("down")):
@@ -144,9 +173,16 @@ class Loop:
             row |= self.judged(standing, replace(round, net=standing.net, params=standing.params)) | self.look(round)
         if dropped:
             row["dropped"] = dropped
-        if void:
+        if made.void:
             row["void"] = True
         return standing, row | {"wall_seconds": asked.wall + wall + perf_counter() - began}
+
+    def rehearse(self, made: Conclusion, register: Register) -> None:
+        """Raise what the next round would raise with what was made of this one."""
+        after, number = made.after, made.round.number + 1
+        self.method.evaluate({"": after.params}, after.states, replace(made.round, net=after.net, params=after.params))
+        with suppress(Unintroduced):
+            self.asked(after, number, Register(register.cards, lambda devices: {}), register.silent)
 
     def final(self, standing: Standing, rounds: int) -> Params:
         """The model that a run ends with: the one that is judged."""
@@ -159,12 +195,15 @@ class Loop:
             self.engine.resize(after.net, after.cuts[-1])
 
     # the steps of a round, in their order -------------------------------------------------------------------------
-    def opening(self, standing: Standing, number: int, roster: Roster) -> Round:
+    def opening(self, standing: Standing, number: int, roster: Roster, without: Set[int] = frozenset()) -> Round:
+        """A round before anybody was asked; the devices `without` whom it is played count as holding nothing."""
         return Round(
             number=number,
             net=standing.net,
             anchor=standing.params,
-            sizes=self.sizes,
+            sizes=np.where(np.isin(np.arange(len(self.sizes)), list(without)), 0, self.sizes)
+            if without
+            else self.sizes,
             sample=self.patience.asked(self.sample),
             streams=self.streams,
             roster=roster,
@@ -199,29 +238,6 @@ class Loop:
                 "no-data", "The server takes part but has no data.", "Give it some: --server-data share:0.05."
             )
         return list(devices)
-
-    def weighed(self, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
-        """Weights that sum to 1, or None when nobody is left who counts."""
-        if not round.replies:
-            return None, states
-        sizes = [0 if r.device == SERVER else r.size for r in round.replies]
-        weights, states = self.method.weigh(torch.tensor(sizes, dtype=torch.float64), states, round)
-        if weights.shape != (len(sizes),) or not bool((weights.isfinite() & (weights >= 0)).all()):
-            raise ShoalError(
-                "bad-part",
-                f"The weights {weights.tolist()} of {len(sizes)} replies are not as many finite numbers from 0 up.",
-                "Correct the part's `weigh`.",
-            )
-        return (weights / weights.sum() if weights.sum() > 0 else None), states
-
-    def prune(self, standing: Standing, round: Round) -> Standing:
-        """A smaller model where a part asks for one; every state shaped like it is cut along."""
-        plan, states = self.method.prune(WHOLE, standing.states, replace(round, params=standing.params))
-        if not plan:
-            return replace(standing, states=states)
-        net, slicer = standing.net.cut(plan), standing.net.slicer
-        params, states = slicer.take(standing.params, plan), slicer.cut_tree(states, plan)
-        return replace(standing, net=net, params=params, states=states, cuts=(*standing.cuts, plan))
 
     def judged(self, standing: Standing, round: Round) -> Row:
         """The quality of the model; of further models under their own names."""

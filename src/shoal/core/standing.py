@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from shoal.core import tree
+from shoal.core.errors import ShoalError
 from shoal.core.net import Net
 from shoal.core.plan import Plan
 from shoal.core.tree import Params, Tree
@@ -28,20 +29,38 @@ class Standing:
     """Bytes of enrolment that no row has counted yet."""
 
 
+class Unintroduced(ShoalError):
+    """Devices that a part must know have not told about themselves."""
+
+    def __init__(self, devices: Sequence[int]):
+        problem = f"Device {devices[0]} did not introduce itself, and the method must know it."
+        super().__init__("unreachable", problem, "Start the device; it takes part from then on.")
+        self.devices = tuple(devices)
+
+    def __reduce__(self):
+        return Unintroduced, (self.devices,)
+
+
 class Register:
     """The roster of one round: cards known before, and those asked for now, whose bytes are counted."""
 
     def __init__(self, cards: dict[int, Card], enrol: Callable[[Sequence[int]], dict[int, Card]]):
         self.cards, self.enrol, self.nbytes = dict(cards), enrol, 0
+        self.silent: set[int] = set()
+        """Devices that were asked in this round and did not answer; they are not asked again."""
 
     def __getitem__(self, device: int) -> Card:
         return self.ask([device])[device]
 
     def ask(self, devices: Sequence[int]) -> dict[int, Card]:
         """The cards of these devices; those not known yet are asked for in one go."""
-        strangers = [d for d in devices if d not in self.cards]
+        strangers = [d for d in devices if d not in self.cards and d not in self.silent]
         if strangers:
             told = self.enrol(strangers)
             self.cards |= told
             self.nbytes += tree.nbytes(told)
+            self.silent |= set(strangers) - set(told)
+        gone = [d for d in devices if d in self.silent]
+        if gone:
+            raise Unintroduced(gone)
         return {d: self.cards[d] for d in devices}

@@ -15,6 +15,7 @@ from shoal.devices.keys import AUTHORITY, make_keys
 from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal, start_node
 from shoal.devices.seat import Seat
 from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
+from shoal.engines.distant import LARGEST
 from shoal.failed_runs import refuse_all_void
 from shoal.files import disk_errors
 from shoal.history import read_history
@@ -60,6 +61,9 @@ def server(
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for an answer.", min=1)] = 600,
     wait: Annotated[float, typer.Option(help="Seconds that a new run waits for its devices.", min=1)] = 600,
     bound: Annotated[float, typer.Option(help="The largest norm of a tensor that a device may send.")] = 1e6,
+    max_samples: Annotated[
+        int, typer.Option(help="A device counts for at most so many samples, whatever it says.", min=1)
+    ] = LARGEST,
     sets: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE")] = None,
     insecure: Insecure = False,
 ) -> None:
@@ -70,7 +74,7 @@ def server(
     path, lock = prepared(found)
     console = Console(soft_wrap=True)
     link = Link((path / FLOWER).resolve(), secured, host, port)
-    terms = Terms(patience, bound, wait)
+    terms = Terms(patience, bound, wait, max_samples)
 
     def tell(row: Row) -> None:
         right = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"

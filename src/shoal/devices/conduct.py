@@ -13,7 +13,7 @@ from shoal.assemble import assemble, dataset_of, numbers_of
 from shoal.core.errors import ShoalError
 from shoal.core.streams import Streams
 from shoal.devices.seat import setup_of
-from shoal.engines.distant import Distant, Post, Remote
+from shoal.engines.distant import LARGEST, Distant, Post, Remote
 from shoal.engines.machine import Machine
 from shoal.engines.pick import Pick
 from shoal.recipe import Recipe
@@ -44,9 +44,15 @@ def fit_for_devices(recipe: Recipe) -> Recipe:
 
 
 def conducted(
-    path: Path, post: Post, seconds: float, bound: float, wait: float, watch: Watcher | None = None
+    path: Path,
+    post: Post,
+    seconds: float,
+    bound: float,
+    wait: float,
+    watch: Watcher | None = None,
+    max_samples: int = LARGEST,
 ) -> Result:
-    """Play the run in this folder from where it stands to its end."""
+    """Play the run in this folder from where it stands to its end; no device counts for more than `max_samples`."""
     folder = Folder.open(path)
     try:
         recipe = folder.recipe()
@@ -61,6 +67,11 @@ def conducted(
             remote.cuts = found.standing.cuts
         history = folder.tidy(found, assembly.memory)
         sizes = counted(folder, distant, recipe.devices, wait)
+        for device in np.flatnonzero(sizes > max_samples):
+            log.warning(
+                "device %d says it has %d samples; it counts as if it had %d", device, sizes[device], max_samples
+            )
+        sizes = np.minimum(sizes, max_samples)
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
         loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})

@@ -145,7 +145,8 @@ def main(grid: Grid, context: Context) -> None:
     known = json.loads(Path(desk["nodes"]).read_text()) if desk["nodes"] else None
     nodes = None if known is None else {int(device): int(node) for device, node in known.items()}
     try:
-        conducted(path, Flower(grid, nodes), desk["seconds"], desk["bound"], desk["wait"])
+        terms = (desk["seconds"], desk["bound"], desk["wait"])
+        conducted(path, Flower(grid, nodes), *terms, max_samples=desk["max_samples"])
         ending = {"kind": "", "problem": "", "advice": ""}
     except ShoalError as error:
         ending = {"kind": error.kind.name, "problem": error.problem, "advice": error.advice}

@@ -15,6 +15,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.devices.keys import AUTHORITY, CERTIFICATE, SECRET, SERVER_KEY, device_key
 from shoal.devices.link import Link, end
+from shoal.engines.distant import LARGEST
 from shoal.recipe import Recipe
 from shoal.store import Folder, claimed
 
@@ -38,6 +39,8 @@ class Terms:
     """The largest norm of a tensor that a device may send."""
     wait: float
     """How long a new run waits for devices to come."""
+    max_samples: int = LARGEST
+    """For how many samples a device counts at most, however many it says it has."""
 
 
 class Serving:
@@ -51,6 +54,7 @@ class Serving:
             "seconds": terms.seconds,
             "bound": terms.bound,
             "wait": terms.wait,
+            "max_samples": terms.max_samples,
         }
         self.processes: dict[str, subprocess.Popen] = {}
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from secrets import token_hex
 from typing import Any, Protocol
@@ -91,6 +91,9 @@ class Remote:
                 found[device] = enrolment(answer, stamps[device], most, LARGEST)
             except ShoalError as error:
                 log.warning("device %d, enrolment: %s", device, error.problem)
+        for device in odd_ones({d: tree.outline(card) for d, (_, card) in found.items()}):
+            log.warning("device %d, enrolment: it introduces itself with something else than others do", device)
+            del found[device]
         return found
 
     def close(self) -> None:
@@ -99,6 +102,8 @@ class Remote:
 
 class Distant(Machine):
     """Devices of one run that are not on this machine."""
+
+    doubted = True
 
     def __init__(self, site: Site, memory: Memory, crew: Remote):
         super().__init__(site, memory, crew)
@@ -126,14 +131,11 @@ class Distant(Machine):
         return {device: size for device, (size, _) in found.items()}
 
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """What devices told about themselves; nothing of those that did not."""
         unknown = [d for d in devices if d not in self.cards]
         if unknown:
             self.sizes(unknown)
-        gone = [d for d in devices if d not in self.cards]
-        if gone:
-            problem = f"Device {gone[0]} did not introduce itself, and the method must know it before it goes on."
-            raise ShoalError("unreachable", problem, "Start the device and the server again; the run goes on.")
-        return {d: self.cards[d] for d in devices}
+        return {d: self.cards[d] for d in devices if d in self.cards}
 
     def resize(self, net: Net, plan: Plan) -> None:
         super().resize(net, plan)
@@ -141,12 +143,20 @@ class Distant(Machine):
 
 
 def alike(done: dict[int, Done]) -> dict[int, Done]:
-    """All devices report the same things; who differs from most others is refused."""
-    names = {d: reported(outcome.message.beside) for d, (outcome, _) in done.items() if outcome.message}
-    usual = Counter(names.values()).most_common(1)
-    strange = [d for d, own in names.items() if own != usual[0][0]]
+    """All devices report the same things; who differs from more than half of them is refused."""
+    reports = {d: outcome.message.beside for d, (outcome, _) in done.items() if outcome.message}
+    strange = odd_ones({d: described(own) for d, own in reports.items()})
     return done | {d: Done(Outcome(d, problem="A message reports something else than others do."), {}) for d in strange}
 
 
-def reported(beside: Mapping[str, Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
-    return frozenset((part, name) for part, own in beside.items() for name in own)
+def odd_ones(forms: Mapping[int, Hashable]) -> list[int]:
+    """The devices whose form is not the one that more than half of them have; nobody where there is no such form."""
+    [(usual, count)] = Counter(forms.values()).most_common(1) or [(None, 0)]
+    return [d for d, own in forms.items() if own != usual] if 2 * count > len(forms) else []
+
+
+def described(report: Any) -> Hashable:
+    """The names in a report, and the type and number of dimensions of each tensor: lengths may differ (labels held)."""
+    if isinstance(report, Tensor):
+        return report.dtype, report.dim()
+    return frozenset((name, described(own)) for name, own in report.items())

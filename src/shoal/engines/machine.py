@@ -21,6 +21,8 @@ from shoal.memory import Memory
 class Machine:
     """Devices of one run, trained on this machine."""
 
+    doubted = False
+
     def __init__(self, site: Site, memory: Memory, crew: Crew):
         self.site, self.memory, self.crew = site, memory, crew
         self.levels = Levels(site)
@@ -52,6 +54,10 @@ class Machine:
 
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
         return {d: self.site.enrol(d) for d in devices}
+
+    def forget(self, devices: Sequence[int]) -> None:
+        for device in devices:
+            self.memory.staged.pop(device, None)
 
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)

@@ -1,12 +1,14 @@
 """The labels of a device: counted by itself, or estimated by a server that sees only its trained model."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.core.divergence import degrees
+from shoal.core.errors import ShoalError
 from shoal.core.net import Net
 from shoal.core.tree import Params
 from shoal.core.types import SERVER, Round, Samples
@@ -31,7 +33,17 @@ def met(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
     else:
         new = [r.device for r in round.replies if key(r.device) not in known and r.device != SERVER]
     cards = round.roster.ask(new) if new else {}
-    return {**known, **{key(d): card["labels"].double() for d, card in cards.items()}}
+    return {**known, **{key(d): label_counts(d, card["labels"], round) for d, card in cards.items()}}
+
+
+def label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
+    """What a device told of its labels, if that can be; together they are not more than it has samples."""
+    net, counts = round.net, labels.double()
+    if counts.shape != (net.classes,) or bool((counts < 0).any()):
+        problem = f"Device {device} told something else than how often each of {net.classes} labels occurs."
+        raise ShoalError("damaged", problem, "It was not used.")
+    most = int(round.sizes[device]) * (prod(net.input_shape) if net.token_inputs else 1)
+    return counts * (most / counts.sum()) if counts.sum() > most else counts
 
 
 def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:

@@ -1,0 +1,101 @@
+"""Whose answer something fails with: found by leaving answers out, so that one device costs nobody else the round."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+from shoal.core.errors import ShoalError, told
+from shoal.core.part import Part
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class NotFinite(Exception):
+    """What was made of some answers is not finite."""
+
+
+def use_without_culprits(
+    answers: Sequence[A], use: Callable[[list[A]], R], form: Callable[[A], Hashable], doubted: bool
+) -> tuple[R, dict[int, str]]:
+    """What `use` makes of all answers that it can be used with, and, by position, why the others were left out.
+
+    Whoever computes the answers (`doubted`: devices that are elsewhere) is to blame for less than half of them, of
+    doubted ones for half, and where fewer than three answered for all. Beyond that `use` itself is at fault, and what
+    it raised at first is raised again, as when a compute device has no memory left.
+
+    Answers of the most common form are tried first, so that an odd one cannot drive out those it does not go with.
+    """
+    try:
+        return use(list(answers)), {}
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or not answers:
+            raise
+        first = error
+    forms = [form(answer) for answer in answers]
+    common = Counter(forms)
+    order = sorted(range(len(answers)), key=lambda i: -common[forms[i]])
+    limit = len(answers) if doubted and len(answers) < 3 else len(answers) // 2 if doubted else (len(answers) - 1) // 2
+    for way in (order, order[::-1]):
+        search = Search(answers, use, limit)
+        try:
+            kept = search.extended([], way)
+            return (search.made[0] if kept else use([])), search.why
+        except TooMany:
+            continue
+    raise first
+
+
+class TooMany(Exception):
+    """More answers would have to be left out than can be the fault of those who gave them."""
+
+
+class Search:
+    """Adds answers by halves, and leaves out the single ones that do not go with the rest."""
+
+    def __init__(self, answers: Sequence, use: Callable, limit: int):
+        self.answers, self.use, self.limit = answers, use, limit
+        self.why: dict[int, str] = {}
+        self.made: list = []
+        """What was made of the answers that were kept last."""
+
+    def extended(self, kept: list[int], more: list[int]) -> list[int]:
+        """Those that are kept, with as many more as go with them."""
+        try:
+            self.made = [self.use([self.answers[i] for i in sorted([*kept, *more])])]
+            return [*kept, *more]
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            if len(more) == 1:
+                self.why[more[0]] = reason(error)
+                if len(self.why) > self.limit:
+                    raise TooMany from error
+                return kept
+        half = len(more) // 2
+        return self.extended(self.extended(kept, more[:half]), more[half:])
+
+
+def reason(error: Exception) -> str:
+    """Why an answer was left out, in one line of plain characters: part of it may come from a device."""
+    if isinstance(error, NotFinite):
+        return f"with its answer {error}"
+    part, point = raised_by(error.__traceback__)
+    text = error.problem if isinstance(error, ShoalError) else told(error)
+    plain = "".join(c for c in text[:200] if c.isprintable())
+    return (
+        f"its answer cannot be used by {part} at {point} ({plain})" if part else f"its answer cannot be used ({plain})"
+    )
+
+
+def raised_by(trace: TracebackType | None) -> tuple[str, str]:
+    """The part that was at work when something was raised, and the point at which; empty where none was."""
+    while trace is not None:
+        caller = trace.tb_frame.f_locals.get("self")
+        if isinstance(caller, Part):
+            return caller.name(), trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+    return "", ""

@@ -1,0 +1,358 @@
+"""One device may answer what it likes: the run goes on, and where it was not heard, as if it had been away."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.core import tree
+from shoal.core.compose import Method, compose
+from shoal.core.counting import Tally
+from shoal.core.device import Site
+from shoal.core.errors import ShoalError
+from shoal.core.expression import parse
+from shoal.core.ledger import Row
+from shoal.core.part import Part
+from shoal.core.round import Loop
+from shoal.core.standing import Standing
+from shoal.devices.letters import Order, answered
+from shoal.devices.parcel import unwrapped, wrapped
+from shoal.engines.distant import Distant, Remote
+from shoal.engines.machine import Machine
+from shoal.engines.serial import Serial
+from shoal.memory import Memory
+from shoal.parts import PRESETS, shipped
+from shoal.probe import tiny_run
+from shoal.testing import Spy, memory_of, play, site_of
+
+MOST = 1 << 24
+Answer = dict[str, Any]
+Tamper = Callable[[int, int, Answer], Answer | str]
+"""(device, round, the honest answer) -> what is sent instead, or why there is none; enrolment is round -1."""
+METHODS = [
+    *shipped(),
+    *PRESETS,
+    "feddh(lr_b=1.0, gradient='client_grad')",
+    "fedad(check=1, force=0, direction='literal')",
+    "fedap(at=2)",
+    "fedacd(lam=0.5, cadence='round', reduce='sum')",
+    "prunefl(rate=0.3, every=1, change=0.5, half_life=2)",
+    "feddst(sparsity=0.5, alpha=0.5, every=1)",
+    "topk(ratio=0.3, positions='golomb')",
+    "dgc(ratio=0.3, momentum=0.5, positions='auto')",
+    "stc(ratio=0.3, positions='auto', down=True)",
+    "fedbiad(rate=0.4, window=1, combining='fill')",
+    "scaffold+fedpaq+topk",
+]
+
+
+ROUNDS, STRIDE = 16, 7
+"""At most so many answers are altered for each method; the stride mixes places and kinds where there are more."""
+
+
+def talks(text: str) -> bool:
+    """Whether devices send anything but the change of their model."""
+    parts = parse(text, shipped(), PRESETS).parts
+    return any(p.acts_at("measure") or p.acts_at("enrol") or p.stage for p in parts)
+
+
+class Elsewhere:
+    """Devices behind a wire: they read orders and write answers as bytes, and remember what they did."""
+
+    def __init__(self, site: Site, tamper: Tamper):
+        self.site, self.tamper = site, tamper
+        self.memories: dict[tuple[int, int], Any] = {}
+        self.pruned: dict[int, Site] = {0: site}
+        """The site by how often the model was pruned."""
+
+    def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
+        for device, question in questions.items():
+            answer = self.enrolled(question) if kind == "enrol" else self.trained(question)
+            found = self.tamper(device, answer["stamp"]["round"], answer)
+            yield device, found if isinstance(found, str) else wrapped(found)
+
+    def enrolled(self, question: bytes) -> Answer:
+        stamp = unwrapped(question, MOST)["stamp"]
+        device = stamp["device"]
+        return {"stamp": stamp, "size": len(self.site.samples(device)), "card": self.site.enrol(device)}
+
+    def trained(self, question: bytes) -> Answer:
+        order, memory, held = Order.read(question, MOST), Memory(), None
+        device = order.stamp.device
+        for number, cut in enumerate((*order.cuts, None)):
+            if order.since and number == order.since[1]:
+                held = self.memories[device, order.since[0]]
+            if cut is not None:
+                site = self.pruned[number]
+                held = held and site.net.slicer.cut_tree(held, cut)
+                self.pruned.setdefault(number + 1, replace(site, net=site.net.cut(cut), tally=Tally()))
+        if held:
+            memory.held[device] = held
+        [outcome] = Machine(self.pruned[len(order.cuts)], memory, Serial()).fit([order.job])
+        memory.commit(order.stamp.round)
+        self.memories[device, order.stamp.round] = memory.held.get(device)
+        return unwrapped(answered(order.stamp, outcome, device in memory.held), MOST)
+
+
+def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, Standing]:
+    """A tiny run with devices that are elsewhere, before its first round."""
+    loop, net = tiny_run(method, sizes)
+    site = site_of(loop)
+    remote = Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
+    distant = Distant(site, Memory(), remote)
+    there = distant.sizes(range(len(sizes)))
+    loop = replace(loop, engine=distant, sizes=loop.sizes * [d in there for d in range(len(sizes))])
+    return loop, loop.start(net)
+
+
+def honest(device: int, round: int, answer: Answer) -> Answer:
+    return answer
+
+
+# what a device may say instead ----------------------------------------------------------------------------------------
+def doubled(t: Tensor) -> Tensor:
+    return torch.cat((t.reshape(1, *t.shape),) * 2) if t.dim() == 0 else torch.cat((t, t))
+
+
+ODD: dict[str, Callable[[Tensor], Any]] = {
+    "one": lambda t: torch.ones((), dtype=t.dtype),
+    "longer": doubled,
+    "flat": lambda t: t.flatten()[:1],
+    "empty": lambda t: t.flatten()[:0],
+    "zero": torch.zeros_like,
+    "negative": lambda t: -t.abs() - 1 if t.dtype.is_signed else ~t,
+    "huge": lambda t: torch.full_like(t, 1e3 if t.is_floating_point() else torch.iinfo(t.dtype).max),
+    "other type": lambda t: t.long() if t.is_floating_point() else t.float(),
+    "a number": lambda t: 1,
+    "a dict": lambda t: {"x": t},
+    "missing": lambda t: None,
+}
+WELL_FORMED = {"zero", "negative", "huge"}
+"""A model of the right form that is wrong is no business of these tests: robust rules are there for that."""
+
+
+def places(node: Mapping[str, Any], way: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where a tree has tensors, and the dicts above them; of the tensors in one dict, the first two."""
+    for number, (name, below) in enumerate(node.items()):
+        if isinstance(below, Mapping):
+            if way:
+                yield (*way, name)
+            yield from places(below, (*way, name))
+        elif number < 2:
+            yield (*way, name)
+
+
+def altered(answer: Answer, way: tuple[str, ...], odd: Callable[[Tensor], Any]) -> Answer:
+    """The same answer with something else in one place."""
+    name, *rest = way
+    below = answer[name]
+    if rest:
+        return answer | {name: altered(below, tuple(rest), odd)}
+    made = odd(below if isinstance(below, Tensor) else torch.ones(()))
+    return {k: v for k, v in answer.items() if k != name} if made is None else answer | {name: made}
+
+
+def alterations(answer: Answer) -> list[tuple[tuple[str, ...], str]]:
+    """All that is tried: each place of what lies beside the model, the codecs' own entries, and what was counted."""
+    ways = [("beside", *way) for way in places(answer["beside"])]
+    every = [(way, odd) for way in ways for odd in ODD]
+    entries = [(name, list(entry)) for name, entry in answer["body"].items()][:2]
+    every += [
+        (("body", name, key), odd) for name, keys in entries for key in keys for odd in ODD if odd not in WELL_FORMED
+    ]
+    every += [(("beside",), "extra"), (("numbers",), "0"), (("numbers",), "1")]
+    return [every[(i * STRIDE) % len(every)] for i in range(len(every))] if len(every) % STRIDE else every
+
+
+class Liar:
+    """One device that says something else in every round, through all that can be altered."""
+
+    def __init__(self, device: int):
+        self.device, self.tried, self.said = device, dict[tuple, int](), list[str]()
+
+    def __call__(self, device: int, round: int, answer: Answer) -> Answer:
+        if device != self.device or round < 0:
+            return answer
+        way, odd = min(alterations(answer), key=lambda what: self.tried.get(what, 0))
+        self.tried[way, odd] = self.tried.get((way, odd), 0) + 1
+        self.said.append(f"{'/'.join(way)} {odd}")
+        if way == ("numbers",):
+            counts = {k: v if k == "loss" else (2**50 if odd == "1" else 0) for k, v in answer["numbers"].items()}
+            return answer | {"numbers": counts | {"loss": 3e38 if odd == "1" else 0.0}}
+        if odd == "extra":
+            return answer | {"beside": answer["beside"] | {"stranger": {"x": torch.ones(3)}}}
+        return altered(answer, way, ODD[odd])
+
+
+CASES = [(text, sizes) for text in METHODS for sizes in ((5, 3, 4), (4, 5)) if len(sizes) > 2 or talks(text)]
+
+
+@pytest.mark.parametrize(("text", "sizes"), CASES, ids=lambda case: case if isinstance(case, str) else len(case))
+def test_no_answer_ends_a_run_or_is_half_used(text, sizes):
+    """Where the liar was not heard, the model and all states are those of a run in which it was away."""
+    method = parse(text, shipped(), PRESETS)
+    liar = Liar(device=1)
+    loop, first = federation(method, sizes, liar)
+    last, rows, number = first, [], 0
+    while number < 5 or (liar.tried and max(liar.tried.values()) < 2 and number < ROUNDS):
+        last, more = play(loop, last, number, number + 1)
+        rows += more
+        number += 1
+    heard = [all(gone["device"] != 1 for gone in row.get("dropped", ())) for row in rows]
+    others = [gone for row in rows for gone in row.get("dropped", ()) if gone["device"] != 1]
+    assert not others, (others, liar.said)
+
+    again = Liar(device=1)
+
+    def away(device: int, round: int, answer: Answer) -> Answer | str:
+        said = again(device, round, answer)
+        return "it was away" if device == 1 and round >= 0 and not heard[round] else said
+
+    loop, first = federation(method, sizes, away)
+    expected, _ = play(loop, first, 0, len(rows))
+    assert tree.same([last.params, last.states], [expected.params, expected.states])
+
+
+CARDS: dict[str, Callable[[Tensor], Any]] = ODD | {"text": lambda t: "labels", "far too many": lambda t: t * 10**6}
+
+
+@pytest.mark.parametrize("odd", CARDS)
+@pytest.mark.parametrize("sizes", [(5, 3, 4), (4, 5)], ids=len)
+@pytest.mark.parametrize("text", ["feddh", "feddu", "fedap(at=2)"])
+def test_no_card_ends_a_run(text, sizes, odd):
+    """What a device tells at first contact is an answer too; with it or without its device, rounds are played."""
+
+    def tamper(device: int, round: int, answer: Answer) -> Answer:
+        return altered(answer, ("card", "labels"), CARDS[odd]) if device == 1 and round < 0 else answer
+
+    loop, first = federation(parse(text, shipped(), PRESETS), sizes, tamper)
+    last, rows = play(loop, first, 0, 3)
+    assert not any(row.get("void") for row in rows) and tree.finite([last.params, last.states])
+    assert all(gone["device"] == 1 for row in rows for gone in row.get("dropped", ()))
+
+
+def test_labels_count_no_more_than_the_samples_they_belong_to():
+    def tamper(device: int, round: int, answer: Answer) -> Answer:
+        return altered(answer, ("card", "labels"), lambda t: t * 10**6) if device == 1 and round < 0 else answer
+
+    told = [federation(parse("feddh", shipped(), PRESETS), (5, 3, 4), t)[1].states["feddh"] for t in (honest, tamper)]
+    for one, other in zip(*(state["labels"].values() for state in told)):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_device_that_never_introduces_itself_is_left_out():
+    """Also where the method must know everybody, as after a restart of the server with a device gone."""
+
+    def tamper(device: int, round: int, answer: Answer) -> Answer | str:
+        return "it was late" if device == 1 else answer
+
+    loop, net = tiny_run(compose([Asks()]), (5, 3, 4))
+    site = site_of(loop)
+    loop = replace(loop, engine=Distant(site, Memory(), Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)))
+    _, rows = play(loop, loop.start(net), 0, 2)
+    assert [row["devices"] for row in rows] == [[0, 2], [0, 2]]
+
+
+@dataclass(frozen=True)
+class Asks(Part):
+    """Wants to know every device, before the first round and before each one."""
+
+    def init_server(self, round):
+        return {"known": sorted(round.roster.ask([int(d) for d in round.eligible]))}
+
+    def select(self, devices, state, round):
+        round.roster.ask([int(d) for d in round.eligible])
+        return devices, state
+
+
+@dataclass(frozen=True)
+class Remembers(Part):
+    """Reports how often it was visited, by its own memory, and breaks on what it does not expect."""
+
+    def begin(self, params, memory, device):
+        return params, {"visits": memory.get("visits", torch.zeros(())) + 1}
+
+    def end(self, params, state, memory, device):
+        return params, {"visits": state["visits"]}
+
+    def measure(self, params, state, device):
+        return {"visits": state["visits"]}
+
+    def serve(self, params, state, round):
+        visits = [reply.report[self.name()]["visits"] for reply in round.replies]
+        return params, {"total": torch.stack(visits).sum()}
+
+
+@dataclass(frozen=True)
+class BreaksAlways(Part):
+    def serve(self, params, state, round):
+        raise OSError("no such luck")
+
+
+def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, Standing, list[Row]]:
+    """Three rounds of a simulation in which one answer is exchanged."""
+    loop, net = tiny_run(compose([part]), sizes)
+    spy = Spy(loop.engine)
+
+    def fit(jobs):
+        for outcome in spy.inner.fit(jobs):
+            message: Any = outcome.message
+            said: Any = tamper(outcome.device, jobs[0].round, {"beside": message.beside})
+            yield replace(outcome, message=replace(message, beside=said["beside"]))
+
+    spy.fit = lambda jobs: list(fit(jobs))
+    loop = replace(loop, engine=spy)
+    standing, rows = play(loop, loop.start(net), 0, 3)
+    return loop, standing, rows
+
+
+def test_in_a_simulation_one_answer_costs_one_device_the_round_and_what_it_remembers_of_it(caplog):
+    def tamper(device: int, round: int, answer: Answer) -> Answer:
+        return altered(answer, ("beside", "remembers", "visits"), doubled) if (device, round) == (1, 1) else answer
+
+    loop, standing, rows = simulated(Remembers(), (5, 3, 4), tamper)
+    [[gone]] = [row["dropped"] for row in rows if "dropped" in row]
+    assert gone["device"] == 1 and gone["why"].startswith(
+        "its answer cannot be used by remembers at serve (RuntimeError"
+    )
+    assert [int(memory_of(loop).get(d)["remembers"]["visits"]) for d in range(3)] == [3, 2, 3]
+    assert int(standing.states["remembers"]["total"]) == 3 + 2 + 3
+    assert "device 1, round 1: its answer cannot be used" in caplog.text
+
+
+def test_where_nobody_is_to_blame_the_part_is():
+    with pytest.raises(OSError, match="no such luck"):
+        simulated(BreaksAlways(), (5, 3, 4), honest)
+    loop, first = federation(compose([BreaksAlways()]), (5, 3, 4), honest)
+    with pytest.raises(OSError, match="no such luck"):
+        play(loop, first, 0, 1)
+
+
+def test_a_device_alone_cannot_end_a_run_either():
+    def tamper(device: int, round: int, answer: Answer) -> Answer:
+        return altered(answer, ("beside", "fednova", "steps"), torch.zeros_like) if round == 0 else answer
+
+    loop, first = federation(compose([shipped()["fednova"]()]), (5,), tamper)
+    _, rows = play(loop, first, 0, 2)
+    assert rows[0]["void"] and "ZeroDivisionError" in rows[0]["dropped"][0]["why"] and "void" not in rows[1]
+
+
+def test_what_is_told_of_an_answer_holds_no_text_of_its_device():
+    name = "\x1b[2J\nevil"
+
+    def tamper(device: int, round: int, answer: Answer) -> Answer:
+        return answer | {"beside": {"scaffold": {"change": {name: torch.ones(1)}}}} if device == 1 else answer
+
+    loop, first = federation(compose([shipped()["scaffold"]()]), (4, 5), tamper)
+    _, [row] = play(loop, first, 0, 1)
+    assert row["dropped"][0]["device"] == 1 and row["dropped"][0]["why"].isprintable()
+
+
+def test_a_server_that_fails_for_another_reason_says_so():
+    """What is raised with every answer is raised: here, by a server that has nothing to train on."""
+    loop, net = tiny_run(parse("feddu", shipped(), PRESETS))
+    with pytest.raises(ShoalError, match="needs samples|trains on"):
+        replace(loop, server=None).start(net)
