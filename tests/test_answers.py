@@ -323,6 +323,37 @@ def test_in_a_simulation_one_answer_costs_one_device_the_round_and_what_it_remem
     assert "device 1, round 1: its answer cannot be used" in caplog.text
 
 
+@dataclass(frozen=True)
+class Steers(Part):
+    """Lets devices say how the next selection is made: what one says is used a round later."""
+
+    def init_server(self, round):
+        return {"stride": torch.tensor(1)}
+
+    def select(self, devices, state, round):
+        return devices[:: int(state["stride"])], state
+
+    def measure(self, params, state, device):
+        return {"stride": torch.tensor(1)}
+
+    def serve(self, params, state, round):
+        return params, {"stride": torch.stack([r.report["steers"]["stride"] for r in round.replies]).min()}
+
+
+def test_an_answer_cannot_spoil_the_next_round_either():
+    """Before anything of it is kept: a checkpoint with it would end the run again after every restart."""
+
+    def tamper(device: int, round: int, answer: Answer) -> Answer:
+        return (
+            altered(answer, ("beside", "steers", "stride"), torch.zeros_like) if device == 1 and round >= 0 else answer
+        )
+
+    loop, first = federation(compose([Steers()]), (5, 3, 4), tamper)
+    last, rows = play(loop, first, 0, 3)
+    assert [row["dropped"][0]["device"] for row in rows] == [1, 1, 1] and int(last.states["steers"]["stride"]) == 1
+    assert "steers at select (ValueError" in rows[0]["dropped"][0]["why"]
+
+
 def test_where_nobody_is_to_blame_the_part_is():
     with pytest.raises(OSError, match="no such luck"):
         simulated(BreaksAlways(), (5, 3, 4), honest)

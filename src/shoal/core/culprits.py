@@ -1,9 +1,9 @@
 """Whose answer something fails with: found by leaving answers out, so that one device costs nobody else the round."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,13 +19,13 @@ class NotFinite(Exception):
 
 
 def use_without_culprits(
-    answers: Sequence[A], use: Callable[[list[A]], R], form: Callable[[A], Hashable], doubted: bool
+    answers: Sequence[A], use: Callable[[list[A]], R], form: Callable[[A], Any], doubted: bool
 ) -> tuple[R, dict[int, str]]:
-    """What `use` makes of all answers that it can be used with, and, by position, why the others were left out.
+    """What `use` makes of all answers that it does not raise with, and, by position, why the others were left out.
 
-    Whoever computes the answers (`doubted`: devices that are elsewhere) is to blame for less than half of them, of
-    doubted ones for half, and where fewer than three answered for all. Beyond that `use` itself is at fault, and what
-    it raised at first is raised again, as when a compute device has no memory left.
+    Less than half of the answers may be left out; of answers that are `doubted`, because they come from elsewhere, up
+    to half, and all where there are fewer than three. Otherwise `use` itself is at fault, and what it raised at first
+    is raised again. So it is when a compute device has no memory left.
 
     Answers of the most common form are tried first, so that an odd one cannot drive out those it does not go with.
     """
@@ -35,7 +35,7 @@ def use_without_culprits(
         if isinstance(error, torch.OutOfMemoryError) or not answers:
             raise
         first = error
-    forms = [form(answer) for answer in answers]
+    forms = [repr(form(answer)) for answer in answers]
     common = Counter(forms)
     order = sorted(range(len(answers)), key=lambda i: -common[forms[i]])
     limit = len(answers) if doubted and len(answers) < 3 else len(answers) // 2 if doubted else (len(answers) - 1) // 2
