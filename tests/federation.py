@@ -1,6 +1,9 @@
 """What tests of real devices share: a recipe on the digits, each device's samples in files, a post without a net."""
 
+import socket
+import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from shoal.recipe import Recipe
 from shoal.ride import Result
 from shoal.store import Folder
 
+SHOAL = str(Path(sys.executable).with_name("shoal"))
 DEVICES = 3
 BASE: dict[str, Any] = {
     "data": "digits",
@@ -89,3 +93,19 @@ def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = L
 def rows(result: Result) -> list[dict]:
     """A history without what clocks say."""
     return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.rows]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def soon(true: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes true in time."""
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,6 +1,7 @@
 """Real devices without a network: the same histories as in simulation, and no answer that is trusted."""
 
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
 from shoal.devices import commands, letters, parcel
+from shoal.devices.bundle import build_app_bundle, check_app_bundle
 from shoal.devices.keys import make_keys
 from shoal.devices.letters import Order, Stamp, answered, excused, outcome_of
 from shoal.devices.seat import Seat
@@ -210,10 +212,30 @@ def test_commands_say_what_is_missing(tmp_path):
         "every device would number": lambda: commands.join("h:1", str(named), tmp_path / "d", insecure=True),
         "has no ca.crt": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
         "0 devices": lambda: commands.keys(tmp_path / "keys", devices=0),
+        "0.0.0.0 can be reached": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"),
+        "fl.example.org can be": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", host="fl.example.org"),
     }
     for problem, command in tries.items():
         with pytest.raises(ShoalError, match=problem):
             command()
+
+
+def test_other_machines_reach_a_server_by_a_proxy(tmp_path):
+    """Its own port is opened to them only for one who says that there is a proxy."""
+    (tmp_path / "r.toml").write_text("devices = 3\nsample = 3\n")
+    for host, behind in (("0.0.0.0", True), ("127.0.0.2", False), ("::1", False)):
+        with pytest.raises(ShoalError, match="has no ca.crt"):
+            commands.server(tmp_path / "r.toml", tmp_path / "run", tmp_path, host=host, behind_proxy=behind)
+
+
+def test_an_app_is_checked_before_it_is_run():
+    """It is the same wherever and whenever it is built, and one other byte is enough to be refused."""
+    ours = build_app_bundle()
+    assert sha256(ours).hexdigest() == "5e8ff2cb852268e563213a8f342553915a248f7a5c23799f9f14ce27c0b3cee8"
+    check_app_bundle(ours)
+    for other in (ours + b" ", ours[:-1], ours.replace(b"client", b"CLIENT"), b""):
+        with pytest.raises(ShoalError, match="not shoal's own. It was not run"):
+            check_app_bundle(other)
 
 
 def test_keys_are_kept_when_devices_are_added(tmp_path):

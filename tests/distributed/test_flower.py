@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +13,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from federation import BASE, DEVICES, Nearby, played, recipe, rows, samples_file, seats
+from federation import BASE, DEVICES, SHOAL, Nearby, free_port, played, recipe, rows, samples_file, seats, soon
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.devices.keys import AUTHORITY, SECRET, device_key, make_keys
-from shoal.devices.link import Link, end, free_port, proxy_of, refusal, start, start_node, tool
+from shoal.devices.keys import AUTHORITY, device_key, make_keys
+from shoal.devices.link import Link, end, refusal, start, start_node
+from shoal.devices.private import PrivateFolder
 from shoal.devices.serving import ALIVE, Serving, Terms, prepared, rows_of
 from shoal.ride import Result
 from shoal.runner import opened
@@ -131,7 +131,7 @@ class Federation:
         words = ["join", "--server", self.link.near, "--key", str(self.keys / device_key(device))]
         words += ["--data", f"{path}:load", "--folder", str(self.folder / f"home-{device}")]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return start([tool("shoal"), *words], self.folder / f"join-{device}.log", environment)
+        return start([SHOAL, *words], self.folder / f"join-{device}.log", environment)
 
     def terms(self, seconds: float) -> None:
         """Another patience from the next run on."""
@@ -205,7 +205,7 @@ def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
     tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
     seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
     near = federation.link.near
-    nodes = {n: start_node(near, key, ca, seat(n), free_port()) for n, (key, ca) in tries.items()}
+    nodes = {n: start_node(near, key, ca, seat(n), PrivateFolder.create()) for n, (key, ca) in tries.items()}
     before = online(federation.link)
     try:
         assert nodes["key"].wait(150) and "does not know this key" in refusal(tmp_path / "key")
@@ -221,38 +221,12 @@ def test_an_expired_certificate_is_refused(tmp_path):
     process = link.start_link()
     seat = {"data": "", "folder": str(tmp_path / "home")}
     trusted = tmp_path / "keys" / AUTHORITY
-    node = start_node(link.near, tmp_path / "keys" / device_key(0), trusted, seat, free_port())
+    node = start_node(link.near, tmp_path / "keys" / device_key(0), trusted, seat, PrivateFolder.create())
     try:
         link.wait_until_up(process)
-        assert not link.asked("supernode", "list", "shoal").get("success")
         assert node.wait(150) and "has expired" in refusal(tmp_path / "home")
     finally:
         end([node, process])
-
-
-@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
-def test_from_outside_devices_come_in_and_nothing_else(federation, tmp_path):
-    """Through the proxy a device is online, while registering one and submitting a run are refused."""
-    port = free_port()
-    config = tmp_path / "nginx.conf"
-    config.write_text(proxy_of(federation.keys, f"127.0.0.1:{port}", federation.link.near, tmp_path))
-    outside = Link(tmp_path / "outside", federation.keys, "127.0.0.1", port)
-    key, trusted = federation.keys / device_key(SPARE), federation.keys / AUTHORITY
-    nginx = start([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
-    node = None
-    try:
-        outside.wait_until_up(nginx)
-        node = start_node(outside.near, key, trusted, {"data": "", "folder": str(tmp_path / "home")}, free_port())
-        number = json.loads((federation.link.folder / "nodes.json").read_text())[str(SPARE)]
-        found = soon(lambda: online(federation.link).get(number) == "online", 150)
-        assert found, (tmp_path / "home" / "supernode.log").read_text()[-2000:]
-        make_keys(tmp_path / "mine", "", 1)
-        mine = str((tmp_path / "mine" / device_key(0)).with_suffix(".pub"))
-        assert not outside.asked("supernode", "register", mine, "shoal").get("success")
-        assert not outside.asked("run", str(Path(shoal.__file__).parent / "devices/shim"), "shoal").get("success")
-        assert federation.link.asked("supernode", "list", "shoal").get("success")
-    finally:
-        end([p for p in (node, nginx) if p])
 
 
 def test_every_fault_costs_one_device_one_round(federation):
@@ -323,7 +297,7 @@ def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**BASE, "method": "scaffold"}.items())
     (tmp_path / "recipe.toml").write_text(text)
     run = made.runs / "run"
-    words = [tool("shoal"), "server", str(tmp_path / "recipe.toml"), "--out", str(run), "--keys", str(made.keys)]
+    words = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(run), "--keys", str(made.keys)]
     words += ["--port", str(made.link.port)]
     server = start(words, tmp_path / "server.out", os.environ)
     assert soon(lambda: "listening" in (tmp_path / "server.out").read_text(), 150)
@@ -344,7 +318,7 @@ def test_a_server_whose_processes_keep_dying_says_so(tmp_path):
     """They are not let in by the SuperLink once their secret is another one."""
     made = Federation(tmp_path)
     with made.serving, pytest.raises(ShoalError, match=r"died 5 times without a round.*superexec\.log"):
-        (made.keys / SECRET).write_text("0" * 64)
+        made.link.private.secret.write_text("0" * 64)
         end([made.serving.processes["exec"]])
         made.play("fedavg", "run")
 
@@ -383,12 +357,12 @@ def test_of_two_answers_the_first_counts(monkeypatch):
 def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
     port = free_port()
     (tmp_path / "recipe.toml").write_text('data = "digits"\ndevices = 2\nsample = 2\nrounds = 1\n')
-    words = [tool("shoal"), "server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure"]
+    words = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure"]
     server = start([*words, "--port", str(port)], tmp_path / "server.out", os.environ)
     nodes = []
     for device in range(2):
         own = ["--data", samples_file(tmp_path, device), "--folder", str(tmp_path / f"home-{device}"), "--insecure"]
-        joined = [tool("shoal"), "join", "--server", f"127.0.0.1:{port}", *own]
+        joined = [SHOAL, "join", "--server", f"127.0.0.1:{port}", *own]
         nodes.append(start(joined, tmp_path / f"join-{device}.log", os.environ))
     try:
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
@@ -399,7 +373,9 @@ def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
 
 
 def online(link: Link) -> dict[str, str]:
-    return {node["node-id"]: node["status"] for node in link.asked("supernode", "list", "shoal").get("nodes", [])}
+    from shoal.devices.control import list_devices
+
+    return list_devices(link.private.socket)
 
 
 def nodes_of(federation: Federation) -> list[int]:
@@ -409,13 +385,3 @@ def nodes_of(federation: Federation) -> list[int]:
         children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
         found += [int(child) for child in children]
     return found
-
-
-def soon(true: Callable[[], bool], seconds: float) -> bool:
-    """Whether something comes true in time."""
-    until = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.devices.conduct import fit_for_devices
 from shoal.devices.keys import AUTHORITY, make_keys
-from shoal.devices.link import PATIENCE, Link, end, free_port, proxy_of, refusal, start_node
+from shoal.devices.link import PATIENCE, Link, end, proxy_of, refusal, start_node
+from shoal.devices.private import PrivateFolder
 from shoal.devices.seat import Seat
 from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
 from shoal.engines.distant import LARGEST
@@ -56,7 +58,7 @@ def server(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")],
     out: Annotated[Path, typer.Option(help="The folder of the run; if it is there, the run goes on.")],
     keys: Keys = Path("keys"),
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N")] = PORT,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for an answer.", min=1)] = 600,
     wait: Annotated[float, typer.Option(help="Seconds that a new run waits for its devices.", min=1)] = 600,
@@ -65,9 +67,16 @@ def server(
         int, typer.Option(help="A device counts for at most so many samples, whatever it says.", min=1)
     ] = LARGEST,
     sets: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="Only a proxy can reach --host, though it is not on this machine.")
+    ] = False,
     insecure: Insecure = False,
 ) -> None:
     """Run a recipe on real devices, which come by `shoal join`."""
+    if not behind_proxy and not is_loopback(host):
+        problem = f"--host {host} can be reached from other machines, and a server is not to be reached directly."
+        advice = "Leave it out and let devices in by `shoal proxy`; --behind-proxy is for a proxy on another machine."
+        raise ShoalError("bad-value", problem, advice)
     found = Recipe().revised(**from_file(recipe) | from_text(sets or []) | {"out": str(out)})
     found = fit_for_devices(found)
     secured = None if insecure else complete(keys, found.devices)
@@ -123,8 +132,9 @@ def join(
     x, y = Seat(whole, folder).load()
     console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    private = PrivateFolder.create()
     while True:
-        process = start_node(server, key, authority, seat, free_port())
+        process = start_node(server, key, authority, seat, private)
         console.print(f"waiting for work from {server}" + (", NOT ENCRYPTED" if insecure else ""))
         try:
             code = process.wait()
@@ -136,3 +146,11 @@ def join(
             time.sleep(PATIENCE)
         except KeyboardInterrupt:
             return
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

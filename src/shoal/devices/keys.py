@@ -4,7 +4,6 @@ import os
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from secrets import token_bytes
 
 from shoal.core.errors import ShoalError
 from shoal.files import disk_errors
@@ -19,7 +18,7 @@ except ImportError:
 else:
     INSTALLED = True
 
-AUTHORITY, CERTIFICATE, SERVER_KEY, SECRET = "ca.crt", "server.pem", "server.key", "superexec.secret"
+AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
 YEARS = 2
 
 
@@ -85,7 +84,6 @@ def certificates(folder: Path, host: str, days: int) -> list[Path]:
     return [
         written(folder / AUTHORITY, ca.public_bytes(pem)),
         written(folder / SERVER_KEY, private),
-        written(folder / SECRET, token_bytes(32)),
         written(folder / CERTIFICATE, leaf.public_bytes(pem)),
     ]
 

@@ -1,12 +1,12 @@
 """The processes of a federation: Flower's SuperLink and SuperExec on the server, a SuperNode on each device.
 
 They are started with encryption and keys unless somebody insists on neither, and they end with whoever started them.
+What they offer to whom is in programs.py.
 """
 
 import ctypes
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.devices.keys import AUTHORITY, CERTIFICATE, SECRET, SERVER_KEY, device_key
+from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
+from shoal.devices.private import PrivateFolder
 from shoal.files import write_bytes
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
@@ -32,7 +34,6 @@ REFUSALS = {
 """What Flower's log says of a device that is not let in, and what it means."""
 PATIENCE = 60
 """Seconds that a server needs to notice that a device is gone; before that it lets no other one in with its key."""
-SHIM = Path(__file__).with_name("shim")
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,12 @@ class Link:
     """The folder of keys; None is without any security."""
     host: str
     port: int
-
-    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        return surroundings(self.folder) | dict(more or {})
+    private: PrivateFolder = field(default_factory=PrivateFolder.create)
+    """Where the processes on this machine reach the SuperLink, and nobody else does."""
 
     def key(self, name: str) -> str:
         assert self.keys
         return str(self.keys / name)
-
-    def trust(self) -> list[str]:
-        return ["--root-certificates", self.key(AUTHORITY)] if self.keys else ["--insecure"]
 
     def start_link(self) -> subprocess.Popen:
         """The SuperLink: it holds messages until they are fetched, and survives being killed."""
@@ -62,28 +59,22 @@ class Link:
         if self.keys:
             secured = ["--ssl-ca-certfile", self.key(AUTHORITY), "--ssl-certfile", self.key(CERTIFICATE)]
             secured += ["--ssl-keyfile", self.key(SERVER_KEY), "--enable-supernode-auth"]
-            secured += ["--superexec-auth-secret-file", self.key(SECRET)]
         address = ["--host", self.host, "--port", str(self.port), "--database", str(self.folder / "state.db")]
         fixed = ["--isolation", "process", "--disable-runtime-dependency-installation"]
-        return self.started("flower-superlink", [*address, *secured, *fixed], "superlink.log")
+        secret = ["--superexec-auth-secret-file", str(self.private.secret)]
+        words = [*program("superlink"), str(self.private.socket), *address, *secured, *fixed, *secret]
+        return start(words, self.folder / "superlink.log", surroundings(self.folder))
 
     def start_exec(self, desk: Mapping[str, Any]) -> subprocess.Popen:
         """The SuperExec: it starts our loop when a run is submitted."""
-        secret = ["--superexec-auth-secret-file", self.key(SECRET)] if self.keys else []
-        where = ["--runtime-api-address", self.near, *self.trust()]
-        environment = {"SHOAL_DESK": json.dumps(desk)}
-        return self.started("flower-superexec", [*where, *secret], "superexec.log", environment)
+        words = [*program("superexec"), "serverapp", str(self.private.socket), str(self.private.secret)]
+        environment = surroundings(self.folder) | {"SHOAL_DESK": json.dumps(desk)}
+        return start(words, self.folder / "superexec.log", environment)
 
     @property
     def near(self) -> str:
         """The address for processes on the same machine."""
         return f"127.0.0.1:{self.port}" if self.host == "0.0.0.0" else f"{self.host}:{self.port}"
-
-    def started(
-        self, program: str, arguments: Sequence[str], log: str, more: Mapping[str, str] | None = None
-    ) -> subprocess.Popen:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return start([tool(program), *arguments], self.folder / log, self.environment(more))
 
     def wait_until_up(self, process: subprocess.Popen, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
@@ -97,63 +88,59 @@ class Link:
             time.sleep(0.2)
         raise ShoalError("unreachable", "Flower's SuperLink did not come up.", f"See {self.folder / 'superlink.log'}.")
 
-    def asked(self, *words: str) -> dict[str, Any]:
-        """What Flower's own command says, which talks to the SuperLink."""
-        home = self.folder / "flower"
-        trust = f'root-certificates = "{self.key(AUTHORITY)}"' if self.keys else "insecure = true"
-        write_bytes(home / "config.toml", f'[superlink.shoal]\naddress = "{self.near}"\n{trust}\n'.encode())
-        done = subprocess.run(
-            [tool("flwr"), *words, "--format", "json"], env=self.environment(), capture_output=True, text=True
-        )
-        with suppress(ValueError):
-            found = json.loads(done.stdout)
-            if isinstance(found, dict):
-                return found
-        return {"success": False, "error-message": (done.stdout + done.stderr).strip()[-300:]}
-
     def register(self, devices: int) -> Path:
         """Tell the SuperLink the devices' keys; the file with the number that it gave each of them."""
+        from shoal.devices.control import register_device
+
         path = self.folder / "nodes.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         for device in range(devices):
             if str(device) not in known:
-                shown = str(Path(self.key(device_key(device))).with_suffix(".pub"))
-                found = self.asked("supernode", "register", shown, "shoal", "--name", f"device-{device}")
-                if not found.get("success"):
-                    problem = f"Device {device} could not be registered ({found.get('error-message', '')[:120]})."
-                    raise ShoalError(
-                        "unreachable", problem, "Make its key with `shoal keys`, or start in a new folder."
-                    )
-                known[str(device)] = str(found["node-id"])
+                shown = Path(self.key(device_key(device))).with_suffix(".pub")
+                try:
+                    known[str(device)] = register_device(self.private.socket, shown, f"device-{device}")
+                except ShoalError as error:
+                    problem = f"Device {device} could not be registered: {error.problem}"
+                    advice = "Make its key with `shoal keys`, or start in a new folder."
+                    raise ShoalError("unreachable", problem, advice) from error
                 write_bytes(path, json.dumps(known).encode())
         return path
 
     def submit(self, run: str) -> str:
         """Have a run started; Flower's number of it."""
-        found = self.asked("run", str(SHIM), "shoal", "--run-config", f'run="{run}"')
-        if not found.get("success"):
-            problem = f"The run could not be submitted ({found.get('error-message', '')[:160]})."
-            raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}.")
-        return str(found["run-id"])
+        from shoal.devices.control import start_run
+
+        try:
+            return start_run(self.private.socket, run)
+        except ShoalError as error:
+            problem = f"The run could not be submitted: {error.problem}"
+            raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}.") from error
 
     def status(self, run: str) -> str:
-        """What Flower says of a run: pending, running, finished:... ; empty where it does not say."""
-        runs = self.asked("list", "shoal", "--run-id", run).get("runs") or [{}]
-        return str(runs[0].get("status", ""))
+        """What Flower says of a run: pending, starting, running, finished; empty where it does not say."""
+        from shoal.devices.control import status_of_run
+
+        try:
+            return status_of_run(self.private.socket, run)
+        except ShoalError:
+            return ""
 
     def stop(self, run: str) -> None:
-        self.asked("stop", run, "shoal")
+        from shoal.devices.control import stop_run
+
+        with suppress(ShoalError):
+            stop_run(self.private.socket, run)
 
 
 def start_node(
-    server: str, key: Path | None, trust: Path | None, seat: Mapping[str, str], port: int
+    server: str, key: Path | None, trust: Path | None, seat: Mapping[str, str], private: PrivateFolder
 ) -> subprocess.Popen:
-    """A device's SuperNode."""
+    """A device's SuperNode, which takes care of its SuperExec."""
     folder = Path(seat["folder"])
     secured = ["--insecure"]
     if key and trust:
         secured = ["--root-certificates", str(trust), "--auth-supernode-private-key", str(key)]
-    words = [tool("flower-supernode"), "--superlink", server, *secured, "--host", "127.0.0.1", "--port", str(port)]
+    words = [*program("supernode"), str(private.socket), str(private.secret), "--superlink", server, *secured]
     return start(words, folder / "supernode.log", surroundings(folder) | {"SHOAL_SEAT": json.dumps(dict(seat))})
 
 
@@ -173,9 +160,9 @@ def proxy_of(keys: Path, listen: str, server: str, folder: Path) -> str:
 
 
 def surroundings(folder: Path) -> dict[str, str]:
-    """The environment of Flower's processes, which start each other by name: theirs must be found first."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return os.environ | QUIET | {"FLWR_HOME": str(folder / "flower"), "PATH": path}
+    """The environment of Flower's processes, without what the user's own tells Flower: that could open more doors."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    return kept | QUIET | {"FLWR_HOME": str(folder / "flower")}
 
 
 def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
@@ -208,17 +195,9 @@ def end(processes: Sequence[subprocess.Popen], seconds: float = 15) -> None:
             process.wait()
 
 
-def tool(name: str) -> str:
-    """A program of Flower's, beside this Python or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        problem = f"{name} is not there: real devices are reached by Flower, which is not installed."
+def program(name: str) -> list[str]:
+    """The words that start one of Flower's programs our way."""
+    if not find_spec("flwr"):
+        problem = "Real devices are reached by Flower, which is not installed."
         raise ShoalError("missing-extra", problem, 'Install it: pip install "shoal[flower]".')
-    return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return [sys.executable, "-P", str(Path(__file__).with_name("programs.py")), name]

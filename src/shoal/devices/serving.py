@@ -13,7 +13,7 @@ from typing import IO
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.devices.keys import AUTHORITY, CERTIFICATE, SECRET, SERVER_KEY, device_key
+from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
 from shoal.devices.link import Link, end
 from shoal.engines.distant import LARGEST
 from shoal.recipe import Recipe
@@ -152,7 +152,7 @@ def bury(path: Path) -> None:
     """A loop that was left over by a server that was killed must not go on beside a new one."""
     with suppress(OSError, ValueError):
         left = int((path / ALIVE).read_text())
-        if b"flwr" in Path(f"/proc/{left}/cmdline").read_bytes():
+        if b"serverapp" in Path(f"/proc/{left}/cmdline").read_bytes():
             os.kill(left, signal.SIGKILL)
             time.sleep(LOOK)
 
@@ -181,7 +181,7 @@ def prepared(recipe: Recipe) -> tuple[Path, IO[bytes]]:
 
 def complete(keys: Path, devices: int) -> Path:
     """The folder of keys, if everything is in it."""
-    wanted = [AUTHORITY, CERTIFICATE, SERVER_KEY, SECRET]
+    wanted = [AUTHORITY, CERTIFICATE, SERVER_KEY]
     wanted += [str(Path(device_key(d)).with_suffix(".pub")) for d in range(devices)]
     missing = [name for name in wanted if not (keys / name).is_file()]
     if missing:

@@ -1,0 +1,186 @@
+"""Flower's programs as shoal starts them: `python -P programs.py NAME ...`.
+
+Flower's own commands offer everything on one TCP port, to whoever reaches it, and run whatever app they are sent. Here
+
+- a TCP port offers what devices need, with their keys, and nothing else; all that is left is on a socket in a folder
+  that only its owner can enter;
+- an app that is not shoal's own is refused, on the server and on every device;
+- a server starts nothing but the loop of a run, a device nothing but its training.
+
+For this it reaches into Flower, so it works with one version and refuses others. It imports shoal, and with it torch,
+only where a run is played or a device trains: the other programs stay small.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from threading import Thread
+from time import sleep
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+from flwr import __version__ as version
+from flwr.supercore.protobuf.client import ProtobufClient
+
+VERSION = "1.41.0"
+FLEET = "/v1/fleet/"
+"""Where devices fetch their messages and leave their answers; Flower asks there for a registered key."""
+UNIX = "unix:"
+"""How the address of a Unix socket begins."""
+SECONDS = 30.0
+"""How long an answer may take, as in Flower's clients."""
+Client = TypeVar("Client", bound=ProtobufClient)
+
+
+def superlink(socket: str, *words: str) -> None:
+    """The SuperLink: devices come by TCP, shoal's own processes by the socket."""
+    flower = import_module("flwr.superlink.cli.flower_superlink")
+    sys.argv = ["flower-superlink", *words]
+    config = flower._parse_superlink_lifespan_config()
+    app = import_module("flwr.superlink.main").create_app(config, flower.SuperLinkLifespan)
+    logs = {"log_config": flower.get_uvicorn_log_config(flower.console_handler.level), "access_log": False}
+    inside = uvicorn.Server(uvicorn.Config(app, uds=socket, lifespan="off", **logs))
+    thread = Thread(target=inside.run, daemon=True)
+    thread.start()
+    while thread.is_alive() and not inside.started:
+        sleep(0.05)
+    keys = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
+    uvicorn.run(FleetOnly(app), host=config.host, port=config.port, **keys, **logs)
+
+
+class FleetOnly:
+    """An ASGI app without everything that devices have no need of."""
+
+    def __init__(self, app: Callable):
+        self.app = app
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Callable, send: Callable) -> None:
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"].startswith(FLEET)):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
+        else:
+            await send({"type": "websocket.close"})
+
+
+def supernode(socket: str, secret: str, *words: str) -> None:
+    """A device's SuperNode, without any port, and the SuperExec that works for it; when one ends, so does the other."""
+    flower = import_module("flwr.supernode.cli.flower_supernode")
+    worker = subprocess.Popen([*program("superexec"), "clientapp", socket, secret])
+
+    def end_with_worker() -> None:
+        worker.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=end_with_worker, daemon=True).start()
+    substitute(uvicorn, "Config", partial(uvicorn.Config, uds=socket))
+    sys.argv = ["flower-supernode", *words, "--isolation", "process", "--superexec-auth-secret-file", secret]
+    flower.flower_supernode()
+
+
+def superexec(task: str, socket: str, secret: str) -> None:
+    """A SuperExec that fetches and starts tasks of one kind, and ends with the process that started it."""
+    plugin = import_module("flwr.supercore.superexec.plugin").AutoExecPlugin
+    executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    substitute(plugin, "supported_task_types", frozenset({executor.TaskType(f"flwr-{task}")}))
+
+    def launch(self: Any, spec: Any) -> Any:
+        # Other users can read the token here, but not reach the socket where it is good for something.
+        words = ["--runtime-api-address", spec.runtime_api_address, "--token", spec.token, "--insecure"]
+        subprocess.Popen([*program(task), *words, "--parent-pid", str(spec.parent_pid)])
+        return executor.LaunchResult.accepted()
+
+    substitute(executor.SubprocessExecutor, "launch", launch)
+    reach_sockets()
+    where = ["--runtime-api-address", f"{UNIX}{socket}", "--insecure", "--superexec-auth-secret-file", secret]
+    sys.argv = ["flower-superexec", *where, "--parent-pid", str(os.getppid())]
+    import_module("flwr.supercore.cli.flower_superexec").flower_superexec()
+
+
+def serverapp(*words: str) -> None:
+    """The loop of a run."""
+    from shoal.devices.bundle import check_app_bundle
+
+    module = import_module("flwr.superlink.runtime.run_serverapp")
+    install = module.install_from_fab
+
+    def install_own(content: bytes, **more: Any) -> Any:
+        check_app_bundle(content)
+        return install(content, **more)
+
+    substitute(module, "install_from_fab", install_own)
+    reach_sockets()
+    sys.argv = ["flwr-serverapp", *words]
+    import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp()
+
+
+def clientapp(*words: str) -> None:
+    """A device's answer to one message: by what is installed here, whatever was sent."""
+    from shoal.core.errors import ShoalError
+    from shoal.devices.bundle import check_app_bundle
+
+    module = import_module("flwr.supernode.runtime.run_clientapp")
+
+    def check(content: bytes, **_: Any) -> None:
+        try:
+            check_app_bundle(content)
+        except ShoalError as error:
+            raise module.LoadClientAppError(str(error)) from error  # of this no text travels
+
+    def load_installed(*_: str) -> Any:
+        from shoal.devices.flower import client
+
+        return client
+
+    substitute(module, "install_from_fab", check)
+    substitute(module, "get_load_client_app_fn", lambda **_: load_installed)
+    reach_sockets()
+    sys.argv = ["flwr-clientapp", *words]
+    import_module("flwr.supernode.cli.flwr_clientapp").flwr_clientapp()
+
+
+def program(name: str) -> list[str]:
+    """The words that start one of these; nothing in the present folder can stand in for a module."""
+    return [sys.executable, "-P", __file__, name]
+
+
+def connect_to_socket(kind: type[Client], path: str, interceptors: Sequence[Any] = (), retry: Any = None) -> Client:
+    """One of Flower's clients, which know TCP alone, on a Unix socket."""
+    client = kind("http://localhost", interceptors=interceptors, verify=False, retry_invoker=retry)
+    client._client.close()
+    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=SECONDS)
+    return client
+
+
+def reach_sockets() -> None:
+    """Let Flower's clients understand addresses of Unix sockets."""
+    by_tcp = ProtobufClient.from_server_address
+
+    def from_server_address(cls: Any, server_address: str, *more: Any, **named: Any) -> Any:
+        if not server_address.startswith(UNIX):
+            return by_tcp.__func__(cls, server_address, *more, **named)
+        path = server_address.removeprefix(UNIX)
+        return connect_to_socket(cls, path, named["interceptors"], named.get("retry_invoker"))
+
+    substitute(ProtobufClient, "from_server_address", classmethod(from_server_address))
+
+
+def substitute(owner: Any, name: str, new: Any) -> None:
+    """Put something of ours in the place of something of Flower's, which must be there."""
+    getattr(owner, name)
+    setattr(owner, name, new)
+
+
+PROGRAMS = {run.__name__: run for run in (superlink, supernode, superexec, serverapp, clientapp)}
+
+
+if __name__ == "__main__":
+    if version != VERSION:
+        sys.exit(f"Flower is {version}, and shoal can close the doors of {VERSION} alone. Install that version.")
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

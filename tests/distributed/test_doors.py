@@ -1,0 +1,315 @@
+"""Who can come in: strangers on the same machine, a second local user, and a server that is not ours."""
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federation import BASE, SHOAL, free_port, samples_file, soon
+
+from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key, make_keys
+from shoal.devices.link import end, proxy_of, start, start_node
+from shoal.devices.private import PrivateFolder
+
+pytest.importorskip("flwr")
+BESIDE = Path(sys.executable).parent
+NOBODY = 65534
+EVIL = """
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+MARKS = Path(@MARKS@)
+server = ServerApp()
+client = ClientApp()
+(MARKS / "imported").touch()
+
+@server.main()
+def main(grid, context):
+    (MARKS / "server").touch()
+    asked = [Message(RecordDict(), dst_node_id=node, message_type="query.evil") for node in grid.get_node_ids()]
+    answers = list(grid.send_and_receive(asked, timeout=60))
+    (MARKS / "answers").write_text(str([a.error.code if a.has_error() else 0 for a in answers]))
+
+@client.query("evil")
+def evil(message, context):
+    (MARKS / "device").touch()
+    return Message(RecordDict(), reply_to=message)
+"""
+PROJECT = """
+[project]
+name = "evil"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[tool.flwr.app]
+publisher = "stranger"
+[tool.flwr.app.components]
+serverapp = "evil:server"
+clientapp = "evil:client"
+"""
+
+
+class Stranger:
+    """Somebody with a home of their own, Flower's own programs, an app, and nothing of ours but the authority."""
+
+    def __init__(self, folder: Path, authority: Path, address: str):
+        self.folder, self.marks, self.app = folder, folder / "marks", folder / "app"
+        for path in (self.marks, self.app / "evil", folder / "flower"):
+            path.mkdir(parents=True)
+        (self.app / "pyproject.toml").write_text(PROJECT)
+        (self.app / "evil" / "__init__.py").write_text(EVIL.replace("@MARKS@", repr(str(self.marks))))
+        there = f'[superlink.lab]\naddress = "{address}"\nroot-certificates = "{authority}"\n'
+        (folder / "flower" / "config.toml").write_text(there)
+        bare = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "SHOAL"))}
+        path = f"{BESIDE}{os.pathsep}{os.environ['PATH']}"
+        self.environment = bare | {"HOME": str(folder), "FLWR_HOME": str(folder / "flower"), "PATH": path}
+
+    def flwr(self, *words: str) -> dict:
+        done = subprocess.run(
+            [str(BESIDE / "flwr"), *words, "--format", "json"], env=self.environment, capture_output=True, text=True
+        )
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            return {"success": False, "error-message": done.stdout + done.stderr}
+
+
+class Village:
+    """A server that waits for two devices, of which one has come."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.port = folder, free_port()
+        self.keys, self.address = folder / "keys", f"127.0.0.1:{self.port}"
+        make_keys(self.keys, "", 2)
+        recipe = {**BASE, "devices": 2, "sample": 2}
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in recipe.items())
+        (folder / "recipe.toml").write_text(text)
+        words = ["server", str(folder / "recipe.toml"), "--out", str(folder / "run"), "--keys", str(self.keys)]
+        self.server = self.shoal([*words, "--port", str(self.port)], "server.out")
+        words = ["join", "--server", self.address, "--key", str(self.keys / device_key(0))]
+        words += ["--data", samples_file(folder, 0, devices=2, sample=2), "--folder", str(folder / "home")]
+        self.device = self.shoal(words, "join.out")
+
+    def shoal(self, words: list[str], log: str) -> subprocess.Popen:
+        return start([SHOAL, *words], self.folder / log, os.environ | {"OMP_NUM_THREADS": "1"})
+
+    def sockets(self) -> dict[str, str]:
+        """Where the SuperLink and the device's SuperNode listen, by their name."""
+        found = {}
+        for process in (*family(self.server.pid), *family(self.device.pid)):
+            words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+            found |= {name: words[words.index(name) + 1] for name in ("superlink", "supernode") if name in words}
+        return found
+
+
+@pytest.fixture(scope="module")
+def village(tmp_path_factory) -> Iterator[Village]:
+    made = Village(tmp_path_factory.mktemp("village"))
+    try:
+        log = made.folder / "home" / "supernode.log"
+        soon(lambda: made.server.poll() is not None or "Sent successfully" in read(log), 200)
+        assert "Sent successfully" in read(log), told(made)
+        yield made
+    finally:
+        end([made.device, made.server])
+
+
+def test_a_stranger_with_the_authority_starts_nothing(village, tmp_path):
+    """Nothing on the server, and nothing on a device: neither a run, nor a device of their own, nor a look around."""
+    stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
+    make_keys(tmp_path / "own", "", 1)
+    own = str((tmp_path / "own" / device_key(0)).with_suffix(".pub"))
+    tries = {
+        "run": stranger.flwr("run", str(stranger.app), "lab"),
+        "register": stranger.flwr("supernode", "register", own, "lab"),
+        "nodes": stranger.flwr("supernode", "list", "lab"),
+        "runs": stranger.flwr("list", "lab"),
+    }
+    ran = soon(lambda: any(stranger.marks.iterdir()), 60 if tries["run"].get("success") else 5)
+    if ran:
+        soon((stranger.marks / "answers").exists, 60)
+    assert not ran, sorted(path.name for path in stranger.marks.iterdir())
+    assert not [name for name, found in tries.items() if found.get("success")], tries
+
+
+def test_the_port_is_for_devices_alone(village):
+    """Whoever trusts the server gets a 403 for everything else, and a 401 without a registered key."""
+    import httpx
+
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(village.keys / AUTHORITY))) as client:
+        at = f"https://{village.address}"
+        seen = {path: client.get(at + path).status_code for path in ("/health", "/docs", "/openapi.json", "/")}
+        for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run"):
+            seen[path] = client.post(at + path, headers={"content-type": "application/protobuf"}).status_code
+        assert set(seen.values()) == {403}, seen
+        known = client.post(at + "/v1/fleet/pull-messages", headers={"content-type": "application/protobuf"})
+        assert known.status_code == 401
+
+
+def test_nothing_else_listens(village):
+    """The server has one port, a device has none."""
+    assert set(village.sockets()) == {"superlink", "supernode"}
+    assert ports_of(family(village.server.pid)) == {village.port}
+    assert ports_of(family(village.device.pid)) == set()
+
+
+TRY = """
+import os, socket, sys
+from pathlib import Path
+path = Path(sys.argv[1])
+if len(sys.argv) > 2:
+    os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+tries = [lambda: socket.socket(socket.AF_UNIX).connect(str(path)), lambda: os.listdir(path.parent)]
+tries += [lambda: (path.parent / "superexec.secret").read_bytes()]
+for one in tries:
+    try:
+        one()
+        print("yes")
+    except PermissionError:
+        print("no")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_open_a_socket(village):
+    """Neither that of the server nor that of a device, while its owner can."""
+    for path in village.sockets().values():
+        for user, answer in (([], "yes"), ([str(NOBODY)], "no")):
+            done = subprocess.run([sys.executable, "-c", TRY, path, *user], capture_output=True, text=True)
+            assert done.stdout.split() == [answer] * 3, done
+
+
+def test_tasks_are_given_to_who_knows_the_secret(village):
+    """Even of those who can open the socket, on the server and on a device."""
+    import httpx
+    from flwr.proto import runtime_pb2
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    from shoal.devices.programs import connect_to_socket
+
+    generated: Any = runtime_pb2
+    request = generated.AcquireTaskRequest(supported_task_types=["none"])
+    named = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+    for path in village.sockets().values():
+        right = Path(path).with_name("superexec.secret").read_bytes()
+        for secret in (b"", b"0" * 32, right):
+            proof = [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)] if secret else []
+            with connect_to_socket(RuntimeHttpClient, path, [named, *proof]) as client:
+                if secret == right:
+                    assert not client.AcquireTask(request).token
+                else:
+                    with pytest.raises(httpx.HTTPStatusError, match="401"):
+                        client.AcquireTask(request)
+
+
+def test_the_server_runs_no_other_app(village, tmp_path):
+    """Not even one that came in by the socket, or was left in the database."""
+    from flwr.common.serde import fab_to_proto
+    from flwr.supercore.fab import Fab
+
+    from shoal.devices.control import control, messages, status_of_run
+
+    stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
+    build = [str(BESIDE / "flwr"), "build", "--app", str(stranger.app)]
+    subprocess.run(build, env=stranger.environment, cwd=stranger.folder, check=True)
+    [content] = [path.read_bytes() for path in stranger.folder.glob("*.fab")]
+    socket = Path(village.sockets()["superlink"])
+    with control(socket) as client:
+        app = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
+        number = str(client.StartRun(messages.StartRunRequest(fab=app)).run_id)
+    assert soon(lambda: status_of_run(socket, number) == "finished", 120), told(village)
+    assert not list(stranger.marks.iterdir())
+    assert "and it is not shoal's own" in read(village.folder / "run" / "flower" / "superexec.log")
+
+
+def test_a_device_runs_no_other_app(tmp_path):
+    """Its server was taken over: it is Flower's own SuperLink, and sends another app to be run."""
+    keys, port, home = tmp_path / "keys", free_port(), tmp_path / "home"
+    make_keys(keys, "", 1)
+    stranger = Stranger(tmp_path / "stranger", keys / AUTHORITY, f"127.0.0.1:{port}")
+    address = ["--host", "127.0.0.1", "--port", str(port), "--isolation", "process", "--enable-supernode-auth"]
+    own = ["--ssl-ca-certfile", str(keys / AUTHORITY), "--ssl-certfile", str(keys / CERTIFICATE)]
+    own += ["--ssl-keyfile", str(keys / SERVER_KEY), "--disable-runtime-dependency-installation"]
+    near = ["--runtime-api-address", f"127.0.0.1:{port}", "--root-certificates", str(keys / AUTHORITY)]
+    log = tmp_path / "flower.log"
+    running = [start([str(BESIDE / "flower-superlink"), *address, *own], log, stranger.environment)]
+    try:
+        running.append(start([str(BESIDE / "flower-superexec"), *near], log, stranger.environment))
+        public = str((keys / device_key(0)).with_suffix(".pub"))
+        assert soon(lambda: bool(stranger.flwr("supernode", "register", public, "lab").get("success")), 60), read(log)
+        seat = {"data": "", "folder": str(home)}
+        running.append(
+            start_node(f"127.0.0.1:{port}", keys / device_key(0), keys / AUTHORITY, seat, PrivateFolder.create())
+        )
+        assert soon(lambda: "SuperNode ID" in read(home / "supernode.log"), 60), read(home / "supernode.log")
+        assert stranger.flwr("run", str(stranger.app), "lab").get("success")
+        assert soon((stranger.marks / "answers").exists, 120), read(log) + read(home / "supernode.log")
+        assert (stranger.marks / "answers").read_text() == "[1]"  # it could not be loaded
+        assert not (stranger.marks / "device").exists()
+        assert "and it is not shoal's own" in read(home / "supernode.log")
+    finally:
+        end(running[::-1])
+
+
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+def test_from_outside_devices_come_in_and_nothing_else(village, tmp_path):
+    """Through the proxy a device is let in, while registering one and submitting a run are refused."""
+    port = free_port()
+    config = tmp_path / "nginx.conf"
+    config.write_text(proxy_of(village.keys, f"127.0.0.1:{port}", village.address, tmp_path))
+    nginx = start([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
+    seat = {"data": "", "folder": str(tmp_path / "home")}
+    key, trusted = village.keys / device_key(1), village.keys / AUTHORITY
+    node = start_node(f"127.0.0.1:{port}", key, trusted, seat, PrivateFolder.create())
+    try:
+        log = tmp_path / "home" / "supernode.log"
+        assert soon(lambda: "SuperNode ID" in read(log), 150), read(log)
+        stranger = Stranger(tmp_path / "stranger", trusted, f"127.0.0.1:{port}")
+        make_keys(tmp_path / "own", "", 1)
+        own = str((tmp_path / "own" / device_key(0)).with_suffix(".pub"))
+        assert not stranger.flwr("supernode", "register", own, "lab").get("success")
+        assert not stranger.flwr("run", str(stranger.app), "lab").get("success")
+    finally:
+        end([node, nginx])
+
+
+def family(process: int) -> list[int]:
+    """A process and all that it started, which may end meanwhile."""
+    found = [process]
+    for one in found:
+        children = Path(f"/proc/{one}/task/{one}/children")
+        found += [int(child) for child in read(children).split()]
+    return found
+
+
+def ports_of(processes: list[int]) -> set[int]:
+    """The TCP ports at which processes listen."""
+    listening = {}
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        rows = [line.split() for line in read(table).splitlines()[1:]]
+        listening |= {f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+    links = [os.readlink(path) for one in processes for path in Path(f"/proc/{one}/fd").glob("*") if path.is_symlink()]
+    return {listening[name] for name in links if name in listening}
+
+
+def read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def told(village: Village) -> str:
+    """What everybody there has written."""
+    return "\n".join(f"{path}:\n{read(path)[-2000:]}" for path in village.folder.rglob("*.[lo][ou][gt]"))
