@@ -1,4 +1,7 @@
-"""Flower as the carrier: questions and answers travel as bytes in its messages. Only this file knows its API."""
+"""Flower as the carrier: questions and answers travel as bytes in its messages.
+
+What is asked of Flower is in control.py, how it is started in programs.py.
+"""
 
 import json
 import logging

@@ -67,8 +67,9 @@ class Link:
 
     def start_exec(self, desk: Mapping[str, Any]) -> subprocess.Popen:
         """The SuperExec: it starts our loop when a run is submitted."""
-        words = [*program("superexec"), "serverapp", str(self.private.socket), str(self.private.secret)]
+        own = [str(self.private.socket), str(self.private.secret), str(os.getpid())]
         environment = surroundings(self.folder) | {"SHOAL_DESK": json.dumps(desk)}
+        words = [*program("superexec"), "serverapp", *own]
         return start(words, self.folder / "superexec.log", environment)
 
     @property

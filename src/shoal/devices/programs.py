@@ -4,11 +4,13 @@ Flower's own commands offer everything on one TCP port, to whoever reaches it, a
 
 - a TCP port offers what devices need, with their keys, and nothing else; all that is left is on a socket in a folder
   that only its owner can enter;
+- a device leaves messages in its own name alone: it can give no orders to others;
 - an app that is not shoal's own is refused, on the server and on every device;
 - a server starts nothing but the loop of a run, a device nothing but its training.
 
 For this it reaches into Flower, so it works with one version and refuses others. It imports shoal, and with it torch,
-only where a run is played or a device trains: the other programs stay small.
+only where a run is played or a device trains, so that the other programs stay small; and there not before Flower has
+heard of the process: a task whose process is silent at first is given to another.
 """
 
 import os
@@ -23,7 +25,6 @@ from time import sleep
 from typing import Any, TypeVar
 
 import httpx
-import uvicorn
 from flwr import __version__ as version
 from flwr.supercore.protobuf.client import ProtobufClient
 
@@ -39,9 +40,11 @@ Client = TypeVar("Client", bound=ProtobufClient)
 
 def superlink(socket: str, *words: str) -> None:
     """The SuperLink: devices come by TCP, shoal's own processes by the socket."""
+    uvicorn = import_module("uvicorn")
     flower = import_module("flwr.superlink.cli.flower_superlink")
     sys.argv = ["flower-superlink", *words]
     config = flower._parse_superlink_lifespan_config()
+    speak_for_oneself()
     app = import_module("flwr.superlink.main").create_app(config, flower.SuperLinkLifespan)
     logs = {"log_config": flower.get_uvicorn_log_config(flower.console_handler.level), "access_log": False}
     inside = uvicorn.Server(uvicorn.Config(app, uds=socket, lifespan="off", **logs))
@@ -51,6 +54,21 @@ def superlink(socket: str, *words: str) -> None:
         sleep(0.05)
     keys = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
     uvicorn.run(FleetOnly(app), host=config.host, port=config.port, **keys, **logs)
+
+
+def speak_for_oneself() -> None:
+    """Refuse what a device leaves in the name of another, or of the server: Flower compares only who delivers it."""
+    from fastapi import HTTPException
+
+    handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    push = handlers.push_messages
+
+    def push_own_messages(request: Any, state: Any) -> Any:
+        if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
+            raise HTTPException(401, "Messages of another SuperNode")
+        return push(request=request, state=state)
+
+    substitute(handlers, "push_messages", push_own_messages)
 
 
 class FleetOnly:
@@ -71,8 +89,9 @@ class FleetOnly:
 
 def supernode(socket: str, secret: str, *words: str) -> None:
     """A device's SuperNode, without any port, and the SuperExec that works for it; when one ends, so does the other."""
+    uvicorn = import_module("uvicorn")
     flower = import_module("flwr.supernode.cli.flower_supernode")
-    worker = subprocess.Popen([*program("superexec"), "clientapp", socket, secret])
+    worker = subprocess.Popen([*program("superexec"), "clientapp", socket, secret, str(os.getpid())])
 
     def end_with_worker() -> None:
         worker.wait()
@@ -84,8 +103,8 @@ def supernode(socket: str, secret: str, *words: str) -> None:
     flower.flower_supernode()
 
 
-def superexec(task: str, socket: str, secret: str) -> None:
-    """A SuperExec that fetches and starts tasks of one kind, and ends with the process that started it."""
+def superexec(task: str, socket: str, secret: str, parent: str) -> None:
+    """A SuperExec that fetches and starts tasks of one kind, and ends with the process of this number."""
     plugin = import_module("flwr.supercore.superexec.plugin").AutoExecPlugin
     executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
     substitute(plugin, "supported_task_types", frozenset({executor.TaskType(f"flwr-{task}")}))
@@ -99,18 +118,18 @@ def superexec(task: str, socket: str, secret: str) -> None:
     substitute(executor.SubprocessExecutor, "launch", launch)
     reach_sockets()
     where = ["--runtime-api-address", f"{UNIX}{socket}", "--insecure", "--superexec-auth-secret-file", secret]
-    sys.argv = ["flower-superexec", *where, "--parent-pid", str(os.getppid())]
+    sys.argv = ["flower-superexec", *where, "--parent-pid", parent]
     import_module("flwr.supercore.cli.flower_superexec").flower_superexec()
 
 
 def serverapp(*words: str) -> None:
     """The loop of a run."""
-    from shoal.devices.bundle import check_app_bundle
-
     module = import_module("flwr.superlink.runtime.run_serverapp")
     install = module.install_from_fab
 
     def install_own(content: bytes, **more: Any) -> Any:
+        from shoal.devices.bundle import check_app_bundle
+
         check_app_bundle(content)
         return install(content, **more)
 
@@ -122,12 +141,12 @@ def serverapp(*words: str) -> None:
 
 def clientapp(*words: str) -> None:
     """A device's answer to one message: by what is installed here, whatever was sent."""
-    from shoal.core.errors import ShoalError
-    from shoal.devices.bundle import check_app_bundle
-
     module = import_module("flwr.supernode.runtime.run_clientapp")
 
     def check(content: bytes, **_: Any) -> None:
+        from shoal.core.errors import ShoalError
+        from shoal.devices.bundle import check_app_bundle
+
         try:
             check_app_bundle(content)
         except ShoalError as error:
