@@ -11,6 +11,7 @@ SHIM = Path(__file__).with_name("shim")
 BEGINNING = (1980, 1, 1, 0, 0, 0)
 """The earliest date that a zip file can hold: when this one was built must not show."""
 UNIX = 3
+"""What a zip file calls the system that it was made on."""
 
 
 def build_app_bundle() -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -38,8 +39,12 @@ def control(socket: Path) -> Iterator[ControlHttpClient]:
 
 def register_device(socket: Path, public_key: Path, name: str) -> str:
     """Tell the SuperLink a device's key; the number that it gave the device."""
-    key = load_ssh_public_key(public_key.read_bytes())
-    assert isinstance(key, EllipticCurvePublicKey)
+    try:
+        key = load_ssh_public_key(public_key.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ShoalError("damaged", f"{public_key} cannot be read ({told(error)}).", "Copy it again.") from error
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ShoalError("damaged", f"{public_key} is a key of another kind.", "Make keys with `shoal keys`.")
     with control(socket) as client:
         request = messages.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
         return str(client.RegisterNode(request).node_id)
