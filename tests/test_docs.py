@@ -97,7 +97,7 @@ def test_recipe_keys_are_listed_with_their_defaults():
 def test_recipe_keys_name_everything_there_is_to_choose_from():
     rows = {cells[0].strip("`"): cells[2] for cells in table_rows((DOCS / "how-to/recipes.md").read_text(), "key")}
     for key, names in {"data": DATASETS | SOURCES, "model": MODELS, "split": SPLITS, "fleet": FORMS}.items():
-        offered = [name for name in names if not name.startswith("noise-")]  # those stand in for real data in smoke runs
+        offered = [name for name in names if not name.startswith("noise-")]  # for smoke runs
         absent = [name for name in offered if not re.search(rf"`{name}\b", rows[key])]
         assert not absent, key
     engines = next(f for f in fields(Recipe) if f.name == "engine").metadata["among"]
