@@ -35,6 +35,7 @@ def test_ranks_are_those_of_the_maps():
     column, row = torch.arange(1.0, 6.0)[:, None], torch.arange(2.0, 9.0)
     found = torch.stack([column * row, torch.eye(5, 7), torch.zeros(5, 7)])[None].repeat(4, 1, 1, 1)
     assert ranks(found).tolist() == pytest.approx([1 / 5, 1.0, 0.0])
+    assert ranks(found / found.new_zeros(())).tolist() == [0.0, 0.0, 0.0], "maps that overflow say nothing"
 
 
 def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them():

@@ -38,8 +38,9 @@ def maps(output: Tensor, axis: Axis) -> Tensor:
 
 
 def ranks(found: Tensor) -> Tensor:
-    """Of many small matrices, which a processor is quicker at than a GPU."""
-    return torch.linalg.matrix_rank(found.float().cpu()).float().mean(0).to(found.device) / min(found.shape[-2:])
+    """Of many small matrices, which a processor is quicker at than a GPU; numbers that are not finite count as 0."""
+    found = found.float().nan_to_num(0.0, 0.0, 0.0)
+    return torch.linalg.matrix_rank(found.cpu()).float().mean(0).to(found.device) / min(found.shape[-2:])
 
 
 def merged(reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
