@@ -143,7 +143,8 @@ def test_a_checkpoint_without_a_key_is_refused(folder, key):
 
 
 WRONG = [(key, value) for key in KEYS if key != "recipe" for value in (5, -1, "x", None, inf, [[1]])]
-WRONG += [(key, value) for key in ("format", "rounds", "params", "states", "memory") for value in ([], {})]
+WRONG += [(key, value) for key in ("format", "rounds", "params", "states", "memory", "history") for value in ([], {})]
+WRONG += [("history", value) for value in (5, "x", None, torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8))]
 
 
 @pytest.mark.parametrize("key, value", WRONG, ids=repr)
@@ -245,15 +246,38 @@ def test_a_row_with_a_wrong_cell_is_refused_by_all_who_read_it(folder, cell):
         assert error.value.kind.name == "damaged"
 
 
+@pytest.mark.parametrize("rest", [b"", b'{"round":3,"accu', bytes(700)], ids=("cut", "torn", "zeros"))
 @pytest.mark.parametrize("rows", [0, 3])
-def test_a_history_shorter_than_its_checkpoint_is_refused(folder, rows):
+def test_rows_that_the_history_lost_are_in_the_checkpoint(folder, rows, rest):
     lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "history.jsonl").write_bytes(b"".join(lines[:rows]))
+    (folder / "history.jsonl").write_bytes(b"".join(lines[:rows]) + rest)
+    assert opened(folder).history.same_course(whole(4).history)
+    assert_same(shoal.resume(folder, rounds=6), whole(6))
+    assert (folder / "history.jsonl").read_bytes().splitlines(keepends=True)[:4] == lines
+
+
+def test_a_history_that_is_gone_is_in_the_checkpoint(folder):
+    (folder / "history.jsonl").unlink()
+    assert opened(folder).history.same_course(whole(4).history)
+    assert_same(shoal.resume(folder, rounds=6), whole(6))
+
+
+def test_a_checkpoint_of_a_former_version_keeps_no_rows(folder):
+    file = folder / "checkpoint.safetensors"
+    state = read_tree(file)
+    del state["history"]
+    write_tree(file, state)
+    assert_same(shoal.resume(Path(shutil.copytree(folder, folder.with_name("y"))), rounds=6), whole(6))
+    (folder / "history.jsonl").write_bytes(b"")
     assert refusal(folder) == "damaged"
 
 
-def test_a_history_that_is_gone_is_refused(folder):
-    (folder / "history.jsonl").unlink()
+@pytest.mark.parametrize("text", ["", "x", "{}\n{}\n{}\n{}\n"])
+def test_rows_in_a_checkpoint_are_looked_at_too(folder, text):
+    file = folder / "checkpoint.safetensors"
+    write_tree(file, read_tree(file) | {"history": torch.tensor(list(text.encode()), dtype=torch.uint8)})
+    assert_same(shoal.resume(Path(shutil.copytree(folder, folder.with_name("y"))), rounds=6), whole(6))
+    (folder / "history.jsonl").write_bytes(b"")
     assert refusal(folder) == "damaged"
 
 
@@ -388,6 +412,62 @@ def test_a_disk_that_is_full_from_the_start(disk):
     assert kind(shoal.run, rounds=4, out=str(disk.path / "x"), **TINY) == "disk"
     disk.empty()
     assert_same(shoal.run(rounds=4, out=str(disk.path / "x"), **TINY), whole(4))
+
+
+# a folder that goes away ----------------------------------------------------------------------------------------------
+def away(change: Callable[[Path], Any], at: int = 2) -> Callable:
+    """A watcher that does something to the folder of its run after so many rounds."""
+    return lambda recipe, row, history: change(Path(recipe.out)) if len(history) == at else None
+
+
+@pytest.mark.parametrize("more", [{}, {"memory_mb": 0}, {"checkpoint_every": 1}, {"checkpoint_every": 100}], ids=repr)
+def test_a_folder_that_was_deleted_during_its_run_does_not_come_back(tmp_path, more):
+    with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced") as told:
+        shoal.run(rounds=4, out=str(tmp_path / "x"), watch=away(shutil.rmtree), **TINY | more)
+    assert told.value.kind.name == "disk" and not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_was_moved_during_its_run_goes_on_where_it_is(tmp_path):
+    there = tmp_path / "y"
+    with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced"):
+        shoal.run(rounds=4, out=str(tmp_path / "x"), watch=away(lambda path: path.rename(there)), **TINY)
+    assert not (tmp_path / "x").exists()
+    assert_same(shoal.resume(there), whole(4))
+
+
+def test_a_run_in_the_place_of_a_deleted_one_is_left_alone(tmp_path):
+    def replace(path: Path) -> None:
+        shutil.rmtree(path)
+        shoal.run(rounds=4, out=str(path), **TINY)
+
+    with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced"):
+        shoal.run(rounds=6, out=str(tmp_path / "x"), watch=away(replace), **TINY)
+    assert_same(opened(tmp_path / "x"), whole(4))
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "history.jsonl"])
+def test_a_file_that_was_deleted_during_a_run_does_not_come_back_without_its_content(tmp_path, name):
+    with pytest.raises(shoal.ShoalError) as told:
+        shoal.run(rounds=4, out=str(tmp_path / "x"), watch=away(lambda path: (path / name).unlink()), **TINY)
+    assert told.value.kind.name == "disk" and not (tmp_path / "x" / name).exists()
+
+
+def test_a_lock_that_was_deleted_during_a_run_costs_nothing(tmp_path):
+    ended = shoal.run(rounds=4, out=str(tmp_path / "x"), watch=away(lambda p: (p / ".lock").unlink()), **TINY)
+    assert_same(ended, whole(4))
+
+
+def test_runs_side_by_side_keep_theirs_when_the_folder_of_one_goes_away(tmp_path):
+    def delete(recipe, row, history):
+        if recipe.seed == 0 and len(history) == 2:
+            shutil.rmtree(recipe.out)
+
+    many = {**TINY, "methods": [TINY["method"]], "seeds": 2, "engine": "batched", "checkpoint_every": 100}
+    del many["method"]
+    with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced"):
+        shoal.compare(rounds=4, out=str(tmp_path / "x"), watch=delete, **many)
+    [other] = tmp_path.glob("x/*/seed-*")
+    assert other.name == "seed-1" and len(opened(other).history) >= 2
 
 
 # what is never used ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from shoal.apart import apart
 from shoal.assemble import Shelf, assemble
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
+from shoal.durable import remove_strays
 from shoal.engines.pick import crew_of
 from shoal.handover import is_handed_over, refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
@@ -17,7 +18,7 @@ from shoal.luggage import pickled_model
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
-from shoal.store import refuse_taken
+from shoal.store import Folder, refuse_taken
 from shoal.strangers import method_of, strangers_in
 from shoal.warn_once import each_warning_once
 
@@ -114,6 +115,7 @@ def compare(
         pickled_model(recipe.model)  # what is refused leaves no folder
     if recipe.out:
         refuse_taken(Path(recipe.out))
+        remove_strays(Path(recipe.out))
         write_list(Path(recipe.out), listing)
     return replace(played(runs, recipe.target, watch, workers), budgets=budgets)
 
@@ -125,6 +127,7 @@ def go_on(
     listing = listed_in(path)
     for own in listing.runs().values():
         refuse_missing(own[0], path)
+    remove_strays(path)
     if changes:
         listing = replace(listing, recipe=rebudgeted(listing.recipe, changes))
         write_list(path, listing)
@@ -181,6 +184,12 @@ def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Rec
     return results
 
 
+def rows_on_disk(folder: Path) -> int:
+    """How many rows the history of a run has, of which a checkpoint may know more."""
+    file = Folder(folder, None).history_file
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
 def opened_up(recipe: Recipe, watch: Watcher | None, shelf: Shelf) -> Ride | Result:
     """A run as it stands: not begun, broken off, or complete."""
     folder = Path(recipe.out)
@@ -189,7 +198,7 @@ def opened_up(recipe: Recipe, watch: Watcher | None, shelf: Shelf) -> Ride | Res
     changes = {key: getattr(recipe, key) for key in BUDGETS}
     if (folder / "checkpoint.safetensors").is_file():
         result = opened(folder)
-        if spent(recipe, result.history):
+        if spent(recipe, result.history) and rows_on_disk(folder) >= len(result.history):
             return result
         changes = {key: value for key, value in changes.items() if value != getattr(result.recipe, key)}
     return taken_up(folder, watch, changes, shelf)

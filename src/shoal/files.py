@@ -1,7 +1,6 @@
-"""Files that are whole or not there: written to a temporary name, brought to disk, renamed. No pickle."""
+"""Files that are whole or not there, and what a disk that fails is told as. No pickle."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,28 +12,26 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.tree import Tree, pack, unpack
+from shoal.durable import make_folders, replace_file, sync_paths
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Put a file in place in one move; what was there before stays until the new one is complete."""
+    """Put a file in place in one move, in a folder that is made if it is missing; it is on disk afterwards."""
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        sync_paths(make_folders(path.parent))
+        replace_file(path, content)
 
 
-def write_tree(path: Path, tree: Tree) -> None:
+def tree_as_bytes(tree: Tree) -> bytes:
     """A tree as one safetensors file; what is not a tensor goes into its header as JSON."""
     plain, flat = pack(tree)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
-    write_bytes(path, save(tensors, {"shoal": json.dumps(plain)}))
+    return save(tensors, {"shoal": json.dumps(plain)})
+
+
+def write_tree(path: Path, tree: Tree) -> None:
+    """Such a file."""
+    write_bytes(path, tree_as_bytes(tree))
 
 
 def read_tree(path: Path) -> Tree:

@@ -102,8 +102,11 @@ def plain(row: Row) -> Row:
     return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
 
-def read_history(path: Path, rounds: int | None = None) -> History:
-    """The first `rounds` rows of a file, or all; an unfinished last line is what a kill leaves, and is left out."""
+def read_history(path: Path, rounds: int | None = None, kept: bytes = b"") -> History:
+    """The first `rounds` rows of a file, or all; an unfinished last line is what a kill leaves, and is left out.
+
+    Where the file has fewer rows, those that follow are taken from the rows `kept` elsewhere.
+    """
     if not path.exists():
         lines: list[bytes] = []
     else:
@@ -111,6 +114,8 @@ def read_history(path: Path, rounds: int | None = None) -> History:
             lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
+    if rounds is not None and len(lines) < rounds:
+        lines += kept.splitlines(keepends=True)[len(lines) :]
     rows = []
     for number, text in enumerate(lines if rounds is None else lines[:rounds]):
         try:

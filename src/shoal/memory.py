@@ -2,7 +2,7 @@
 
 A round's memories are staged and take effect together when it is committed, so a round that is broken off leaves none.
 On disk each version is a file of its own; a checkpoint of round t needs, of every device, the newest version up to t.
-Older ones are deleted only after the next checkpoint is safe.
+Older ones are deleted only after the next checkpoint is safe. A power cut takes no version that a flush has indexed.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,8 @@ import torch
 from shoal.core import tree
 from shoal.core.plan import Plan, Slicer
 from shoal.core.tree import Tree
-from shoal.files import damaged, read_tree, write_tree
+from shoal.durable import make_folders, remove_file, remove_strays, replace_file, sync_paths
+from shoal.files import damaged, disk_errors, read_tree, tree_as_bytes
 
 
 class Version(NamedTuple):
@@ -40,6 +41,8 @@ class Memory:
         """Devices whose held memory is not on disk, and the round it is of."""
         self.versions: dict[int, list[Version]] = {}
         """What is on disk, oldest first."""
+        self.unsynced: set[Path] = set()
+        """Folders whose newest names a power cut would take."""
         self.cuts: list[tuple[Slicer, Plan]] = []
         self.used = 0
 
@@ -95,13 +98,16 @@ class Memory:
         """Bring everything to disk; the index that a checkpoint stores to find it again."""
         for device in list(self.dirty):
             self._write(device)
+        with disk_errors(self.folder):
+            sync_paths(self.unsynced)
+        self.unsynced.clear()
         return [versions[-1] for versions in self.versions.values()]
 
     def forget_old(self) -> None:
         """A checkpoint is safe: versions before the newest are needed no more."""
         for versions in self.versions.values():
             for old in versions[:-1]:
-                self._path(old).unlink(missing_ok=True)
+                remove_file(self._path(old))
             del versions[:-1]
 
     def restore(self, index: list["Version"], cuts: list[tuple[Slicer, Plan]]) -> None:
@@ -112,9 +118,11 @@ class Memory:
                 raise damaged(path, "it is missing")
         self.cuts = cuts
         self.versions = {version.device: [version] for version in index}
-        for path in (*self.folder.glob("*/*.safetensors"), *self.folder.glob("*/.*.tmp")):
+        for path in self.folder.glob("*/*.safetensors"):
             if path not in wanted:
-                path.unlink()
+                remove_file(path)
+        for folder in self.folder.glob("*/"):
+            remove_strays(folder)
 
     def _hold(self, device: int, memory: Tree) -> None:
         if device in self.held:
@@ -132,11 +140,15 @@ class Memory:
                 self.used -= tree.nbytes(self.held.pop(device))
 
     def _write(self, device: int) -> None:
-        round = self.dirty.pop(device, None)
+        round = self.dirty.get(device)
         if round is not None:
             version = Version(device, round, len(self.cuts))
-            write_tree(self._path(version), self.held[device])
+            path = self._path(version)
+            with disk_errors(path):
+                self.unsynced |= make_folders(path.parent, inside=self.folder.parent) | {path.parent}
+                replace_file(path, tree_as_bytes(self.held[device]), sync_folder=False)
             self.versions.setdefault(device, []).append(version)
+            del self.dirty[device]
 
     def _path(self, version: "Version") -> Path:
         device, round, cuts = version

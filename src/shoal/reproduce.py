@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.compare import played
 from shoal.core.errors import ShoalError, unknown
+from shoal.durable import remove_strays
 from shoal.failed_runs import warn_of_failed_runs
 from shoal.history import History, read_history
 from shoal.recipe import Recipe
@@ -59,6 +60,7 @@ def reproduce(
     if not (place / MARK).is_file():
         refuse_taken(place)
         sheet.write(place)
+    remove_strays(place)
     for column in table.columns:
         own = {cell.row.method: cell for cell in cells if cell.column is column}
         bring_to_end([cell for cell in own.values() if cell.row.method in asked], place, watch)
@@ -124,13 +126,18 @@ def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> N
 
 
 def complete(cell: Cell) -> list[History] | None:
-    """The histories of a cell whose runs are all over; None if one is not."""
+    """The histories of a cell whose runs are all over; None if one is not, or if it has to be looked at for damage."""
     found = []
     for recipe in cell.recipes:
         folder = Folder(Path(recipe.out), None)
         if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
             return None
-        history = read_history(folder.history_file)
+        try:
+            history = read_history(folder.history_file)
+        except ShoalError as error:
+            if error.kind.name != "damaged":
+                raise
+            return None  # rows after the checkpoint may be torn; whoever resumes the run finds out
         if not spent(recipe, history):
             return None
         found.append(history)

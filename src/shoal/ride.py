@@ -90,10 +90,12 @@ class Ride:
         with blaming(self.assembly):
             after, row = self.loop.take(asked, outcomes, wall)
         with undisturbed():
+            self.saver.halfway = True
             self.memory.commit(len(self.history), kept=not row.get("void"))
             self.loop.settle(asked.standing, after)
             self.standing, row = after, plain(row)
             self.history.append(row)
+            self.saver.halfway = False
             if self.folder:
                 self.folder.append(row)
             self.saver.perhaps(after, len(self.history))
@@ -129,8 +131,7 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
             together(going, crew)
         return [ride.end() for ride in rides]
     except BaseException as error:
-        for ride in rides:
-            ride.keep()
+        keep_all(rides)
         if not isinstance(error, KeyboardInterrupt):
             raise
         folder = rides[0].folder
@@ -143,6 +144,18 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
         for ride in rides:
             if ride.folder:
                 ride.folder.close()
+
+
+def keep_all(rides: Sequence[Ride]) -> None:
+    """Keep what every run has reached; one that cannot be written does not cost the others theirs."""
+    failures = []
+    for ride in rides:
+        try:
+            ride.keep()
+        except ShoalError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def together(rides: Sequence[Ride], crew: Crew) -> None:
@@ -180,6 +193,8 @@ class Saver:
         self.assembly, self.folder = assembly, folder
         self.every = assembly.recipe.checkpoint_every
         self.rounds, self.cost, self.last = rounds, 0.0, perf_counter()
+        self.halfway = False
+        """Whether a round is in the memories of devices and not yet in the history: nothing is saved then."""
 
     def perhaps(self, standing: Standing, rounds: int) -> None:
         due = rounds % self.every == 0 if self.every else perf_counter() - self.last > 20 * self.cost
@@ -187,7 +202,7 @@ class Saver:
             self.now(standing, rounds)
 
     def now(self, standing: Standing, rounds: int) -> None:
-        if self.folder and rounds > self.rounds:
+        if self.folder and rounds > self.rounds and not self.halfway:
             began = perf_counter()
             self.folder.save(self.assembly.recipe, standing, rounds, self.assembly.memory)
             self.rounds, self.last = rounds, perf_counter()

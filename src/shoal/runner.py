@@ -10,7 +10,6 @@ from shoal.core.errors import ShoalError
 from shoal.core.standing import Standing
 from shoal.engines.pick import crew_of, read_pick, settled
 from shoal.handover import keep_first_weights, refuse_missing, way_to_resume
-from shoal.history import read_history
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive
 from shoal.store import Folder
@@ -110,7 +109,7 @@ def opened(path: Path) -> Result:
         raise ShoalError(
             "no-run", f"{path} has no checkpoint yet.", f"Go on with it by {way_to_resume(path, recipe)} first."
         )
-    history = read_history(folder.history_file, found.rounds)
+    history = folder.history(found)
     pick = read_pick(folder.read_note("engine"))
     final = assembly.loop.final(found.standing, found.rounds)
     return Result(recipe, history, found.standing.net, final, pick)

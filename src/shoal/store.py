@@ -1,10 +1,19 @@
-"""A run on disk: recipe, history, checkpoint, device memories. Killed at any moment, it can be taken up again."""
+"""A run on disk: recipe, history, checkpoint, device memories. Killed at any moment, it can be taken up again.
+
+After a power cut it can be, too: what a checkpoint needs is brought to disk before it, and what only the checkpoint
+before needs is removed after it.
+"""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+import torch
+from torch import Tensor
 
 from shoal.core import tree
 from shoal.core.errors import ShoalError
@@ -13,7 +22,8 @@ from shoal.core.net import Net
 from shoal.core.plan import Plan, Slicer
 from shoal.core.standing import Standing
 from shoal.core.tree import Tree
-from shoal.files import damaged, disk_errors, read_tree, write_bytes, write_tree
+from shoal.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
+from shoal.files import damaged, disk_errors, read_tree, tree_as_bytes
 from shoal.handover import way_to_resume
 from shoal.history import History, line, read_history, rewrite
 from shoal.memory import Memory, Version
@@ -33,6 +43,8 @@ class Folder:
 
     path: Path
     lock: IO[bytes] | None
+    lines: bytearray = field(default_factory=bytearray)
+    """The history as it is on disk or should be."""
 
     @classmethod
     def create(cls, recipe: Recipe) -> "Folder":
@@ -40,10 +52,13 @@ class Folder:
         path = Path(recipe.out)
         refuse_taken(path)
         with disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            sync_paths(make_folders(path))
         folder = cls(path, claimed(path))
         try:
-            write_bytes(folder.recipe_file, recipe.to_toml().encode())
+            with disk_errors(path):
+                remove_strays(path)
+                replace_file(folder.recipe_file, recipe.to_toml().encode())
+                replace_file(folder.history_file, b"")
         except ShoalError:
             folder.close()
             raise
@@ -56,7 +71,11 @@ class Folder:
             raise ShoalError(
                 "no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run."
             )
-        return cls(path, claimed(path) if to_write else None)
+        folder = cls(path, claimed(path) if to_write else None)
+        if to_write:
+            with disk_errors(path):
+                remove_strays(path)
+        return folder
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -90,11 +109,13 @@ class Folder:
 
     def revise(self, recipe: Recipe) -> None:
         """The recipe with other budgets, for whoever resumes next."""
-        write_bytes(self.recipe_file, recipe.to_toml().encode())
+        with self.writing():
+            replace_file(self.recipe_file, recipe.to_toml().encode(), confirm=self.require_present)
 
     def note(self, name: str, what: dict) -> None:
         """A small file of facts beside the history, for the report."""
-        write_bytes(self.path / f"{name}.json", json.dumps(what).encode())
+        with self.writing():
+            replace_file(self.path / f"{name}.json", json.dumps(what).encode(), confirm=self.require_present)
 
     def read_note(self, name: str) -> dict | None:
         """Such a file; None where there is none that can be read."""
@@ -105,24 +126,52 @@ class Folder:
         return found if isinstance(found, dict) else None
 
     def append(self, row: Row) -> None:
-        with disk_errors(self.history_file), open(self.history_file, "ab") as file:
-            file.write(line(row))
+        """A row of the history; a power cut may take it until the next checkpoint, which keeps it."""
+        self.lines.extend(line(row))
+        with self.writing():
+            append_to_file(self.history_file, line(row))
 
     def save(self, recipe: Recipe, standing: Standing, rounds: int, memory: Memory) -> None:
-        """A checkpoint after so many rounds: memories first, then the checkpoint, then old memories go."""
-        index = memory.flush()
-        state = {
-            "format": FORMAT,
-            "recipe": recipe.fingerprint(),
-            "rounds": rounds,
-            "params": standing.params,
-            "states": standing.states,
-            "cards": standing.cards,
-            "cuts": [{"kept": dict(cut.kept), "masks": dict(cut.masks)} for cut in standing.cuts],
-            "memory": {"versions": [list(version) for version in index]},
-        }
-        write_tree(self.checkpoint_file, state)
-        memory.forget_old()
+        """A checkpoint after so many rounds: memories and history first, then the checkpoint, then old memories go."""
+        with self.writing():
+            index = memory.flush()
+            sync_paths([self.history_file])
+            state = {
+                "format": FORMAT,
+                "recipe": recipe.fingerprint(),
+                "rounds": rounds,
+                "params": standing.params,
+                "states": standing.states,
+                "cards": standing.cards,
+                "cuts": [{"kept": dict(cut.kept), "masks": dict(cut.masks)} for cut in standing.cuts],
+                "memory": {"versions": [list(version) for version in index]},
+                "history": torch.frombuffer(bytearray(self.lines), dtype=torch.uint8),
+            }
+            replace_file(self.checkpoint_file, tree_as_bytes(state), confirm=self.require_present)
+            memory.forget_old()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write into a folder that is still there; what fails because it was deleted meanwhile is told as that."""
+        self.require_present()
+        try:
+            with disk_errors(self.path):
+                yield
+        except ShoalError:
+            self.require_present()
+            raise
+
+    def require_present(self) -> None:
+        """Refuse to go on when the folder was deleted or moved, or when another run was begun in its place."""
+        try:
+            lock = os.stat(self.path / ".lock")
+            replaced = self.lock is not None and not os.path.samestat(lock, os.fstat(self.lock.fileno()))
+        except OSError:
+            replaced = False
+        if replaced or not self.recipe_file.is_file():
+            problem = f"{self.path} was deleted, moved or replaced while its run was going on, which therefore stopped."
+            advice = "If it was moved, `shoal resume` goes on with it where it is now; else start the run again."
+            raise ShoalError("disk", problem, advice)
 
     def checkpoint(self, recipe: Recipe, net: Net, parts: Iterable[str]) -> "Checkpoint | None":
         """The last checkpoint; None before the first one."""
@@ -146,12 +195,17 @@ class Folder:
 
     def tidy(self, found: "Checkpoint | None", memory: Memory) -> History:
         """Remove what came after the checkpoint; the history up to it."""
-        history = read_history(self.history_file, found.rounds if found else 0)
+        history = self.history(found) if found else History()
+        with disk_errors(self.path):
+            sync_paths([self.path])  # a kill may have come before: memories of an older checkpoint go only after it
         memory.restore(found.memory if found else [], found.cuts if found else [])
         rewrite(self.history_file, history)
-        for litter in self.path.glob(".*.tmp"):
-            litter.unlink(missing_ok=True)
+        self.lines[:] = b"".join(map(line, history.rows))
         return history
+
+    def history(self, found: "Checkpoint") -> History:
+        """The history up to a checkpoint, which keeps the rows that the file may lack."""
+        return read_history(self.history_file, found.rounds, found.lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +216,8 @@ class Checkpoint:
     standing: Standing
     cuts: list[tuple[Slicer, Plan]]
     memory: list[Version]
+    lines: bytes
+    """The rows of the history up to then; none in checkpoints of former versions."""
 
 
 def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
@@ -176,6 +232,9 @@ def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
     for version in versions:
         if any(type(n) is not int for n in version) or version.round >= rounds or version.cuts > len(state["cuts"]):
             raise ValueError("its index of memories does not fit")
+    lines = state.get("history", torch.empty(0, dtype=torch.uint8))
+    if not isinstance(lines, Tensor) or lines.dtype != torch.uint8 or lines.dim() != 1:
+        raise ValueError("its history is no text")
     cuts, plans = [], []
     for cut in state["cuts"]:
         plan = Plan(cut["kept"], cut["masks"])
@@ -185,7 +244,8 @@ def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
     params, states = tree.map(lambda t: t.to(net.place), [state["params"], state["states"]])
     if {k: (v.shape, v.dtype) for k, v in params.items()} != {k: (v.shape, v.dtype) for k, v in net.initial.items()}:
         raise ValueError("its tensors are not those of the model")
-    return Checkpoint(rounds, Standing(net, params, states, cards, tuple(plans)), cuts, versions)
+    standing = Standing(net, params, states, cards, tuple(plans))
+    return Checkpoint(rounds, standing, cuts, versions, lines.numpy().tobytes())
 
 
 def refuse_taken(path: Path) -> None:

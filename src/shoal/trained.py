@@ -17,7 +17,7 @@ from shoal.core.tree import Params
 from shoal.data.dataset import Dataset
 from shoal.files import disk_errors
 from shoal.handover import refuse_missing, way_to_resume
-from shoal.history import History, read_history
+from shoal.history import History
 from shoal.recipe import Recipe
 from shoal.ride import Result, blaming
 from shoal.store import Folder
@@ -79,7 +79,7 @@ def trained_in(path: Path) -> Trained:
     net = found.standing.net
     with blaming(assembly):
         params = assembly.loop.final(found.standing, found.rounds)
-    history = read_history(folder.history_file, found.rounds)
+    history = folder.history(found)
     module, (data,), scale = Result(recipe, history, net, params).module(), shelf.values(), None
     if recipe.normalise and data.inputs.is_floating_point():
         data = dataset_of(here, Streams(here.seed)).to(net.dtype, net.place)

@@ -23,6 +23,7 @@ from shoal.data.half import check, numbered
 from shoal.data.own import half
 from shoal.devices.letters import Order, Stamp, answered, excused
 from shoal.devices.parcel import unwrapped, wrapped
+from shoal.durable import make_folders, sync_paths
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.memory import Memory, Version
@@ -90,6 +91,7 @@ class Seat:
 
     def memory(self, order: Order, cuts: list) -> Memory:
         """What the device remembers as of the round that the server knows of; of later ones nobody heard."""
+        sync_paths(make_folders(self.folder))
         memory = Memory(self.folder / order.stamp.run)
         known = [] if order.since is None else [Version(order.stamp.device, *order.since)]
         try:

@@ -15,6 +15,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
 from shoal.devices.link import Link, end
+from shoal.durable import remove_strays
 from shoal.engines.distant import LARGEST
 from shoal.recipe import Recipe
 from shoal.store import Folder, claimed
@@ -158,10 +159,13 @@ def bury(path: Path) -> None:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rounds that were played; a line that is just being written is left for later."""
-    file = path / "history.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    """The rounds that were played; a line that is just being written, or that a power cut tore, is left for later."""
+    file, rows = path / "history.jsonl", []
+    with suppress(ValueError):
+        for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
+            if line.endswith(b"\n"):
+                rows.append(json.loads(line))
+    return rows
 
 
 def prepared(recipe: Recipe) -> tuple[Path, IO[bytes]]:
@@ -171,6 +175,7 @@ def prepared(recipe: Recipe) -> tuple[Path, IO[bytes]]:
         Folder.create(recipe).close()
     (path / FLOWER).mkdir(exist_ok=True)
     lock = claimed(path / FLOWER)
+    remove_strays(path / FLOWER)
     bury(path)
     with Folder.open(path) as folder:
         if folder.recipe().fingerprint() != recipe.fingerprint():

@@ -1,0 +1,134 @@
+"""How files come to disk: neither a kill nor a power cut leaves half of one in the place of a whole one.
+
+A file is written under a temporary name, synced, and renamed; the rename is on disk when its folder is synced. What a
+kill leaves of a temporary file is removed when its folder is next opened.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock, and does not remove a file that somebody has open
+    fcntl = None
+
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+"""The name of a file that is being written: a dot, its name to be, the number of the process."""
+
+
+class Disk:
+    """The steps of writing; tests put a disk in its place that forgets what was not synced."""
+
+    def create(self, path: Path) -> IO[bytes]:
+        return open(path, "wb")
+
+    def open_to_append(self, path: Path) -> IO[bytes]:
+        """A file that must be there: one that was deleted does not come back without what was in it."""
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0)), "ab")
+
+    def write(self, path: Path, file: IO[bytes], content: bytes) -> None:
+        file.write(content)
+        file.flush()
+
+    def sync(self, path: Path) -> None:
+        """Bring the content of a file to disk, or the names in a folder."""
+        if os.name == "nt" and path.is_dir():
+            return  # Windows syncs no folders
+        number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+
+
+disk = Disk()
+
+
+def replace_file(
+    path: Path, content: bytes, sync_folder: bool = True, confirm: Callable[[], None] | None = None
+) -> None:
+    """Put a file in place in one move; what was there before stays until the new one is complete.
+
+    Without `sync_folder` the caller has to sync the folder. `confirm` is asked before the move and may refuse it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with disk.create(temporary) as file:
+            hold(file)
+            disk.write(temporary, file, content)
+            disk.sync(temporary)
+            if confirm:
+                confirm()
+            disk.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(temporary)
+        raise
+    if sync_folder:
+        disk.sync(path.parent)
+
+
+def append_to_file(path: Path, content: bytes) -> None:
+    """Write to the end of a file that is there; it is on disk when the file is synced."""
+    with disk.open_to_append(path) as file:
+        disk.write(path, file, content)
+
+
+def sync_paths(paths: Iterable[Path]) -> None:
+    """Bring to disk what these files hold and the names in these folders."""
+    for path in paths:
+        disk.sync(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there; after a power cut it may be back."""
+    disk.remove(path)
+
+
+def make_folders(path: Path, inside: Path | None = None) -> set[Path]:
+    """Make what is missing of a path, but not `inside` nor what is above it; the folders that have to be synced."""
+    missing = []
+    while path != inside and not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        disk.make_folder(folder)
+    return {folder.parent for folder in missing}
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove temporary files whose writers are dead; one that is being written is left alone."""
+    for path in folder.glob(".*.tmp"):
+        if TEMPORARY.fullmatch(path.name) and path.is_file() and not is_held(path):
+            disk.remove(path)
+
+
+def hold(file: IO[bytes]) -> None:
+    """Let others see that the writer of a file lives."""
+    if fcntl:
+        with suppress(OSError):  # a file system without locks: then its files are never taken for strays
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    if not fcntl:
+        return False
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
