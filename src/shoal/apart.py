@@ -25,6 +25,7 @@ from shoal.luggage import Luggage, luggage_of, unpack_luggage
 from shoal.recipe import Recipe
 from shoal.ride import Result, Watcher
 from shoal.runner import opened
+from shoal.stopping import sigterm_stops, stopped
 from shoal.warn_once import warn_once
 
 PATIENCE = 60
@@ -40,6 +41,7 @@ def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dic
     return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
 
 
+@sigterm_stops()
 def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: Luggage) -> None:
     """Start the processes, pass on what they tell, and stop all of them when one fails."""
     context, started = get_context("spawn"), {}
@@ -70,8 +72,8 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, lugga
                 histories[recipe].append(row)
                 if watch:
                     watch(recipe, row, histories[recipe])
-    except KeyboardInterrupt:
-        raise ShoalError("interrupted", "Stopped.", "What was reached is in the folders of the runs.") from None
+    except KeyboardInterrupt as error:
+        raise stopped(error, "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
         stop(started, open_ends, begun)
 

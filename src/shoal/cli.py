@@ -24,6 +24,7 @@ from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
 from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
+from shoal.stopping import sigterm_stops, was_terminated
 
 app = typer.Typer(
     add_completion=False,
@@ -303,14 +304,17 @@ def main() -> None:
     """Run the command line; whatever goes wrong ends in a sentence, an advice and an exit code."""
     errors = Console(stderr=True)
     try:
-        app()
+        with sigterm_stops():
+            app()
     except ShoalError as error:
         errors.print(f"[red]{error.kind.name}:[/red]", end=" ")
         errors.print(error.problem, markup=False, highlight=False, soft_wrap=True)
         errors.print(error.advice, markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.kind.code)
-    except KeyboardInterrupt:
-        sys.exit(REGISTRY["interrupted"].code)
+    except (KeyboardInterrupt, SystemExit) as error:  # typer makes the second of the first
+        if isinstance(error, SystemExit) and not was_terminated(error):
+            raise
+        sys.exit(REGISTRY["terminated" if was_terminated(error) else "interrupted"].code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -18,6 +18,7 @@ from shoal.luggage import pickled_model
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
+from shoal.stopping import STOPS
 from shoal.store import Folder, refuse_taken
 from shoal.strangers import method_of, strangers_in
 from shoal.warn_once import each_warning_once
@@ -146,10 +147,10 @@ def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher |
                 for group in alike(every):
                     results |= brought_to_end(group, watch)
     except ShoalError as error:
-        if error.kind.name != "interrupted" or not every[0].out:
+        if error.kind.name not in STOPS or not every[0].out:
             raise
         whole = Path(every[0].out).parent.parent
-        raise ShoalError("interrupted", error.problem, f"{way_to_resume(whole)} goes on from there.") from None
+        raise ShoalError(error.kind.name, error.problem, f"{way_to_resume(whole)} goes on from there.") from None
     return Comparison({label: [results[recipe] for recipe in own] for label, own in runs.items()}, target)
 
 

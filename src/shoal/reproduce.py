@@ -13,6 +13,7 @@ from shoal.failed_runs import warn_of_failed_runs
 from shoal.history import History, read_history
 from shoal.recipe import Recipe
 from shoal.ride import Watcher, spent
+from shoal.stopping import STOPS, stopped
 from shoal.store import Folder, refuse_taken
 from shoal.strangers import method_of
 from shoal.tables.figures import figures, published, refuse_nowhere
@@ -118,11 +119,12 @@ def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> N
         made = played({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
         warn_of_failed_runs(made.results)
     except (ShoalError, KeyboardInterrupt) as error:
-        if isinstance(error, ShoalError) and error.kind.name != "interrupted":
+        if isinstance(error, KeyboardInterrupt):
+            error = stopped(error, "Stopped.", "")
+        if error.kind.name not in STOPS:
             raise
-        told = error.problem if isinstance(error, ShoalError) else "Stopped."
         advice = f"The same command goes on from there; what is finished lies in {place}."
-        raise ShoalError("interrupted", told, advice) from None
+        raise ShoalError(error.kind.name, error.problem, advice) from None
 
 
 def complete(cell: Cell) -> list[History] | None:

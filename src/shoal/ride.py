@@ -1,8 +1,6 @@
 """Runs in progress, one or several side by side: their devices train together, everything else is each run's own."""
 
 import gc
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from shoal.engines.pick import Pick
 from shoal.handover import way_to_resume
 from shoal.history import History, plain
 from shoal.recipe import Recipe
+from shoal.stopping import sigterm_stops, stopped, undisturbed
 from shoal.store import Folder
 from shoal.strangers import blamed
 
@@ -127,17 +126,19 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
     often = gc.get_threshold()
     gc.set_threshold(100_000, *often[1:])  # a round makes many small objects, and no cycles worth looking for
     try:
-        while going := [ride for ride in rides if not ride.over]:
-            together(going, crew)
-        return [ride.end() for ride in rides]
-    except BaseException as error:
-        keep_all(rides)
-        if not isinstance(error, KeyboardInterrupt):
-            raise
+        with sigterm_stops(once=True):
+            try:
+                while going := [ride for ride in rides if not ride.over]:
+                    together(going, crew)
+                return [ride.end() for ride in rides]
+            except BaseException:
+                keep_all(rides)
+                raise
+    except KeyboardInterrupt as error:
         folder = rides[0].folder
         where = f"{way_to_resume(folder.path)} goes on from there." if folder else "Give `out` to be able to resume."
         rounds = " and ".join(sorted({str(len(ride.history)) for ride in rides}))
-        raise ShoalError("interrupted", f"Stopped after {rounds} rounds.", where) from None
+        raise stopped(error, f"Stopped after {rounds} rounds.", where) from None
     finally:
         gc.set_threshold(*often)
         crew.close()
@@ -149,11 +150,12 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
 def keep_all(rides: Sequence[Ride]) -> None:
     """Keep what every run has reached; one that cannot be written does not cost the others theirs."""
     failures = []
-    for ride in rides:
-        try:
-            ride.keep()
-        except ShoalError as error:
-            failures.append(error)
+    with undisturbed():
+        for ride in rides:
+            try:
+                ride.keep()
+            except ShoalError as error:
+                failures.append(error)
     if failures:
         raise failures[0]
 
@@ -229,19 +231,3 @@ def spent(recipe: Recipe, history: History, row: Row | None = None) -> bool:
         or (recipe.until_bytes and total("bytes_down", "bytes_up") >= recipe.until_bytes)
         or (recipe.until_macs and total("macs_work") >= recipe.until_macs)
     )
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep Ctrl-C waiting until what was begun is complete."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    waiting: list = []
-    before = signal.signal(signal.SIGINT, lambda *args: waiting.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting:
-        raise KeyboardInterrupt

@@ -314,6 +314,26 @@ def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
         end([server, *nodes])
 
 
+def test_sigterm_ends_a_server_and_a_device_in_order(tmp_path):
+    """What systemd and container engines send."""
+    (tmp_path / "recipe.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in BASE.items()))
+    port, said = str(free_port()), tmp_path / "said"
+    words = ["server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure", "--port", port]
+    server = start([SHOAL, *words], said, os.environ)
+    words = ["join", "--server", f"127.0.0.1:{port}", "--data", samples_file(tmp_path, 0), "--insecure"]
+    device = start([SHOAL, *words, "--folder", str(tmp_path / "home")], tmp_path / "device", os.environ)
+    try:
+        assert soon(lambda: "listening" in said.read_text(), 150)
+        assert soon(lambda: "waiting for work" in (tmp_path / "device").read_text(), 150)
+        for process in (device, server):
+            process.terminate()
+        assert (device.wait(60), server.wait(60)) == (0, 143)
+    finally:
+        end([server, device])
+    assert "terminated: Stopped.\nThe same command goes on" in said.read_text()
+    assert not any("Traceback" in (tmp_path / name).read_text() for name in ("said", "device"))
+
+
 def test_a_server_whose_processes_keep_dying_says_so(tmp_path):
     """They are not let in by the SuperLink once their secret is another one."""
     made = Federation(tmp_path)

@@ -40,6 +40,7 @@ REGISTRY = {
         Kind(40, "nothing-learnt", "every round was void: the run is complete, and the model is what it was before it"),
         Kind(70, "bug", "something went wrong that is not the user's doing"),
         Kind(130, "interrupted", "stopped by the user; the run can be resumed"),
+        Kind(143, "terminated", "stopped by SIGTERM, which schedulers send; the run can be resumed"),
     )
 }
 

@@ -1,6 +1,5 @@
 """The commands for real devices: keys, server, proxy and join."""
 
-import signal
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +21,7 @@ from shoal.failed_runs import refuse_all_void
 from shoal.files import disk_errors
 from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
+from shoal.stopping import stopped
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]
@@ -91,13 +91,12 @@ def server(
         for gone in row.get("dropped", ()):
             console.print(f"  device {gone['device']}: {gone['why']}")
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with lock, Serving(link, path.parent, found.devices, terms) as serving:
             console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
             serving.play(path, tell)
-    except KeyboardInterrupt:
-        raise ShoalError("interrupted", "Stopped.", "The same command goes on from the last round.") from None
+    except KeyboardInterrupt as error:
+        raise stopped(error, "Stopped.", "The same command goes on from the last round.") from None
     console.print(f"The run is over: {path}")
     refuse_all_void([read_history(path / "history.jsonl")])
 
@@ -131,7 +130,6 @@ def join(
     console = Console(soft_wrap=True)
     x, y = Seat(whole, folder).load()
     console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     private = PrivateFolder.create()
     while True:
         process = start_node(server, key, authority, seat, private)

@@ -33,6 +33,7 @@ from shoal.engines.ray_actor import Trainer
 from shoal.engines.ray_hand import Hand
 from shoal.engines.ray_shift import Shift
 from shoal.engines.serial import Serial
+from shoal.stopping import sigterm_handler_kept
 
 LARGE = 1 << 16
 """Bytes from which a tensor of a site lies in the store by itself, for all sites that have it."""
@@ -150,7 +151,8 @@ def join(address: str) -> None:
     where: dict[str, Any] = {"address": address} if address else own
     try:
         reach(address)
-        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+        with sigterm_handler_kept():
+            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         found = f"There is no Ray cluster that can be joined at {address!r}" if address else "Ray could not be started"
         start = "Start one with `ray start --head`, and check its address, token and certificates"

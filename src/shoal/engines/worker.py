@@ -29,13 +29,13 @@ class Failure(NamedTuple):
 
 
 def settle(pipe: int, parent: int, needed: set[int]) -> None:
-    """Let go of what is the parent's, die with it, and use one core.
+    """Let go of what is the parent's, die with it and of no signal that it gets too, and use one core.
 
     Its open files lead nowhere from now on: the lock of a run's folder and the pipes of other workers are the parent's
     alone. The numbers stay taken, because objects of the parent may still close them.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     gc.freeze()
     nowhere = os.open(os.devnull, os.O_RDWR)
     needed |= {1, 2, nowhere, pipe}
