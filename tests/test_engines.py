@@ -17,12 +17,11 @@ import shoal
 from shoal.assemble import assemble
 from shoal.core import tree
 from shoal.core.types import SERVER, Samples
-from shoal.engines import pick as picking
 from shoal.engines.batched import Batched, roomy
 from shoal.engines.convolve import MANY, convolved, multiplied, reformed, turned_back
 from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
-from shoal.engines.pick import Pick, candidates, quickest, read_pick, settled
+from shoal.engines.pick import Pick, read_pick, settled
 from shoal.engines.program import traced
 from shoal.engines.replay import stretch
 from shoal.engines.script import written
@@ -483,40 +482,6 @@ def test_a_comparison_with_varied_values_is_taken_up_again(tmp_path):
 
 
 # the pick -------------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "shoal" / "engines.json"
-
-
-def test_a_short_run_is_trained_serially_and_says_so(cache, caplog):
-    with caplog.at_level(logging.INFO, logger="shoal"):
-        result = shoal.run(rounds=2)
-    assert result.engine and result.engine.engine == "serial" and "s of work" in result.engine.why
-    assert any("engine: serial" in r.getMessage() for r in caplog.records)
-    assert not cache.exists()
-
-
-def test_a_trial_finds_the_quickest_and_is_remembered(cache, monkeypatch):
-    monkeypatch.setattr(picking, "SHORT", 0.0)
-    assembly = assemble(Recipe().revised(sample=20, devices=40))
-    found = quickest(assembly, 2)
-    assert found.engine in ("serial", "batched", "pool") and "times as fast" in found.why
-    assert list(json.loads(cache.read_text()).values()) == [found.to_dict()]
-    monkeypatch.setattr(picking, "candidates", lambda *a: pytest.fail("the trial was made again"))
-    assert quickest(assembly, 2) == found
-    cache.write_text("not json")
-    monkeypatch.setattr(picking, "candidates", lambda *a: [])
-    assert quickest(assembly, 2).engine == "serial"
-
-
-def test_what_is_tried_depends_on_the_model():
-    wide = assemble(Recipe().revised(sample=80, devices=100)).net
-    assert {p.width for p in candidates(wide, 2, 80)} == {1, 5, 10, 20}
-    assert {p.width for p in candidates(assemble(Recipe().revised(model="lenet")).net, 2, 80)} == {1}
-    assert {p.engine for p in candidates(wide, 1, 80)} == {"batched"}
-
-
 def test_the_pick_is_stored_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
     out = tmp_path / "run"
     shoal.run(out=str(out), engine="batched", **SMALL)

@@ -367,6 +367,16 @@ def test_a_fingerprint_stays_what_it_is():
     assert len(Recipe().fingerprint()) == 16 and int(Recipe().fingerprint(), 16)
 
 
+def test_checkpoints_from_before_a_key_was_there_still_fit():
+    """The first of these lay in checkpoints before there was a key `threads`."""
+    assert (
+        Recipe().fingerprint()
+        == Recipe(threads=0).fingerprint()
+        == "061d9bcc7d335f76"
+        != Recipe(threads=1).fingerprint()
+    )
+
+
 # first weights --------------------------------------------------------------------------------------------------------
 def weights() -> dict[str, torch.Tensor]:
     return build("mlp", (1, 8, 8), 10, seed=5).initial

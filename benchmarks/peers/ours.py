@@ -128,6 +128,7 @@ def recipe_of(job: Job, given: Namespace) -> dict[str, Any]:
         "eval_every": given.eval_every or 10**9,
         "engine": given.engine,
         "compute": given.compute,
+        "threads": given.threads,
     }
 
 
@@ -152,8 +153,6 @@ def many_runs(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
 def main() -> None:
     options = {"threads": (int, 0), "eval_every": (int, 0), "seeds": (int, 0), "workers": (int, 1)}
     given = asked(engine=(str, "auto"), compute=(str, "cpu"), **options)
-    if given.threads:
-        torch.set_num_threads(given.threads)
     seconds, more = (many_runs if given.seeds else one_run)(JOBS[given.job], given)
     if given.compute != "cpu":
         more["gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20

@@ -45,10 +45,9 @@ def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dic
 def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: Luggage) -> None:
     """Start the processes, pass on what they tell, and stop all of them when one fails."""
     context, started = get_context("spawn"), {}
-    threads = max(1, torch.get_num_threads() // workers)
     for number in range(workers):
         near, far = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(far, recipes[number::workers], threads, luggage), daemon=True)
+        process = context.Process(target=work, args=(far, recipes[number::workers], luggage), daemon=True)
         process.start()
         far.close()
         started[near] = process
@@ -133,14 +132,14 @@ class ToParent(logging.Handler):
         self.end.send(Warned(record.getMessage()))
 
 
-def work(end: Connection, recipes: Sequence[Recipe], threads: int, luggage: Luggage) -> None:
+def work(end: Connection, recipes: Sequence[Recipe], luggage: Luggage) -> None:
     """What a process does: its own runs, one after the other or side by side."""
     import shoal.data.noise  # noqa: F401
     from shoal.compare import alike, brought_to_end
 
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     logging.getLogger("shoal").addHandler(ToParent(end))
     with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:

@@ -33,6 +33,7 @@ from shoal.data.splits import parse_split
 from shoal.data.virtual import Held, Population
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
+from shoal.engines.threads import use_threads
 from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
 from shoal.handover import refuse_missing
@@ -66,6 +67,7 @@ Shelf = dict[tuple, Dataset]
 """Data sets as they are trained on; runs that share a shelf share them."""
 
 
+@use_threads(1)
 def assemble(
     recipe: Recipe, memory_folder: Path | None = None, shelf: Shelf | None = None, elsewhere: bool = False
 ) -> Assembly:

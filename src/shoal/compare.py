@@ -11,7 +11,7 @@ from shoal.assemble import Shelf, assemble
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.durable import remove_strays
-from shoal.engines.pick import crew_of
+from shoal.engines.pick import Pick, crew_of
 from shoal.handover import is_handed_over, refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
 from shoal.luggage import pickled_model
@@ -169,7 +169,7 @@ def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Rec
     """Runs of one kind: side by side where the engine gains by it, else one after the other."""
     results: dict[Recipe, Result] = {}
     shelf: Shelf = {}
-    waiting: list[tuple[Recipe, Ride]] = []
+    waiting: dict[Pick, list[tuple[Recipe, Ride]]] = {}
     for recipe in recipes:
         ride = opened_up(recipe, watch, shelf)
         if isinstance(ride, Result):
@@ -177,11 +177,10 @@ def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Rec
         elif ride.pick.engine == "serial":
             results[recipe] = drive([ride], crew_of(ride.pick))[0]
         else:
-            waiting.append((recipe, ride))
-    if waiting:
-        rides = [ride for _, ride in waiting]
-        ends = drive(rides, crew_of(rides[0].pick, len(rides)))
-        results |= {recipe: end for (recipe, _), end in zip(waiting, ends)}
+            waiting.setdefault(replace(ride.pick, why=""), []).append((recipe, ride))
+    for pick, own in waiting.items():  # those that are taken up again may have been begun in other ways
+        ends = drive([ride for _, ride in own], crew_of(pick, len(own)))
+        results |= {recipe: end for (recipe, _), end in zip(own, ends)}
     return results
 
 

@@ -79,6 +79,13 @@ class Recipe:
         "Numbers to compute with: float32, tf32, bf16, float64; auto: tf32 on a GPU, else float32.",
         among=("auto", "float32", "tf32", "bf16", "float64"),
     )
+    threads: int = known(
+        0,
+        "Threads of a process that trains; 0: one, and more where engine auto finds that they pay.",
+        0,
+        1024,
+        later=True,
+    )
     fleet: str = known("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
     failures: float = known(0.0, "Chance that a device does not answer.", 0, 1)
     deadline: float = known(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)
@@ -101,8 +108,13 @@ class Recipe:
             raise bad_value("sample", self.sample, f"at most devices, which is {self.devices}")
 
     def fingerprint(self) -> str:
-        """A short hash of what decides the course of a run; how long it runs and where it lies do not."""
-        steering = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("steers", True)}
+        """A short hash of what decides the course of a run; how long it runs and where it lies do not.
+
+        A key that came `later` counts only where it is set, so that checkpoints from before it still fit.
+        """
+        unset = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
+        steers = [f.name for f in fields(self) if f.metadata.get("steers", True) and f.name not in unset]
+        steering = {name: getattr(self, name) for name in steers}
         return blake2b(json.dumps(steering, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def to_toml(self) -> str:

@@ -18,7 +18,7 @@ from shoal.core.tree import Params
 from shoal.core.types import Outcome
 from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
-from shoal.engines.pick import Pick
+from shoal.engines.pick import Pick, computing_as
 from shoal.handover import way_to_resume
 from shoal.history import History, plain
 from shoal.recipe import Recipe
@@ -120,13 +120,16 @@ class Ride:
 
 
 def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
-    """Play rounds until every recipe says stop; the devices of all runs go to one crew, round by round."""
+    """Play rounds until every recipe says stop; the devices of all runs go to one crew, round by round.
+
+    They compute in the way of the first one's pick, so all must have been picked alike.
+    """
     for ride in rides:
         ride.machine.crew = crew
     often = gc.get_threshold()
     gc.set_threshold(100_000, *often[1:])  # a round makes many small objects, and no cycles worth looking for
     try:
-        with sigterm_stops(once=True):
+        with sigterm_stops(once=True), computing_as(rides[0].pick):
             try:
                 while going := [ride for ride in rides if not ride.over]:
                     together(going, crew)

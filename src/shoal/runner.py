@@ -8,7 +8,7 @@ from typing import Any
 from shoal.assemble import Shelf, assemble
 from shoal.core.errors import ShoalError
 from shoal.core.standing import Standing
-from shoal.engines.pick import crew_of, read_pick, settled
+from shoal.engines.pick import Pick, computing_as, crew_of, read_pick, recalled, settled
 from shoal.handover import keep_first_weights, refuse_missing, way_to_resume
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive
@@ -82,7 +82,7 @@ def taken_up(
         history = folder.tidy(found, assembly.memory)
         if changes:
             folder.revise(recipe)
-        pick = pick or settled(assembly)
+        pick = recalled(folder.read_note("engine"), assembly)
         folder.note("engine", pick.to_dict())
     except BaseException:
         folder.close()
@@ -111,5 +111,6 @@ def opened(path: Path) -> Result:
         )
     history = folder.history(found)
     pick = read_pick(folder.read_note("engine"))
-    final = assembly.loop.final(found.standing, found.rounds)
+    with computing_as(pick or Pick("serial", threads=recipe.threads or 1)):
+        final = assembly.loop.final(found.standing, found.rounds)
     return Result(recipe, history, found.standing.net, final, pick)

@@ -15,6 +15,7 @@ from shoal.core.plan import Plan
 from shoal.core.streams import Streams
 from shoal.core.tree import Params
 from shoal.data.dataset import Dataset
+from shoal.engines.pick import Pick, computing_as, read_pick
 from shoal.files import disk_errors
 from shoal.handover import refuse_missing, way_to_resume
 from shoal.history import History
@@ -77,7 +78,8 @@ def trained_in(path: Path) -> Trained:
     found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
     assert found
     net = found.standing.net
-    with blaming(assembly):
+    pick = read_pick(folder.read_note("engine")) or Pick("serial", threads=recipe.threads or 1)
+    with blaming(assembly), computing_as(pick):
         params = assembly.loop.final(found.standing, found.rounds)
     history = folder.history(found)
     module, (data,), scale = Result(recipe, history, net, params).module(), shelf.values(), None

@@ -21,13 +21,13 @@ import shoal
 from shoal.assemble import assemble
 from shoal.core import tree
 from shoal.core.types import Job, Outcome, Work
-from shoal.engines import pick as picking
 from shoal.engines.chunks import cut
 from shoal.engines.crate import packed, raw, unpacked
 from shoal.engines.crew import Crew, Done
 from shoal.engines.pick import Pick, crew_of, read_pick, settled
 from shoal.engines.ray_crew import Cluster, join
 from shoal.engines.serial import Serial
+from shoal.engines.trial import candidates
 from shoal.recipe import Recipe
 from shoal.ride import Result, drive
 from shoal.runner import begun
@@ -347,7 +347,7 @@ def test_an_address_needs_the_engine():
 
 def test_auto_never_picks_a_cluster():
     net = assemble(Recipe()).net
-    assert "ray" not in {pick.engine for pick in picking.candidates(net, 8, 100)}
+    assert "ray" not in {pick.engine for pick in candidates(net, 8, 100)}
 
 
 # the way there and back -------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from shoal.devices.seat import setup_of
 from shoal.engines.distant import LARGEST, Distant, Post, Remote
 from shoal.engines.machine import Machine
 from shoal.engines.pick import Pick
+from shoal.engines.threads import use_threads
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive
 from shoal.store import Folder
@@ -75,7 +76,7 @@ def conducted(
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
         loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})
-        pick = Pick("flower")
+        pick = Pick("flower", threads=recipe.threads or 1)
         folder.note("engine", pick.to_dict())
     except BaseException:
         folder.close()
@@ -85,6 +86,7 @@ def conducted(
     return drive([ride], remote)[0]
 
 
+@use_threads(1)
 def setup(recipe: Recipe) -> dict:
     """What every device is told of the run."""
     streams = Streams(recipe.seed)

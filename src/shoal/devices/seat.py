@@ -26,6 +26,7 @@ from shoal.devices.parcel import unwrapped, wrapped
 from shoal.durable import make_folders, sync_paths
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
+from shoal.engines.threads import use_threads
 from shoal.memory import Memory, Version
 from shoal.models import build
 from shoal.pyfile import named_in
@@ -69,13 +70,14 @@ class Seat:
     def enrol(self, stamp: Stamp, question: bytes) -> bytes:
         """How many samples there are, and what the parts want to be known of them."""
         setup = unwrapped(question, MOST)["setup"]
-        samples = self.samples(setup)
-        site = site_of(setup, samples)
-        return wrapped({"stamp": asdict(stamp), "size": len(samples), "card": site.enrol(stamp.device)})
+        with use_threads(threads_of(setup)):
+            samples = self.samples(setup)
+            card = site_of(setup, samples).enrol(stamp.device)
+        return wrapped({"stamp": asdict(stamp), "size": len(samples), "card": card})
 
     def train(self, question: bytes) -> bytes:
         order = Order.read(question, MOST)
-        with bounded(order.seconds):
+        with bounded(order.seconds), use_threads(threads_of(order.setup)):
             site = site_of(order.setup, self.samples(order.setup))
             nets = [site.net]
             for cut in order.cuts:
@@ -144,10 +146,16 @@ def site_of(setup: dict[str, Any], samples: Samples) -> Site:
     return Site(method, net, streams, optimiser, own, parse_augment(recipe.augment))
 
 
+def threads_of(setup: dict[str, Any]) -> int:
+    """As many on every device, whatever its processor has: they are in the last digits of what it computes."""
+    return Recipe().revised(threads=setup.get("threads", 0)).threads or 1
+
+
 def setup_of(recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None) -> dict:
     """What the server tells every device of a run."""
     mean, std = moments or (None, None)
     given = {key: getattr(recipe, key) for key in SETUP}
+    given |= {"threads": recipe.threads}
     return given | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
 
 

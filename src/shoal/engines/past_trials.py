@@ -1,0 +1,89 @@
+"""Trials of engines in the past, in the user's cache folder. One is believed while it is young and the machine is as
+busy as it was then.
+"""
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shoal.engines.pick import Pick, read_pick
+from shoal.engines.threads import use_threads
+
+if TYPE_CHECKING:
+    from shoal.assemble import Assembly
+
+OLD = 7 * 24 * 3600.0
+"""Seconds after which a trial is made again."""
+CHANGED = 1.3
+"""How many times as long as then, or as short, the machine takes for the same work when its load has changed."""
+
+
+class PastTrials:
+    """One file of trials, by all that they depend on."""
+
+    def __init__(self, assembly: "Assembly", cores: int):
+        recipe = assembly.recipe
+        depends = (recipe.method, recipe.model, recipe.batch, recipe.sample, recipe.precision, assembly.net.input_shape)
+        machine = (cores, recipe.threads, torch.__version__, torch.backends.cpu.get_cpu_capability())
+        self.key = blake2b(repr((depends, machine)).encode(), digest_size=12).hexdigest()
+        self.file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "engines.json"
+
+    def read(self, load: float) -> Pick | None:
+        """What such a trial found, if it still holds."""
+        found = self._young().get(self.key)
+        if not found or not 1 / CHANGED < found["load"] / load < CHANGED:
+            return None
+        return read_pick(found["pick"])
+
+    def write(self, pick: Pick, load: float) -> None:
+        """Best effort: a cache that cannot be written costs another trial, nothing else. What is old goes."""
+        found = {"when": time.time(), "load": load, "pick": pick.to_dict()}
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.file.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(self._young() | {self.key: found}))
+            temporary.replace(self.file)
+        except OSError:
+            pass
+
+    def _young(self) -> dict[str, dict[str, Any]]:
+        """The trials that are not too old; a file that makes no sense has none."""
+        try:
+            found = json.loads(self.file.read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        entries = found.items() if isinstance(found, dict) else ()
+        return {key: entry for key, entry in entries if sound(entry) and 0 <= time.time() - entry["when"] < OLD}
+
+
+def sound(entry: Any) -> bool:
+    """Whether this is a trial with its time and its load; those of earlier versions had neither."""
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(key), float) for key in ("when", "load"))
+        and isinstance(entry.get("pick"), dict)
+    )
+
+
+def measure_load(cores: int) -> float:
+    """The seconds that all cores together take for a fixed piece of work: more where others work beside, or where
+    the machine is slower for another reason.
+    """
+    square, times = torch.ones(256, 256), []
+
+    def work(_: int) -> None:
+        for _ in range(20):
+            torch.mm(square, square)
+
+    with use_threads(1), ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as team:
+        for _ in range(4):
+            began = time.perf_counter()
+            list(team.map(work, range(cores)))
+            times.append(time.perf_counter() - began)
+    return min(times[1:])

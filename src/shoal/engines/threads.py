@@ -1,0 +1,21 @@
+"""How many threads torch computes with. Sums that are split among threads are added in another order, so the number
+of threads is in the last digits of whatever is computed, and belongs to a run like its seed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def use_threads(number: int) -> Iterator[None]:
+    """Compute with so many threads in here, and as before afterwards; 0 leaves them as they are."""
+    before = torch.get_num_threads()
+    if number:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number:
+            torch.set_num_threads(before)
