@@ -31,6 +31,7 @@ from shoal.data.server import hold_back, withheld
 from shoal.data.sources import SOURCES, load
 from shoal.data.splits import parse_split
 from shoal.data.virtual import Held, Population
+from shoal.engines.deterministic import fix_cublas_workspace
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
@@ -78,6 +79,8 @@ def assemble(
     method = method_of(recipe)
     streams = Streams(recipe.seed)
     place = compute_device(recipe.compute)
+    if recipe.deterministic:
+        fix_cublas_workspace()
     dtype, half = numbers_of(recipe.precision, place)
     dataset = dataset_of(recipe, streams)
     labels = dataset.targets.numpy()

@@ -37,7 +37,7 @@ PANELS = {
     "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
     "When to look": "eval_every metrics validation target",
     "When to stop": "until_accuracy until_seconds until_bytes until_macs",
-    "Where it runs": "engine width threads address compute precision fleet failures deadline over_select",
+    "Where it runs": "engine width threads address compute precision deterministic fleet failures deadline over_select",
     "What is kept": "out checkpoint_every memory_mb",
 }
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}

@@ -86,6 +86,9 @@ class Recipe:
         1024,
         later=True,
     )
+    deterministic: bool = known(
+        False, "On a GPU, only operations that give the same bits every time; slower.", later=True
+    )
     fleet: str = known("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
     failures: float = known(0.0, "Chance that a device does not answer.", 0, 1)
     deadline: float = known(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)

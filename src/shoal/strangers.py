@@ -11,6 +11,7 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, told
 from shoal.core.expression import parse
 from shoal.core.part import Part
+from shoal.engines.deterministic import deterministic_fault
 from shoal.parts import PRESETS, parts_in, shipped
 from shoal.probe import Setting, probe
 from shoal.pyfile import module_of
@@ -95,7 +96,12 @@ def parts_of(path: Path) -> list[type[Part]]:
 
 
 def blamed(error: Exception, method: Method) -> ShoalError | None:
-    """The part of a stranger that an exception came through, if any: it is no bug of ours."""
+    """The part of a stranger that an exception came through, if any: it is no bug of ours.
+
+    Nor is an operation that torch refuses because the recipe is `deterministic`, whoever asked for it.
+    """
+    if fault := deterministic_fault(error):
+        return fault
     files = {inspect.getfile(type(p)): p for p in strangers_in(method)}
     for frame in reversed(extract_tb(error.__traceback__)):
         if frame.filename in files:

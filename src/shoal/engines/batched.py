@@ -16,6 +16,7 @@ from shoal.core.device import answer
 from shoal.core.errors import ShoalError, told
 from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Done, Task
+from shoal.engines.deterministic import deterministic_fault
 from shoal.engines.knobs import Knob, field_of, knobs_of, skeleton
 from shoal.engines.member import Member
 from shoal.engines.program import Program, traced
@@ -222,7 +223,7 @@ def refusing(cohort: Cohort) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, ShoalError) or out_of_memory(error):
+        if isinstance(error, ShoalError) or out_of_memory(error) or deterministic_fault(error):
             raise
         name = cohort.site.kind.partition(" ")[0] or "this model"
         raise Refused(f"A step of {name} cannot be vectorised ({told(error)})") from error

@@ -14,6 +14,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.net import Net
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew
+from shoal.engines.deterministic import deterministic_algorithms, require_deterministic_algorithms
 from shoal.engines.heap import keep_memory
 from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
@@ -43,6 +44,8 @@ class Pick:
     """Of a Ray cluster; none for this machine."""
     threads: int = 1
     """Threads of every process, that of the server's own work included; 0: as many as the program has."""
+    deterministic: bool = False
+    """Only operations that give the same bits every time."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,6 +61,7 @@ class Pick:
         }[self.engine]
         told += ", compiled" if self.compiled else ""
         told += f", {self.threads} threads" if self.threads > 1 else ""
+        told += ", deterministic" if self.deterministic else ""
         return told + (f" ({self.why})" if self.why else "")
 
 
@@ -88,7 +92,7 @@ def recalled(found: Mapping[str, Any] | None, assembly: "Assembly") -> Pick:
 @contextmanager
 def computing_as(pick: Pick) -> Iterator[None]:
     """Compute in here as a run does that was picked so; as before afterwards."""
-    with use_threads(pick.threads):
+    with use_threads(pick.threads), deterministic_algorithms(pick.deterministic):
         yield
 
 
@@ -111,14 +115,28 @@ def cluster_of(pick: Pick, runs: int) -> Crew:
         from shoal.engines.ray_crew import Cluster
     except ImportError:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
-    if pick.width == 1:
-        return Cluster(pick.address)
-    lanes = pick.width * runs
-    return Cluster(pick.address, lambda: Batched(lanes, compiled=pick.compiled), lanes)
+    lanes = pick.width * runs if pick.width > 1 else 1
+
+    def inner() -> Crew:
+        if pick.deterministic:
+            require_deterministic_algorithms()
+        return Batched(lanes, compiled=pick.compiled) if pick.width > 1 else Serial()
+
+    return Cluster(pick.address, inner, lanes)
 
 
 def settled(assembly: "Assembly") -> Pick:
     """The recipe's engine with its settings."""
+    recipe, pick = assembly.recipe, engine_of(assembly)
+    if recipe.deterministic and (assembly.net.place.type != "cpu" or pick.threads > 1):  # a single thread always is
+        pick = replace(pick, deterministic=True)
+    if recipe.engine == "auto":
+        log.info("engine: %s", pick)
+    return pick
+
+
+def engine_of(assembly: "Assembly") -> Pick:
+    """The engine that was asked for, or that is quickest."""
     recipe, net = assembly.recipe, assembly.net
     refuse_contradictions(recipe)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -130,10 +148,9 @@ def settled(assembly: "Assembly") -> Pick:
     if net.place.type == "cuda":
         width = recipe.width or min(assembly.loop.patience.asked(recipe.sample), 512)
         steps = recipe.rounds * steps_of(assembly)
-        pick = Pick("batched", width, compiled=steps > LONG, why="on a GPU", threads=recipe.threads)
-        return (
-            replace(pick, engine="ray", address=recipe.address) if recipe.engine == "ray" else told(pick, recipe.engine)
-        )
+        compiled = steps > LONG and not recipe.deterministic  # compilers choose by the clock
+        pick = Pick("batched", width, compiled=compiled, why="on a GPU", threads=recipe.threads)
+        return replace(pick, engine="ray", address=recipe.address) if recipe.engine == "ray" else pick
     usual = recipe.width or min(recipe.sample, 1 if convolves(net) else 10)
     if recipe.engine == "batched":
         return Pick("batched", usual, threads=threads)
@@ -141,7 +158,7 @@ def settled(assembly: "Assembly") -> Pick:
         return Pick("pool", usual, cores)
     from shoal.engines.trial import find_quickest  # which needs picks and crews itself
 
-    return told(find_quickest(assembly, cores), "auto")
+    return find_quickest(assembly, cores)
 
 
 def refuse_contradictions(recipe: Recipe) -> None:
@@ -159,12 +176,6 @@ def refuse_contradictions(recipe: Recipe) -> None:
     if recipe.engine == "flower":
         advice = "Start one: shoal server RECIPE.toml --out FOLDER."
         raise ShoalError("bad-value", "engine is flower, and real devices come to a server.", advice)
-
-
-def told(pick: Pick, asked: str) -> Pick:
-    if asked == "auto":
-        log.info("engine: %s", pick)
-    return pick
 
 
 def convolves(net: Net) -> bool:

@@ -115,6 +115,7 @@ def worthwhile(gains: Tensor, whole: Tensor, count: int, fixed: float, each: flo
 
     That model has `count` elements, which gain `whole`.
     """
+    gains, whole = gains.cpu(), whole.cpu()  # torch has no deterministic form of cumsum on a GPU
     before = whole + gains.cumsum(0) - gains
     time = fixed + each * (count + torch.arange(len(gains), dtype=gains.dtype, device=gains.device))
     return int((gains * time > before * each).long().cumprod(0).sum())
