@@ -79,7 +79,7 @@ def assemble(
     method = method_of(recipe)
     streams = Streams(recipe.seed)
     place = compute_device(recipe.compute)
-    if recipe.deterministic:
+    if recipe.deterministic and place.type == "cuda":
         fix_cublas_workspace()
     dtype, half = numbers_of(recipe.precision, place)
     dataset = dataset_of(recipe, streams)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -178,9 +179,14 @@ def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Rec
             results[recipe] = drive([ride], crew_of(ride.pick))[0]
         else:
             waiting.setdefault(replace(ride.pick, why=""), []).append((recipe, ride))
-    for pick, own in waiting.items():  # those that are taken up again may have been begun in other ways
-        ends = drive([ride for _, ride in own], crew_of(pick, len(own)))
-        results |= {recipe: end for (recipe, _), end in zip(own, ends)}
+    try:
+        for pick, own in waiting.items():  # those that are taken up again may have been begun in other ways
+            ends = drive([ride for _, ride in own], crew_of(pick, len(own)))
+            results |= {recipe: end for (recipe, _), end in zip(own, ends)}
+    finally:
+        for _, ride in chain(*waiting.values()):
+            if ride.folder:
+                ride.folder.close()
     return results
 
 
