@@ -152,6 +152,7 @@ def test_a_device_counts_for_no_more_samples_than_the_server_allows(tmp_path):
     class Boasts(Nearby):
         def exchange(self, questions, kind, seconds):
             for device, answer in super().exchange(questions, kind, seconds):
+                assert isinstance(answer, bytes)
                 found = parcel.unwrapped(answer, 1 << 30)
                 boast = {"size": 10**7} if kind == "enrol" and device == 1 else {}
                 yield device, parcel.wrapped(found | boast)
