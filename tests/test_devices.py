@@ -17,6 +17,7 @@ from shoal.devices.bundle import build_app_bundle, check_app_bundle
 from shoal.devices.keys import make_keys
 from shoal.devices.letters import Order, Stamp, answered, excused, outcome_of
 from shoal.devices.seat import Seat
+from shoal.devices.serving import rows_of
 from shoal.models import build
 from shoal.runner import opened
 
@@ -337,3 +338,8 @@ def test_an_order_is_read_as_it_was_written():
     assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.sent == frozenset({"x"})
     assert torch.equal(found.job.message.body["x"]["value"], torch.ones(2)) and found.job.work == job.work
     assert found.cuts[0].level and torch.equal(found.cuts[0].kept["a"], torch.arange(3))
+
+
+def test_a_server_reads_the_rounds_before_what_a_power_cut_tore(tmp_path):
+    (tmp_path / "history.jsonl").write_bytes(b'{"round":0}\n{"round":1}\n' + bytes(9) + b'\n{"round":3}\n{"rou')
+    assert rows_of(tmp_path) == [{"round": 0}, {"round": 1}]

@@ -397,6 +397,23 @@ def test_a_stop_is_gone_on_from(here):
         assert lines(here / "o" / run) == lines(here / "whole" / run)
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_what_a_power_cut_leaves_of_a_history_is_gone_on_from(here, rounds):
+    """In the middle of a run the tail is torn; of one that is over, rows may be missing on a disk that lied."""
+
+    def stop(recipe, row, history):
+        if recipe.method.startswith("fedprox") and len(history) == rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ShoalError, match="same command goes on"):
+        reproduce("small.toml", out="o", watch=stop)
+    file = here / "o/lenet-on-c10/fedprox/seed-0/history.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + bytes(300) + b"\n{" if rounds == 2 else whole.splitlines(keepends=True)[0])
+    assert reproduce("small.toml", out="o").figures == reproduce("small.toml", out="whole").figures
+    assert len(lines(file.parent)) == 3
+
+
 def test_only_some_methods_and_what_was_there_before():
     first = reproduce("small.toml", only=["fedPROX"])
     assert {f.method for f in first.figures} == {"FedProx"}
