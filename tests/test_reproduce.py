@@ -212,7 +212,7 @@ def test_noise_in_the_form_of_a_text(data):
 
 def test_smoke_leaves_data_that_is_there_alone_and_names_what_has_no_stand_in():
     table = from_keys("x", keys(base={"data": "digits"}, smoke={"rounds": 1}))
-    recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {"sample": "2"})
+    recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {"sample": 2})
     assert (recipe.data, recipe.rounds, recipe.devices, recipe.sample) == ("digits", 1, 6, 2)
     table = from_keys("x", keys(base={"data": "shakespeare"}))
     with pytest.raises(ShoalError, match="stand in for shakespeare"):
@@ -424,14 +424,14 @@ def test_only_some_methods_and_what_was_there_before():
 
 def test_more_rounds_go_on(here):
     reproduce("small.toml", only=["FedAvg"])
-    reproduce("small.toml", only=["FedAvg"], changes={"rounds": "5"})
+    reproduce("small.toml", only=["FedAvg"], changes={"rounds": 5})
     assert len(lines(here / "runs/small/bare/fedavg/seed-0")) == 5
 
 
 def test_runs_of_another_recipe_are_not_mixed_in():
     reproduce("small.toml", only=["FedAvg"])
     with pytest.raises(ShoalError, match="was run with lr = 0.1, not 0.05") as error:
-        reproduce("small.toml", changes={"lr": "0.05"})
+        reproduce("small.toml", changes={"lr": 0.05})
     assert error.value.kind.name == "other-recipe"
 
 
@@ -451,8 +451,8 @@ def test_a_folder_of_something_else_is_left_alone(here):
         ({"seeds": 0}, "bad-value", "1 to 1000"),
         ({"changes": {"method": "fedavg"}}, "bad-value", "row"),
         ({"changes": {"out": "x"}}, "bad-value", "--out"),
-        ({"changes": {"roundz": "1"}}, "unknown-name", "rounds"),
-        ({"changes": {"sample": "9"}}, "bad-value", "devices"),
+        ({"changes": {"roundz": 1}}, "unknown-name", "rounds"),
+        ({"changes": {"sample": 9}}, "bad-value", "devices"),
     ],
 )
 def test_what_cannot_be_asked_for(here, more, kind, words):
@@ -486,7 +486,7 @@ def test_a_target_for_all_columns_and_one_from_the_command_line(here):
     (here / "small.toml").write_text(FILE.replace("[base]", "[base]\ntarget = 0.01"))
     by = {(f.column, f.metric): f.measured for f in reproduce("small.toml", only=["FedAvg"]).figures}
     assert isinstance(by["Bare", "time_s_to_0.01"], float) and ("LeNet on C10", "time_s_to_0.54") in by
-    later = reproduce("small.toml", only=["FedAvg"], changes={"target": "0.02"}).figures
+    later = reproduce("small.toml", only=["FedAvg"], changes={"target": 0.02}).figures
     assert {f.metric for f in later if f.column == "Bare"} == {"acc", "time_s_to_0.02", "mflops"}
 
 
