@@ -27,9 +27,10 @@ from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
 from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
+from shoal.history import plain
 from shoal.probe import probe, scenes_of, tiny_run, visits_of
 from shoal.recipe import Recipe
-from shoal.store import Folder, claimed
+from shoal.store import Folder
 
 ROUNDS = 3
 
@@ -202,11 +203,17 @@ def check_pair(a: Part, b: Part) -> None:
 
 def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
     """Everything the server knows after some rounds, and the rows; on the way once through a checkpoint if asked."""
-    folder.mkdir()
-    disk, recipe = Folder(folder, claimed(folder)), Recipe()
+    recipe = Recipe(out=str(folder))
+    with Folder.create(recipe) as disk:
+        return course_in(disk, recipe, part, rounds, stop_at)
+
+
+def course_in(disk: Folder, recipe: Recipe, part: Part, rounds: int, stop_at: int) -> tuple[list[Tree], list[Row]]:
     loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
     standing, rows = play(loop, loop.start(net), 0, stop_at or rounds)
     if stop_at:
+        for row in rows:
+            disk.append(plain(row))
         disk.save(recipe, standing, stop_at, memory_of(loop))
         loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
         found = disk.checkpoint(recipe, net, [part.name()])
