@@ -1,0 +1,62 @@
+"""Makes the golden folders: what a version writes, and what going on with it must give.
+
+    python tests/golden/make.py 0.1
+
+They are made once for a version, before anything about its files changes, and never again.
+"""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from federation import Nearby, played, recipe, rows, seats  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+import shoal  # noqa: E402
+from shoal.recipe import Recipe  # noqa: E402
+
+RUN = {"devices": 4, "sample": 3, "steps": "3", "batch": 8, "split": "dirichlet:0.5", "engine": "serial", "seed": 5}
+METHOD = "scaffold+topk(ratio=0.1)"
+"""Of the run: the server has a state, devices remember two things, and a codec has its own."""
+STOPPED, WHOLE = 2, 4
+"""Rounds that the folders hold, and those that are played in the end."""
+
+
+def numbers(result: shoal.Result) -> list[dict]:
+    """A history without what clocks say."""
+    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.rows]
+
+
+def make(target: Path) -> None:
+    whole = shoal.run(METHOD, rounds=WHOLE, **RUN)
+    shoal.run(METHOD, rounds=STOPPED, out=target / "run", **RUN)
+    save_file(whole.params, target / "run.safetensors")
+    methods, expected = ["fedavg", "feddyn"], {"run": numbers(whole)}
+    shoal.compare(methods, seeds=2, rounds=STOPPED, out=target / "comparison", **RUN)
+    both = shoal.compare(methods, seeds=2, rounds=WHOLE, **RUN)
+    expected["comparison"] = {method: [numbers(r) for r in own] for method, own in both.results.items()}
+    with tempfile.TemporaryDirectory() as name:
+        there = Path(name)
+        played(recipe("scaffold", target / "server", rounds=STOPPED), Nearby(seats(there)))
+        for device in range(3):
+            shutil.copytree(there / f"home-{device}", target / f"device-{device}")
+        whole_server = played(recipe("scaffold", there / "whole", rounds=WHOLE), Nearby(seats(there)))
+        expected["server"] = rows(whole_server)
+    full = Recipe().revised(method=METHOD, rounds=WHOLE, **RUN)
+    (target / "recipe.toml").write_text(full.to_toml())
+    expected["fingerprint"] = full.fingerprint()
+    (target / "expected.json").write_text(json.dumps(expected))
+    for lock in target.rglob(".lock"):
+        lock.unlink()
+    for file in target.rglob("*.toml"):  # where they were made does not matter
+        file.write_text(re.sub(r'^(out|data_dir) = ".*"$', r'\1 = ""', file.read_text(), flags=re.MULTILINE))
+
+
+if __name__ == "__main__":
+    place = Path(__file__).parent / sys.argv[1]
+    place.mkdir()
+    make(place)
