@@ -11,15 +11,24 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from federation import Nearby, played, recipe, rows, seats  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
+from federation import Nearby, played, recipe, rows, seats
+from safetensors.torch import save_file
 
-import shoal  # noqa: E402
-from shoal.recipe import Recipe  # noqa: E402
+import shoal
+from shoal.recipe import Recipe
 
-RUN = {"devices": 4, "sample": 3, "steps": "3", "batch": 8, "split": "dirichlet:0.5", "engine": "serial", "seed": 5}
+RUN: dict[str, Any] = {
+    "devices": 4,
+    "sample": 3,
+    "steps": "3",
+    "batch": 8,
+    "split": "dirichlet:0.5",
+    "engine": "serial",
+    "seed": 5,
+}
 METHOD = "scaffold+topk(ratio=0.1)"
 """Of the run: the server has a state, devices remember two things, and a codec has its own."""
 STOPPED, WHOLE = 2, 4
@@ -35,7 +44,8 @@ def make(target: Path) -> None:
     whole = shoal.run(METHOD, rounds=WHOLE, **RUN)
     shoal.run(METHOD, rounds=STOPPED, out=target / "run", **RUN)
     save_file(whole.params, target / "run.safetensors")
-    methods, expected = ["fedavg", "feddyn"], {"run": numbers(whole)}
+    methods: list[str] = ["fedavg", "feddyn"]
+    expected: dict[str, Any] = {"run": numbers(whole)}
     shoal.compare(methods, seeds=2, rounds=STOPPED, out=target / "comparison", **RUN)
     both = shoal.compare(methods, seeds=2, rounds=WHOLE, **RUN)
     expected["comparison"] = {method: [numbers(r) for r in own] for method, own in both.results.items()}
