@@ -165,6 +165,20 @@ def test_a_device_counts_for_no_more_samples_than_the_server_allows(tmp_path):
     assert rows(with_boast) == rows(without) != rows(unbound)
 
 
+def test_a_device_cannot_spend_the_budget_of_a_run(tmp_path):
+    class Exaggerates(Nearby):
+        def exchange(self, questions, kind, seconds):
+            for device, answer in super().exchange(questions, kind, seconds):
+                assert isinstance(answer, bytes)
+                found = parcel.unwrapped(answer, 1 << 30)
+                if kind == "train" and device == 1:
+                    found["numbers"] |= {"macs_work": 2**59, "macs_forward": 2**59}
+                yield device, parcel.wrapped(found)
+
+    asked = recipe("fedavg", tmp_path / "run", rounds=3, until_macs=10**15)
+    assert len(played(asked, Exaggerates(seats(tmp_path))).history) == 3
+
+
 def test_devices_run_nothing_that_a_server_names(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     seat = Seat(samples_file(tmp_path, 0), tmp_path / "home")

@@ -11,10 +11,14 @@ from shoal.core.compose import Method
 from shoal.core.culprits import reason
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
+from shoal.core.net import Net
 from shoal.core.plan import WHOLE
 from shoal.core.streams import Streams
 from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
+
+MOST_PASSES = 1000
+"""Passes over each of its samples that a device may say it made in a round; curvature takes about 150."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +96,22 @@ class Post:
         size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
         return Reply(job.device, size, delta, covered, report, outcome)
 
-    def credible(self, job: Job, outcome: Outcome) -> Outcome:
-        """A device that is elsewhere cannot have gone through more samples than it holds, as often as it was told."""
+    def credible(self, job: Job, outcome: Outcome, net: Net) -> Outcome:
+        """A device that is elsewhere cannot have gone through more samples than it holds, as often as it was told.
+
+        Nor can it have computed more than so many passes over each: its count is in the run's budgets and its clock.
+        """
         if not self.doubted or job.device == SERVER or outcome.message is None:
             return outcome
         work, size = job.work, int(self.sizes[job.device])
         most = work.steps * work.batch or ceil(max(work.epochs, 1) * size)
-        return replace(outcome, samples=min(outcome.samples, most), steps=min(outcome.steps, most))
+        bounds = {
+            "samples": most,
+            "steps": most,
+            "macs_forward": net.macs_forward,
+            "macs_work": MOST_PASSES * net.macs_forward * max(most, size),
+        }
+        return replace(outcome, **{name: min(getattr(outcome, name), bound) for name, bound in bounds.items()})
 
     def link(self, round: Round, direction: str, device: int) -> wire.Link:
         net, plan = round.net, round.plans[device]

@@ -152,7 +152,7 @@ class Loop:
         round, states, jobs, register = asked.round, asked.states, asked.jobs, asked.register
         found = {outcome.device: outcome for outcome in trained}
         outcomes = [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
-        outcomes = [self.post.credible(job, outcome) for job, outcome in zip(jobs, outcomes)]
+        outcomes = [self.post.credible(job, outcome, round.net) for job, outcome in zip(jobs, outcomes)]
         times = times_of(jobs, outcomes, self.fleet)
         totals, asked_for = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
         late, end = self.patience.late(totals, self.sample, asked_for)
