@@ -99,8 +99,29 @@ def supernode(socket: str, secret: str, *words: str) -> None:
 
     Thread(target=end_with_worker, daemon=True).start()
     substitute(uvicorn, "Config", partial(uvicorn.Config, uds=socket))
+    send_waiting_replies()
     sys.argv = ["flower-supernode", *words, "--isolation", "process", "--superexec-auth-secret-file", secret]
     flower.flower_supernode()
+
+
+def send_waiting_replies() -> None:
+    """Let a SuperNode send an answer that is ready even when no further message comes.
+
+    Flower sends answers only after it has received a message. A run that is stopped while its message is under way
+    leaves one answer more than messages, and from then on every answer would wait for the message of the next round.
+    """
+    loop = import_module("flwr.supernode.start_client_internal")
+    pull = loop._pull_and_store_message
+
+    def pull_or_send(*, state: Any, **more: Any) -> int | None:
+        run = pull(state=state, **more)
+        if run is not None:
+            return run
+        with state.lock_msg_store:
+            waiting = [e for e in state.msg_store.values() if not e.is_retrieved]
+        return 0 if any(entry.message.metadata.reply_to_message_id for entry in waiting) else None
+
+    substitute(loop, "_pull_and_store_message", pull_or_send)
 
 
 def superexec(task: str, socket: str, secret: str, parent: str) -> None:
