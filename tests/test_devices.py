@@ -1,8 +1,8 @@
 """Real devices without a network: the same histories as in simulation, and no answer that is trusted."""
 
 from dataclasses import replace
-from typing import Any
 from hashlib import sha256
+from typing import Any
 
 import pytest
 import torch
@@ -203,10 +203,10 @@ def test_an_answer_does_not_wait_for_the_next_message(monkeypatch):
         "receive": lambda: None,
         "trusted_entities": None,
     } | nothing
-    assert loop._pull_and_store_message(**given) is None
+    assert loop._pull_and_store_message(**words) is None
     about = Metadata(1, "", 2, 1, "the question", "", 0.0, 1e9, "train")
     loop._insert_message(make_message(about, RecordDict()), state, store)
-    assert loop._pull_and_store_message(**given) is not None
+    assert loop._pull_and_store_message(**words) is not None
 
 
 def test_devices_run_nothing_that_a_server_names(tmp_path):
