@@ -197,7 +197,7 @@ def test_an_answer_does_not_wait_for_the_next_message(monkeypatch):
     store = ObjectStoreFactory().store()
     state = NodeStateFactory(ObjectStoreFactory()).state()
     nothing = dict.fromkeys(("node_config", "get_run", "get_fab", "pull_object", "confirm_message_received"))
-    given: dict[str, Any] = {
+    words: dict[str, Any] = {
         "state": state,
         "object_store": store,
         "receive": lambda: None,
