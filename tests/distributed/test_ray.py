@@ -325,7 +325,7 @@ def test_ray_keeps_quiet_even_when_a_worker_dies(tmp_path):
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0 and (tmp_path / "note").exists(), ran.stderr
     assert [json.loads(line)["round"] for line in ran.stdout.splitlines()] == [0, 1]
-    assert ran.stderr == ""
+    assert ran.stderr.startswith("warning: A worker that trained the devices 0 died") and ran.stderr.count("\n") == 1
 
 
 def test_where_ray_is_missing_the_sentence_says_what_to_install(monkeypatch):
