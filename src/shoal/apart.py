@@ -25,7 +25,7 @@ from shoal.luggage import Luggage, luggage_of, unpack_luggage
 from shoal.recipe import Recipe
 from shoal.ride import Result, Watcher
 from shoal.runner import opened
-from shoal.stopping import sigterm_stops, stopped
+from shoal.stopping import sigterm_stops, stop_error
 from shoal.warn_once import warn_once
 
 PATIENCE = 60
@@ -72,7 +72,7 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, lugga
                 if watch:
                     watch(recipe, row, histories[recipe])
     except KeyboardInterrupt as error:
-        raise stopped(error, "Stopped.", "What was reached is in the folders of the runs.") from None
+        raise stop_error(error, "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
         stop(started, open_ends, begun)
 

@@ -115,9 +115,9 @@ def code_of(function: Any) -> str:
     try:
         return ast.unparse(ast.parse(dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError, ValueError):
-        return compiled(function.__code__)
+        return bytecode_of(function.__code__)
 
 
-def compiled(code: CodeType) -> str:
-    constants = [compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+def bytecode_of(code: CodeType) -> str:
+    constants = [bytecode_of(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"

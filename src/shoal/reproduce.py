@@ -13,7 +13,7 @@ from shoal.failed_runs import warn_of_failed_runs
 from shoal.history import History, read_history
 from shoal.recipe import Recipe
 from shoal.ride import Watcher, spent
-from shoal.stopping import STOPS, stopped
+from shoal.stopping import STOPS, stop_error
 from shoal.store import Folder, refuse_taken
 from shoal.strangers import method_of
 from shoal.tables.figures import figures, published, refuse_nowhere
@@ -120,7 +120,7 @@ def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> N
         warn_of_failed_runs(made.results)
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
-            error = stopped(error, "Stopped.", "")
+            error = stop_error(error, "Stopped.", "")
         if error.kind.name not in STOPS:
             raise
         advice = f"The same command goes on from there; what is finished lies in {place}."

@@ -22,7 +22,7 @@ from shoal.engines.pick import Pick, computing_as
 from shoal.handover import way_to_resume
 from shoal.history import History, plain
 from shoal.recipe import Recipe
-from shoal.stopping import sigterm_stops, stopped, undisturbed
+from shoal.stopping import sigterm_stops, stop_error, undisturbed
 from shoal.store import Folder
 from shoal.strangers import blamed
 
@@ -141,7 +141,7 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
         folder = rides[0].folder
         where = f"{way_to_resume(folder.path)} goes on from there." if folder else "Give `out` to be able to resume."
         rounds = " and ".join(sorted({str(len(ride.history)) for ride in rides}))
-        raise stopped(error, f"Stopped after {rounds} rounds.", where) from None
+        raise stop_error(error, f"Stopped after {rounds} rounds.", where) from None
     finally:
         gc.set_threshold(*often)
         crew.close()

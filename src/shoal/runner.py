@@ -8,7 +8,7 @@ from typing import Any
 from shoal.assemble import Shelf, assemble
 from shoal.core.errors import ShoalError
 from shoal.core.standing import Standing
-from shoal.engines.pick import Pick, computing_as, crew_of, read_pick, recalled, settled
+from shoal.engines.pick import Pick, computing_as, crew_of, read_pick, recall_pick, settled
 from shoal.handover import keep_first_weights, refuse_missing, way_to_resume
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive
@@ -82,7 +82,7 @@ def taken_up(
         history = folder.tidy(found, assembly.memory)
         if changes:
             folder.revise(recipe)
-        pick = recalled(folder.read_note("engine"), assembly)
+        pick = recall_pick(folder.read_note("engine"), assembly)
         folder.note("engine", pick.to_dict())
     except BaseException:
         folder.close()

@@ -15,7 +15,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came: whatever Ctrl-C would end, this ends in the same way."""
 
 
-def stopped(by: KeyboardInterrupt, problem: str, advice: str) -> ShoalError:
+def stop_error(by: KeyboardInterrupt, problem: str, advice: str) -> ShoalError:
     """The error that tells how a run was stopped, with the exit code that its signal stands for."""
     return ShoalError("terminated" if isinstance(by, Terminated) else "interrupted", problem, advice)
 

@@ -311,5 +311,5 @@ class Spy:
         self.inner.resize(net, plan)
 
     @property
-    def doubted(self) -> bool:
-        return self.inner.doubted
+    def untrusted(self) -> bool:
+        return self.inner.untrusted

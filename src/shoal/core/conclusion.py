@@ -43,15 +43,15 @@ def conclude_with_usable(
     left out too.
     """
     others = [r for r in round.replies if r.device != SERVER]
-    doubted, refused = rehearse is not None, dict[int, str]()
+    untrusted, refused = rehearse is not None, dict[int, str]()
 
-    def concluded(some: list[Reply]) -> Conclusion:
+    def conclude_with(some: list[Reply]) -> Conclusion:
         kept = {SERVER, *(r.device for r in some)}
         return conclude(
             method, standing, replace(round, replies=[r for r in round.replies if r.device in kept]), states
         )
 
-    def looked_ahead(made: Conclusion) -> Conclusion:
+    def check_next_round(made: Conclusion) -> Conclusion:
         if rehearse and not made.void:
             if tree.finite(states) and not tree.finite(made.after.states):
                 raise NotFinite("a state of the server is not finite")
@@ -60,19 +60,19 @@ def conclude_with_usable(
 
     def usable(use: Callable[[list[Reply]], Conclusion]) -> Conclusion:
         left = [r for r in others if r.device not in refused]
-        made, why = use_without_culprits(left, use, lambda reply: tree.outline(reply.report), doubted)
+        made, why = use_without_culprits(left, use, lambda reply: tree.outline(reply.report), untrusted)
         refused.update({left[at].device: text for at, text in why.items()})
         return made
 
     try:
-        made = usable(concluded)
+        made = usable(conclude_with)
     except NotFinite:
         made = Conclusion(round, replace(standing, states=states), True)
     try:
-        looked_ahead(made)
+        check_next_round(made)
     except Exception:
         with suppress(Exception):  # where no reply is to blame, the next round itself will tell what is wrong
-            made = usable(lambda some: looked_ahead(concluded(some)))
+            made = usable(lambda some: check_next_round(conclude_with(some)))
     for device, why in refused.items():
         log.warning("device %d, round %d: %s", device, round.number, why)
     return made, refused
@@ -80,7 +80,7 @@ def conclude_with_usable(
 
 def conclude(method: Method, standing: Standing, round: Round, states: dict[str, Tree]) -> Conclusion:
     """weigh -> combine -> serve -> prune."""
-    weights, new_states = weighed(method, round, states)
+    weights, new_states = normalised_weights(method, round, states)
     if weights is None:
         return Conclusion(round, replace(standing, states=states), True)
     round = replace(round, weights=weights)
@@ -88,10 +88,10 @@ def conclude(method: Method, standing: Standing, round: Round, states: dict[str,
     params, new_states = method.serve(params, new_states, round)
     if not tree.finite(params):
         raise NotFinite("the new model is not finite")
-    return Conclusion(round, pruned(method, replace(standing, params=params, states=new_states), round), False)
+    return Conclusion(round, prune_model(method, replace(standing, params=params, states=new_states), round), False)
 
 
-def weighed(method: Method, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
+def normalised_weights(method: Method, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
     """Weights that sum to 1, or None when nobody is left who counts."""
     if not round.replies:
         return None, states
@@ -100,7 +100,7 @@ def weighed(method: Method, round: Round, states: dict[str, Tree]) -> tuple[Tens
     return (weights / weights.sum() if weights.sum() > 0 else None), states
 
 
-def pruned(method: Method, standing: Standing, round: Round) -> Standing:
+def prune_model(method: Method, standing: Standing, round: Round) -> Standing:
     """A smaller model where a part asks for one; every state shaped like it is cut along."""
     plan, states = method.prune(WHOLE, standing.states, replace(round, params=standing.params))
     if not plan:

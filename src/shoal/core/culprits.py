@@ -19,11 +19,11 @@ class NotFinite(Exception):
 
 
 def use_without_culprits(
-    answers: Sequence[A], use: Callable[[list[A]], R], form: Callable[[A], Any], doubted: bool
+    answers: Sequence[A], use: Callable[[list[A]], R], form: Callable[[A], Any], untrusted: bool
 ) -> tuple[R, dict[int, str]]:
     """What `use` makes of all answers that it does not raise with, and, by position, why the others were left out.
 
-    Less than half of the answers may be left out; of answers that are `doubted`, because they come from elsewhere, up
+    Less than half of the answers may be left out; of answers that are `untrusted`, because they come from elsewhere, up
     to half, and all where there are fewer than three. Otherwise `use` itself is at fault, and what it raised at first
     is raised again. So it is when a compute device has no memory left.
 
@@ -38,11 +38,12 @@ def use_without_culprits(
     forms = [repr(form(answer)) for answer in answers]
     common = Counter(forms)
     order = sorted(range(len(answers)), key=lambda i: -common[forms[i]])
-    limit = len(answers) if doubted and len(answers) < 3 else len(answers) // 2 if doubted else (len(answers) - 1) // 2
+    half = len(answers) // 2 if untrusted else (len(answers) - 1) // 2
+    limit = len(answers) if untrusted and len(answers) < 3 else half
     for way in (order, order[::-1]):
         search = Search(answers, use, limit)
         try:
-            kept = search.extended([], way)
+            kept = search.add_usable([], way)
             return (search.made[0] if kept else use([])), search.why
         except TooMany:
             continue
@@ -62,7 +63,7 @@ class Search:
         self.made: list = []
         """What was made of the answers that were kept last."""
 
-    def extended(self, kept: list[int], more: list[int]) -> list[int]:
+    def add_usable(self, kept: list[int], more: list[int]) -> list[int]:
         """Those that are kept, with as many more as go with them."""
         try:
             self.made = [self.use([self.answers[i] for i in sorted([*kept, *more])])]
@@ -76,7 +77,7 @@ class Search:
                     raise TooMany from error
                 return kept
         half = len(more) // 2
-        return self.extended(self.extended(kept, more[:half]), more[half:])
+        return self.add_usable(self.add_usable(kept, more[:half]), more[half:])
 
 
 def reason(error: Exception) -> str:

@@ -31,7 +31,7 @@ class Post:
     work: Callable[[int, int], Work]
     """(round, device) -> how much it trains."""
     server: Samples | None = None
-    doubted: bool = False
+    untrusted: bool = False
     """Whether devices are elsewhere, so that what they say may be anything."""
 
     def jobs(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
@@ -72,7 +72,7 @@ class Post:
                 else:
                     unread[job.device] = reason(error)
                     faults.append(error)
-        if not self.doubted and 2 * len(faults) > len(replies) + len(faults):
+        if not self.untrusted and 2 * len(faults) > len(replies) + len(faults):
             raise faults[0]
         looked = [not codecs and r.outcome.finite for r in replies.values()]
         finite = tree.finite_each([[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)])
@@ -87,7 +87,7 @@ class Post:
         message = wire.decode(message, codecs, self.link(round, "up", job.device)) if codecs else message
         delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
         strange = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]
-        if self.doubted and strange:
+        if self.untrusted and strange:
             problem = f"A message has values of another form for {strange[0]}."
             raise ShoalError("damaged", problem, "It was not used.")
         if self.method.carries == "values":
@@ -101,7 +101,7 @@ class Post:
 
         Nor can it have computed more than so many passes over each: its count is in the run's budgets and its clock.
         """
-        if not self.doubted or job.device == SERVER or outcome.message is None:
+        if not self.untrusted or job.device == SERVER or outcome.message is None:
             return outcome
         work, size = job.work, int(self.sizes[job.device])
         most = work.steps * work.batch or ceil(max(work.epochs, 1) * size)

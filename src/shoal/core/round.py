@@ -45,7 +45,7 @@ class Engine(Protocol):
     def resize(self, net: Net, plan: Plan) -> None: ...
 
     @property
-    def doubted(self) -> bool:
+    def untrusted(self) -> bool:
         """Whether devices are elsewhere, so that what they say may be anything."""
         ...
 
@@ -93,7 +93,7 @@ class Loop:
 
     @cached_property
     def post(self) -> Post:
-        return Post(self.method, self.streams, self.sizes, self.work, self.server, self.engine.doubted)
+        return Post(self.method, self.streams, self.sizes, self.work, self.server, self.engine.untrusted)
 
     def start(self, net: Net) -> Standing:
         """Before the first round; `net` already went through the parts' `model`."""
@@ -110,7 +110,7 @@ class Loop:
             if not (register.cards or register.silent):
                 raise
             form = lambda device: tree.outline(register.cards.get(device))  # noqa: E731
-            states, refused = use_without_culprits(everybody, first_states, form, self.engine.doubted)
+            states, refused = use_without_culprits(everybody, first_states, form, self.engine.untrusted)
             for at, why in refused.items():
                 log.warning("device %d, enrolment: %s", everybody[at], why)
         return replace(standing, states=states, cards=register.cards, owed=register.nbytes)
@@ -159,7 +159,7 @@ class Loop:
 
         replies, dropped = self.post.replies(jobs, outcomes, round, late)
         round = replace(round, replies=replies)
-        rehearse = (lambda made: self.rehearse(made, register)) if self.engine.doubted else None
+        rehearse = (lambda made: self.rehearse(made, register)) if self.engine.untrusted else None
         made, refused = conclude_with_usable(self.method, standing, round, states, rehearse)
         dropped += [{"device": device, "why": why} for device, why in refused.items()]
         self.engine.forget([gone["device"] for gone in dropped if gone["device"] not in late])

@@ -21,7 +21,7 @@ from shoal.failed_runs import refuse_all_void
 from shoal.files import disk_errors
 from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
-from shoal.stopping import stopped
+from shoal.stopping import stop_error
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]
@@ -96,7 +96,7 @@ def server(
             console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
             serving.play(path, tell)
     except KeyboardInterrupt as error:
-        raise stopped(error, "Stopped.", "The same command goes on from the last round.") from None
+        raise stop_error(error, "Stopped.", "The same command goes on from the last round.") from None
     console.print(f"The run is over: {path}")
     refuse_all_void([read_history(path / "history.jsonl")])
 

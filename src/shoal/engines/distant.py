@@ -1,4 +1,4 @@
-"""The engine for devices that are elsewhere: their data and memories stay with them, and what they send is doubted."""
+"""The engine for devices that are elsewhere: data and memories stay with them, and what they send is untrusted."""
 
 import logging
 from collections import Counter
@@ -103,7 +103,7 @@ class Remote:
 class Distant(Machine):
     """Devices of one run that are not on this machine."""
 
-    doubted = True
+    untrusted = True
 
     def __init__(self, site: Site, memory: Memory, crew: Remote):
         super().__init__(site, memory, crew)

@@ -21,7 +21,7 @@ from shoal.memory import Memory
 class Machine:
     """Devices of one run, trained on this machine."""
 
-    doubted = False
+    untrusted = False
 
     def __init__(self, site: Site, memory: Memory, crew: Crew):
         self.site, self.memory, self.crew = site, memory, crew

@@ -78,7 +78,7 @@ def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
     return pick if sound else None
 
 
-def recalled(found: Mapping[str, Any] | None, assembly: "Assembly") -> Pick:
+def recall_pick(found: Mapping[str, Any] | None, assembly: "Assembly") -> Pick:
     """How a run is taken up again: as it was begun; where nobody knows how, as its recipe says."""
     pick = read_pick(found) or settled(assembly)
     if pick.threads or assembly.net.place.type != "cpu":
