@@ -16,10 +16,11 @@ from time import perf_counter, process_time
 import torch
 from torch import Tensor
 
-from shoal.core import tree, wire
+from shoal.core import wire
 from shoal.core.expression import parse
+from shoal.core.model import tree
+from shoal.core.model.plan import WHOLE, Axis, Cut, Slicer
 from shoal.core.part import Part
-from shoal.core.plan import WHOLE, Axis, Cut, Slicer
 from shoal.core.streams import Streams
 from shoal.core.wire import Link
 from shoal.parts import PRESETS, shipped

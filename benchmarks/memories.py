@@ -19,8 +19,8 @@ from typing import ClassVar
 import torch
 
 from shoal.assemble import assemble
+from shoal.core.model.tree import Tree, nbytes
 from shoal.core.part import Part
-from shoal.core.tree import Tree, nbytes
 from shoal.core.types import Round
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.recipe import Recipe

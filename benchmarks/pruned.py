@@ -13,8 +13,8 @@ from time import perf_counter
 
 import torch
 
-from shoal.core.net import Net
-from shoal.core.plan import Plan
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.train import autograd, mean_loss
 from shoal.core.types import Batch, Scored
 from shoal.models import build

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.assemble import assemble
-from shoal.core.net import deepcopy_of
+from shoal.core.model.net import deepcopy_of
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.models import build
 from shoal.recipe import Recipe

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from shoal.core.compose import compose
 from shoal.core.device import Site
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Standing
 from shoal.core.streams import Streams
-from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial

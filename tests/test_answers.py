@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.compose import Method, compose
-from shoal.core.counting import Tally
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
 from shoal.core.ledger import Row
+from shoal.core.model import tree
+from shoal.core.model.flops import Tally
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Standing

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.core import tree, wire
+from shoal.core import wire
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
-from shoal.core.plan import WHOLE, Slicer
+from shoal.core.model import tree
+from shoal.core.model.plan import WHOLE, Slicer
 from shoal.core.streams import Streams
 from shoal.core.wire import Link, Message
 from shoal.parts.catchup import CatchUp

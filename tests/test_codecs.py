@@ -12,11 +12,12 @@ from tiny_parts import CutOnce, DropRows, HalfWidth
 from torch import Tensor
 
 import shoal
-from shoal.core import tree, wire
+from shoal.core import wire
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
+from shoal.core.model import tree
+from shoal.core.model.plan import WHOLE, Axis, Cut, Plan, Slicer
 from shoal.core.part import Part
-from shoal.core.plan import WHOLE, Axis, Cut, Plan, Slicer
 from shoal.core.streams import Streams
 from shoal.core.types import Outcome, Reply
 from shoal.core.wire import Link, Message

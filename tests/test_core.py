@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
-from shoal.core import tree
 from shoal.core.compose import Method
-from shoal.core.net import Net
-from shoal.core.plan import Axis, Cut, Plan, Slicer, spread
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Cut, Plan, Slicer, spread
 from shoal.core.streams import Streams
 from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Batch, Optimiser

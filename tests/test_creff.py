@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.plan import WHOLE, Plan
 from shoal.core.standing import Register
 from shoal.core.streams import Streams
-from shoal.core.tree import Params
 from shoal.core.types import Device, Outcome, Reply, Round, Samples
 from shoal.core.wire import bits, unbits
 from shoal.data.own import dataset_of

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shoal
-from shoal.core.kernels import differentiable_kernels
+from shoal.core.model.kernels import differentiable_kernels
 from shoal.core.types import Batch
 from shoal.models.own import net_of
 from shoal.parts.spectrum import Loss

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
 from shoal.assemble import assemble
-from shoal.core import tree
+from shoal.core.model import tree
 from shoal.core.types import SERVER, Samples
 from shoal.engines.batched import Batched, roomy
 from shoal.engines.convolve import MANY, convolved, multiplied, reformed, turned_back

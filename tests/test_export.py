@@ -65,7 +65,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal import Part
-from shoal.core.plan import Plan
+from shoal.core.model.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import Method
-from shoal.core.counting import Tally, trusted
-from shoal.core.net import Net
-from shoal.core.plan import Plan
-from shoal.core.tree import Tree
+from shoal.core.model.flops import Tally, trusted
+from shoal.core.model.flops_by_width import Widths, counts_needed
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Tree
 from shoal.core.types import Batch
-from shoal.core.widths import Widths, counts_needed
 from shoal.models import build
 from shoal.parts.fedad import FedAD
 from shoal.parts.rates import device_rates, drawn, unit_rates

@@ -11,11 +11,11 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import compose
-from shoal.core.counting import counted
 from shoal.core.divergence import degree_against, degrees
 from shoal.core.expression import parse
-from shoal.core.net import Net
-from shoal.core.plan import Plan
+from shoal.core.model.flops import counted
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.models import build
 from shoal.models.lenet import lenet
 from shoal.parts import shipped

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
-from shoal.core import tree
 from shoal.core.compose import compose
 from shoal.core.device import receive
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import by_blocks
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.net import Net
 from shoal.core.streams import Streams
 from shoal.core.train import autograd, mean_loss
 from shoal.core.types import Batch, Local, Scored

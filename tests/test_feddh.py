@@ -15,9 +15,9 @@ import shoal
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
 from shoal.core.divergence import degrees, divergence
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params
 from shoal.core.standing import Register
-from shoal.core.tree import Params
 from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
 from shoal.data.own import dataset_of

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.core import tree
 from shoal.core.compose import compose
 from shoal.core.divergence import degree_against
+from shoal.core.model import tree
 from shoal.core.types import Work
 from shoal.engines.batched import Batched
 from shoal.parts.device_momentum import DeviceM

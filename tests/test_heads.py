@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.heads import beside, head_of, reheaded
-from shoal.core.net import Net
-from shoal.core.plan import Plan
+from shoal.core.model.heads import beside, head_of, reheaded
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.models.lenet import lenet
 from shoal.models.resnet import resnet
 from shoal.probe import tiny_net

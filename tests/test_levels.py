@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from shoal.core.compose import Method
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Tree
 from shoal.core.part import Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Tree
 from shoal.core.types import Round
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew

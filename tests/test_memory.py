@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.core import tree
+from shoal.core.model import tree
 from shoal.memory import Memory, Version
 
 

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 import shoal
-from shoal.core import tree, wire
+from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.counting import counted
 from shoal.core.device import Site
-from shoal.core.net import Net
-from shoal.core.plan import Plan
+from shoal.core.model import tree
+from shoal.core.model.flops import counted
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.streams import Streams
 from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Batch, Job, Optimiser, Samples, Work

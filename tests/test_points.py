@@ -27,13 +27,13 @@ from tiny_parts import (
     Twice,
 )
 
-from shoal.core import tree
 from shoal.core.compose import compose
 from shoal.core.device import PERSONAL
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Cut
 from shoal.core.part import Part
-from shoal.core.plan import Axis, Cut
 from shoal.core.types import SERVER, Outcome
 from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx

@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_parts import AskLoss, CutOnce, HalfWidth, LastTensors, Remember, ServerJoins
 
-from shoal.core import tree
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.model import tree
 from shoal.core.part import Part
 from shoal.engines.arena import Arena
 from shoal.engines.batched import Batched

@@ -17,7 +17,7 @@ from shoal.assemble import assemble
 from shoal.core.compose import compose
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import shoal
 from shoal.core.compose import Method, compose
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.part import Part
-from shoal.core.plan import WHOLE, Plan
 from shoal.core.standing import Register
 from shoal.core.streams import Streams
 from shoal.core.train import Rule, Scene, advance, autograd

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shoal
-from shoal.core import tree
-from shoal.core.maps import BeforePooling
-from shoal.core.net import Net
-from shoal.core.plan import Axis, Cut, Plan
-from shoal.core.tree import Params
+from shoal.core.model import tree
+from shoal.core.model.feature_maps import BeforePooling
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Cut, Plan
+from shoal.core.model.tree import Params
 from shoal.models import MODELS
 from shoal.models.own import net_of
 from shoal.models.resnet import resnet

@@ -11,13 +11,13 @@ from tiny_parts import CutOnce, ServerJoins
 from torch import Tensor, nn
 
 import shoal
-from shoal.core import tree
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.part import Part
-from shoal.core.plan import WHOLE, Plan
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
 from shoal.core.train import advance, autograd

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.core import tree
 from shoal.core.divergence import divergence
 from shoal.core.errors import ShoalError
+from shoal.core.model import tree
 from shoal.data.dataset import digits
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, split="iid", batch=16)

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.core.net import Net, deepcopy_of
+from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Local, Round, Samples, Scored, Scorer
 from shoal.core.wire import REQUEST, Link, Message, bits, unbits
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.core import tree
 from shoal.core.compose import Method
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError, unknown
@@ -17,7 +16,8 @@ from shoal.core.evaluate import METRICS, Judge
 from shoal.core.ledger import Patience
 from shoal.core.local_models import METRICS as LOCAL
 from shoal.core.local_models import LocalModels, wanted
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work

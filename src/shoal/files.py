@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.tree import Tree, pack, unpack
+from shoal.core.model.tree import Tree, pack, unpack
 from shoal.durable import make_folders, replace_file, sync_paths
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal import models
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
 from shoal.data.own import dataset_of
 from shoal.files import disk_errors, write_bytes

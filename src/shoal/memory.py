@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from shoal.core import tree
-from shoal.core.plan import Plan, Slicer
-from shoal.core.tree import Tree
+from shoal.core.model import tree
+from shoal.core.model.plan import Plan, Slicer
+from shoal.core.model.tree import Tree
 from shoal.durable import make_folders, remove_file, remove_strays, replace_file, sync_paths
 from shoal.files import damaged, disk_errors, read_tree, tree_as_bytes
 

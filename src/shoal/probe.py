@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.core import tree
 from shoal.core.compose import Method
 from shoal.core.device import Site, Visit, prepare
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
 from shoal.core.forms import refused
-from shoal.core.net import Net, deepcopy_of
+from shoal.core.model import tree
+from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.plan import WHOLE, Axis, Block, Cut
 from shoal.core.part import Part
-from shoal.core.plan import WHOLE, Axis, Block, Cut
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams

@@ -11,10 +11,10 @@ from torch import nn
 from shoal.assemble import Assembly
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.core.net import Net, deepcopy_of
+from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.tree import Params
 from shoal.core.round import Asked
 from shoal.core.standing import Standing
-from shoal.core.tree import Params
 from shoal.core.types import Outcome
 from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from shoal.assemble import Shelf, assemble, dataset_of
 from shoal.core.errors import ShoalError
-from shoal.core.plan import Plan
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params
 from shoal.core.streams import Streams
-from shoal.core.tree import Params
 from shoal.data.dataset import Dataset
 from shoal.engines.pick import Pick, computing_as, read_pick
 from shoal.files import disk_errors

@@ -19,7 +19,7 @@ from ray import cloudpickle
 
 import shoal
 from shoal.assemble import assemble
-from shoal.core import tree
+from shoal.core.model import tree
 from shoal.core.types import Job, Outcome, Work
 from shoal.engines.chunks import cut
 from shoal.engines.crate import packed, raw, unpacked

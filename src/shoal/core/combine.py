@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.core.tree import Params
+from shoal.core.model.tree import Params
 from shoal.core.types import Reply, Round
 
 

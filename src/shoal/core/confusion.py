@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from shoal.core.net import Net
-from shoal.core.tree import Params
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params
 from shoal.core.types import Batch, Samples
 
 CHUNK = 512

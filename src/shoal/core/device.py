@@ -8,15 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shoal.core import tree, wire
+from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.counting import Tally, masked
-from shoal.core.net import Net
-from shoal.core.plan import Plan
+from shoal.core.model import tree
+from shoal.core.model.flops import Tally, masked
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.schedule import Schedule, schedule
 from shoal.core.streams import Streams
 from shoal.core.train import Course, Rule, Scene
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Job, Optimiser, Outcome, Samples
 from shoal.core.wire import Link
 

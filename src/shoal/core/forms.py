@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.model.plan import Plan, Slicer
 from shoal.core.part import Part
-from shoal.core.plan import Plan, Slicer
 
 
 def refused(part: Part, point: str, why: str, advice: str) -> ShoalError:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any, TypeAlias
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Fleet, Job, Outcome, Times
 from shoal.core.wire import Message

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core import tree
 from shoal.core.confusion import class_matrix, distance
 from shoal.core.evaluate import Judge, by_device
+from shoal.core.model import tree
 from shoal.core.types import SERVER, Reply, Round, Samples
 
 METRICS = {

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.net import Net
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.types import Device, Local, Reply, Round, Samples, Scored, Scorer
 from shoal.core.wire import Link, Message
 

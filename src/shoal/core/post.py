@@ -6,15 +6,16 @@ from math import ceil
 
 import numpy as np
 
-from shoal.core import tree, wire
+from shoal.core import wire
 from shoal.core.compose import Method
 from shoal.core.culprits import reason
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.core.net import Net
-from shoal.core.plan import WHOLE
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import WHOLE
+from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import Streams
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
 
 MOST_PASSES = 1000

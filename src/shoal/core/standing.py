@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 
 Card = dict[str, Tensor]
 """What a device tells about itself at first contact."""

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.compose import Method
-from shoal.core.net import Net
-from shoal.core.tree import Params, Tree
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params, Tree
 from shoal.core.types import Batch, Local, Optimiser, Scored, Scorer
 
 

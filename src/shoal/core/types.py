@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.plan import Plan
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import Streams, part_stream
-from shoal.core.tree import Params, Tree
 
 if TYPE_CHECKING:
-    from shoal.core.net import Net
+    from shoal.core.model.net import Net
     from shoal.core.wire import Message
 
 

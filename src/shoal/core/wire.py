@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.errors import ShoalError
-from shoal.core.plan import Axis, Plan, Slicer
+from shoal.core.model import tree
+from shoal.core.model.plan import Axis, Plan, Slicer
+from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import Streams, part_stream
-from shoal.core.tree import Params, Tree
 
 if TYPE_CHECKING:
     from shoal.core.part import Part

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.errors import ShoalError, told
+from shoal.core.model import tree
 
 CLASSES = 1_000_000
 """More classes than this are taken for a mistake."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core import tree
-from shoal.core.net import Net
-from shoal.core.plan import Plan
-from shoal.core.tree import Tree
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Tree
 from shoal.core.types import Job, Outcome, Work
 from shoal.core.wire import Message
 from shoal.devices.parcel import refused, sound, unwrapped, wrapped

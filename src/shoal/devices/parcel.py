@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from shoal.core import tree
 from shoal.core.errors import ShoalError
-from shoal.core.tree import Tree
+from shoal.core.model import tree
+from shoal.core.model.tree import Tree
 
 HEAD = 8
 """Bytes that tell how long the JSON is."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
-from shoal.core import tree
 from shoal.core.device import answer
 from shoal.core.errors import ShoalError, told
+from shoal.core.model import tree
 from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Done, Task
 from shoal.engines.deterministic import deterministic_fault

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.device import Ending, Site, end
+from shoal.core.model import tree
 from shoal.core.train import Course
 from shoal.engines.frames import Frames
 from shoal.engines.knobs import Knob, values

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shoal.core.device import Site
-from shoal.core.tree import Tree
+from shoal.core.model.tree import Tree
 from shoal.core.types import Job, Outcome
 
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
-from shoal.core.plan import Plan
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.types import SERVER, Job, Outcome
 from shoal.devices.letters import SLACK, Order, Stamp, enrolment, outcome_of
 from shoal.devices.parcel import wrapped

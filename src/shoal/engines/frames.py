@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core import tree
+from shoal.core.model import tree
 from shoal.engines.member import Member
 
 

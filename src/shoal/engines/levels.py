@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.core.counting import Tally
 from shoal.core.device import Site
-from shoal.core.plan import WHOLE, Plan
-from shoal.core.tree import Tree
+from shoal.core.model.flops import Tally
+from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.tree import Tree
 from shoal.engines.crew import Task
 
 

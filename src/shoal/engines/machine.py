@@ -6,11 +6,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.counting import Tally
 from shoal.core.device import Site
-from shoal.core.net import Net
-from shoal.core.plan import WHOLE, Plan
-from shoal.core.tree import Params
+from shoal.core.model.flops import Tally
+from shoal.core.model.net import Net
+from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
 from shoal.engines.crew import Crew, Done, Task

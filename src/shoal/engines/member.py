@@ -5,11 +5,11 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.chance import chance
-from shoal.core.counting import counted
 from shoal.core.device import Visit, prepare
 from shoal.core.luck import Luck
+from shoal.core.model import tree
+from shoal.core.model.flops import counted
 from shoal.core.train import advance, autograd
 from shoal.engines.crew import Task
 

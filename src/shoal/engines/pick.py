@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew
 from shoal.engines.deterministic import deterministic_algorithms, require_deterministic_algorithms

@@ -18,9 +18,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
+from shoal.core.model import tree
 from shoal.core.types import Outcome
 from shoal.engines.batched import expected
 from shoal.engines.chunks import cut

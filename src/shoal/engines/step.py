@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.chance import chance
+from shoal.core.model import tree
 from shoal.core.train import Course, Scene, advance, functional, gated
 from shoal.core.types import Batch
 from shoal.engines.cohort import Cohort

@@ -8,7 +8,7 @@ from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.core.types import Work
 from shoal.engines.crew import Task
 from shoal.engines.machine import Machine

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from shoal.core.errors import unknown
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.models import own
 from shoal.models.cnn import cnn
 from shoal.models.conv2cifar import conv2cifar

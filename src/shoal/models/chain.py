@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from shoal.core.net import Net, output_rows
-from shoal.core.plan import Axis, Block, Cut
+from shoal.core.model.net import Net, output_rows
+from shoal.core.model.plan import Axis, Block, Cut
 
 
 def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...], classes: int) -> Net:

@@ -4,7 +4,7 @@ from math import prod
 
 from torch import nn
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.models.chain import chained
 from shoal.models.images import bordered, image
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import told
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.models.chain import blocks_of
 from shoal.models.file import broken, called
 from shoal.models.traced import axes_of

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from shoal.core.maps import INTO
-from shoal.core.plan import Axis, Cut
+from shoal.core.model.feature_maps import INTO
+from shoal.core.model.plan import Axis, Cut
 from shoal.models.tried import Unfit, inputs_for, trial_of, tried, with_maps
 
 MAKERS = (_ConvNd, nn.Linear, nn.Embedding)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from shoal.core.maps import BeforePooling
-from shoal.core.net import Net, deepcopy_of
-from shoal.core.plan import Axis, Plan
+from shoal.core.model.feature_maps import BeforePooling
+from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.plan import Axis, Plan
 
 WIDE = 8
 """How many units of an axis are kept in a trial."""

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.models.chain import chained
 from shoal.models.images import bordered, image
 

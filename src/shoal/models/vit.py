@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net, output_rows
-from shoal.core.plan import Axis, Block, Cut
+from shoal.core.model.net import Net, output_rows
+from shoal.core.model.plan import Axis, Block, Cut
 from shoal.models.images import image
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Axis, Plan
 from shoal.core.streams import part_stream
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Local, Round, Scored
 from shoal.parts.checks import require, require_axes
 from shoal.parts.units import KINDS, axes_to_drop, drawn_units, key, left

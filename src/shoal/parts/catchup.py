@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require

@@ -8,9 +8,9 @@ from math import isfinite
 import torch
 
 from shoal.core.errors import ShoalError, told
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis
 from shoal.core.part import Part
-from shoal.core.plan import Axis
 from shoal.core.types import Batch, Round
 from shoal.parts.spectrum import Loss
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.heads import head_of
-from shoal.core.net import Net
+from shoal.core.model.heads import head_of
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree, only
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree, only
 from shoal.core.types import Device, Round
 from shoal.core.wire import bits, unbits
 from shoal.parts.checks import require

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import Streams, part_stream
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Round, Samples
 from shoal.parts.checks import require, require_server
 

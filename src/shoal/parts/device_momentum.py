@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core import tree
+from shoal.core.model import tree
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Local, Scored
 from shoal.parts.checks import require
 

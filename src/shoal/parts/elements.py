@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.tree import Params
+from shoal.core.model.tree import Params
 from shoal.core.wire import Entry, Link, Message
 from shoal.parts.positions import refuse, unpack
 

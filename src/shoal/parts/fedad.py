@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import REQUEST
 from shoal.parts.checks import require, require_axes, require_curvature

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.divergence import degree_against
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Round, Samples
 from shoal.core.wire import REQUEST
 from shoal.parts.checks import require, require_axes, require_curvature

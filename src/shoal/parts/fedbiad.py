@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.combine import holders_mean
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Axis
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Reply, Round, Scored, Scorer
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require

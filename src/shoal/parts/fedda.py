@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core import tree
+from shoal.core.model import tree
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Local, Round, Scored
 from shoal.parts.checks import require
 from shoal.parts.control import mean_of

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.local_models import local_model
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Round, Samples
 from shoal.parts.checks import require, require_server
 

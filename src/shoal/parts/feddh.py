@@ -10,9 +10,9 @@ from torch import Tensor
 from shoal.core.combine import holders_mean
 from shoal.core.errors import ShoalError
 from shoal.core.local_models import local_model
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Round, Samples
 from shoal.parts.checks import require
 from shoal.parts.control import along, capped, change_of, mean_of, ways_of

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Axis, Plan
 from shoal.core.streams import part_stream
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
 from shoal.parts.checks import require, require_axes
 from shoal.parts.units import KINDS, axes_to_drop, drawn_units, left

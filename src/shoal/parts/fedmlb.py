@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local, Scorer
 from shoal.parts.checks import require

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core import tree
 from shoal.core.combine import holders_mean
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
 from shoal.core.streams import part_stream
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Device, Local, Reply, Round, Scored
 from shoal.parts.checks import require, require_axes
 from shoal.parts.units import key, left, numbers, strengths

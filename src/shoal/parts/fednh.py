@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.core import tree
 from shoal.core.errors import ShoalError
-from shoal.core.heads import head_of, reheaded, with_columns
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.heads import head_of, reheaded, with_columns
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Local, Round, Scored
 from shoal.core.wire import raw
 from shoal.parts.checks import require

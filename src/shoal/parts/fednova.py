@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core import tree
 from shoal.core.combine import holders_mean
+from shoal.core.model import tree
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Device, Reply, Round
 
 

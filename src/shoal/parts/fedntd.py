@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core import tree
+from shoal.core.model import tree
+from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Scored, Scorer
 from shoal.parts.checks import require
 

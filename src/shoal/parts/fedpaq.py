@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.model.tree import Tree
 from shoal.core.part import Part
-from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
 from shoal.parts.elements import coded, finite, fitting, without

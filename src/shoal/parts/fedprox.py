@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params
 from shoal.core.types import Batch, Local, Scored, Scorer
 from shoal.parts.checks import require
 

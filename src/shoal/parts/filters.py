@@ -6,9 +6,9 @@ from math import floor
 import torch
 from torch import Tensor
 
-from shoal.core.net import Net
-from shoal.core.plan import Axis
-from shoal.core.tree import Params
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis
+from shoal.core.model.tree import Params
 from shoal.parts.units import strengths
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shoal.core.divergence import degrees
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
-from shoal.core.tree import Params
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Round, Samples
 from shoal.parts.slope import slope
 from shoal.parts.units import key

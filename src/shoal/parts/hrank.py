@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Tree
 from shoal.core.types import Round
 from shoal.parts.checks import require, require_axes, require_server
 from shoal.parts.filters import filters_of, kept_filters

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.model.tree import Tree
 from shoal.core.part import Part
-from shoal.core.tree import Tree
 from shoal.core.types import SERVER, Round
 
 

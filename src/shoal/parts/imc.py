@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.core.errors import ShoalError
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.plan import Plan
 from shoal.core.streams import part_stream
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Round
 from shoal.parts.checks import require, require_curvature
 from shoal.parts.masks import heard, masked, opened, planned, prunable, renewed, strongest_of_all

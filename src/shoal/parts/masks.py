@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.plan import Plan
-from shoal.core.tree import Params, Tree
 from shoal.core.types import SERVER, Round
 from shoal.parts.units import left
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Reply, Round
 from shoal.parts.ranked import combine_ranked
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.core import tree
-from shoal.core.heads import head_of, reheaded
-from shoal.core.net import Net
+from shoal.core.model import tree
+from shoal.core.model.heads import head_of, reheaded
+from shoal.core.model.net import Net
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
 from shoal.core.wire import raw
 from shoal.parts.checks import require

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net
-from shoal.core.plan import Axis, Plan
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Plan
 from shoal.core.wire import Entry, Message, bits, unbits
 from shoal.parts.units import rows_of
 

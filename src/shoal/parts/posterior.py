@@ -5,7 +5,7 @@ from math import log, sqrt
 
 import torch
 
-from shoal.core.net import Net
+from shoal.core.model.net import Net
 
 BOUND = 2.0
 """No weight is larger, says the theorem."""

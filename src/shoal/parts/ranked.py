@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.combine import mean_delta
-from shoal.core.tree import Params
+from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
 

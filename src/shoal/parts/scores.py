@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shoal.core.maps import BeforePooling
-from shoal.core.net import Net
-from shoal.core.plan import Axis, Plan
-from shoal.core.tree import Params
+from shoal.core.model.feature_maps import BeforePooling
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Plan
+from shoal.core.model.tree import Params
 from shoal.parts.units import strengths
 
 

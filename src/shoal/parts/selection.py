@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Tree
 from shoal.core.types import Round
 from shoal.parts.checks import require
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core import tree
+from shoal.core.model import tree
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Round
 from shoal.parts.checks import require
 

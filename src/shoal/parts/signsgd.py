@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.combine import holders_mean
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Reply, Round
 from shoal.core.wire import Link, Message, bits
 from shoal.parts.checks import require

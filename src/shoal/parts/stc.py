@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Round
 from shoal.core.wire import Link, Message, bits
 from shoal.parts.checks import require

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Tree
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require
 from shoal.parts.elements import coded, largest, lifted, lowered, scattered, share, summed

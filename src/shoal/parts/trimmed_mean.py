@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.tree import Params, Tree
 from shoal.core.types import Reply, Round
 from shoal.parts.checks import require
 from shoal.parts.ranked import combine_ranked

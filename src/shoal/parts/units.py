@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.net import Net
-from shoal.core.plan import Axis
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis
 from shoal.core.streams import Streams, part_stream
 from shoal.core.types import SERVER
 

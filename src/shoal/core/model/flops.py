@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from shoal.core.plan import Axis, Plan
-from shoal.core.widths import Widths, counts_needed
+from shoal.core.model.flops_by_width import Widths, counts_needed
+from shoal.core.model.plan import Axis, Plan
 
 if TYPE_CHECKING:
-    from shoal.core.net import Net
+    from shoal.core.model.net import Net
 
 
 class Tally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoal.core.tree import Params, Tree
+from shoal.core.model.tree import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
-from shoal.core.counting import counted
-from shoal.core.maps import INTO, before_pooling
-from shoal.core.net_names import check_net_names
-from shoal.core.norms import Float32Norms
-from shoal.core.plan import Axis, Block, Cut, Plan, Slicer
-from shoal.core.tree import Params
+from shoal.core.model.feature_maps import INTO, before_pooling
+from shoal.core.model.flops import counted
+from shoal.core.model.half_norms import Float32Norms
+from shoal.core.model.name_checks import check_net_names
+from shoal.core.model.plan import Axis, Block, Cut, Plan, Slicer
+from shoal.core.model.tree import Params
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.net import Net, deepcopy_of
-from shoal.core.plan import Axis
+from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.plan import Axis
 
 
 def head_of(net: Net, part: str) -> tuple[str, nn.Linear]:

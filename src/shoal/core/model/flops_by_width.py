@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shoal.core.plan import Plan
+from shoal.core.model.plan import Plan
 
 if TYPE_CHECKING:
-    from shoal.core.net import Net
+    from shoal.core.model.net import Net
 
 
 class Widths:
     """Multiply-accumulates of one sample, as a polynomial of the second degree around the full widths."""
 
     def __init__(self, net: "Net"):
-        from shoal.core.net import deepcopy_of
+        from shoal.core.model.net import deepcopy_of
 
         self.net = replace(net, module=deepcopy_of(net).to("meta"))
         self.full = self.count({})

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 from shoal.core.errors import ShoalError
-from shoal.core.plan import Axis
+from shoal.core.model.plan import Axis
 
 ROLES = ("shared", "personal", "server")
 
