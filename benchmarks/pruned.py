@@ -13,9 +13,9 @@ from time import perf_counter
 
 import torch
 
+from shoal.core.local.step import autograd, mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
-from shoal.core.train import autograd, mean_loss
 from shoal.core.types import Batch, Scored
 from shoal.models import build
 from shoal.parts.filters import kept_filters, layer_rates

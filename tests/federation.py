@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.assemble import assemble
-from shoal.core.device import Site
+from shoal.core.local.device import Site
 from shoal.data.dataset import digits
 from shoal.devices.conduct import conducted, fit_for_devices
 from shoal.devices.seat import Seat

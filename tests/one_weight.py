@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.compose import compose
-from shoal.core.device import Site
+from shoal.core.local.device import Site
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part

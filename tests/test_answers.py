@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.compose import Method, compose
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
 from shoal.core.ledger import Row
+from shoal.core.local.device import Site
 from shoal.core.model import tree
 from shoal.core.model.flops import Tally
 from shoal.core.part import Part

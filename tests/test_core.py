@@ -12,11 +12,11 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import Method
+from shoal.core.local.step import Rule, Scene, advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut, Plan, Slicer, spread
 from shoal.core.streams import Streams
-from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Batch, Optimiser
 from shoal.core.wire import Message, bits, unbits
 from shoal.data.augment import parse_augment
@@ -251,7 +251,7 @@ def test_several_targets_share_a_loss():
 
 
 def test_a_last_batch_of_one_is_dropped_where_batch_norm_would_fail():
-    from shoal.core.schedule import schedule
+    from shoal.core.local.schedule import schedule
     from shoal.core.types import Work
 
     def rows(n: int, mixes: bool) -> list[int]:
@@ -263,7 +263,7 @@ def test_a_last_batch_of_one_is_dropped_where_batch_norm_would_fail():
 
 @given(n=st.integers(1, 30), batch=st.integers(1, 12), epochs=st.integers(1, 3))
 def test_every_epoch_shows_every_sample_once(n, batch, epochs):
-    from shoal.core.schedule import schedule
+    from shoal.core.local.schedule import schedule
     from shoal.core.types import Work
 
     rows = schedule(torch.arange(100, 100 + n), Work(epochs, 0, batch, 0.1), torch.Generator(), False)

@@ -15,9 +15,9 @@ from shoal.core.compose import Method
 from shoal.core.confusion import class_matrix, distance, sums_by_class
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
+from shoal.core.local.step import sample_losses
 from shoal.core.local_models import LocalModels, local_model
 from shoal.core.model import tree
-from shoal.core.train import sample_losses
 from shoal.core.types import Batch, Local, Scored
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp

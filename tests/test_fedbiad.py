@@ -14,9 +14,9 @@ import shoal.models
 from shoal.core import wire
 from shoal.core.compose import Method
 from shoal.core.expression import parse
+from shoal.core.local.step import Rule, advance, autograd
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.streams import Streams
-from shoal.core.train import Rule, advance, autograd
 from shoal.core.types import Local, Optimiser, Scored, Work
 from shoal.models import MODELS, build
 from shoal.models.lstm import lstm

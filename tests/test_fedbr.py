@@ -12,13 +12,13 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import compose
-from shoal.core.device import receive
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import by_blocks
+from shoal.core.local.device import receive
+from shoal.core.local.step import autograd, mean_loss
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.streams import Streams
-from shoal.core.train import autograd, mean_loss
 from shoal.core.types import Batch, Local, Scored
 from shoal.engines.batched import Batched
 from shoal.fleet.fleets import parse_fleet

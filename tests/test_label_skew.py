@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import shoal
 from shoal.assemble import assemble
 from shoal.core.compose import Method, compose
-from shoal.core.device import PERSONAL, prepare
 from shoal.core.errors import ShoalError
+from shoal.core.local.device import PERSONAL, prepare
+from shoal.core.local.step import Course, Rule, Scene, advance, autograd, sample_losses
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE
 from shoal.core.part import Part
-from shoal.core.train import Course, Rule, Scene, advance, autograd, sample_losses
 from shoal.core.types import Batch, Device, Local, Optimiser, Samples, Scored
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew

@@ -13,13 +13,13 @@ from torch.func import grad_and_value, vmap
 import shoal
 from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.device import Site
+from shoal.core.local.device import Site
+from shoal.core.local.step import Rule, Scene, advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.flops import counted
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.streams import Streams
-from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Batch, Job, Optimiser, Samples, Work
 from shoal.engines.crew import Task
 from shoal.engines.levels import Levels

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.local.step import Rule, Scene, advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Batch, Local, Optimiser, Scored
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm

@@ -28,8 +28,8 @@ from tiny_parts import (
 )
 
 from shoal.core.compose import compose
-from shoal.core.device import PERSONAL
 from shoal.core.errors import ShoalError
+from shoal.core.local.device import PERSONAL
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
+from shoal.core.local.step import Rule
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Axis, Cut, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.standing import Register
 from shoal.core.streams import Streams
-from shoal.core.train import Rule
 from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
 from shoal.engines.batched import Batched
 from shoal.models.lenet import lenet

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import shoal
 from shoal.assemble import assemble
 from shoal.core.compose import compose
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError
+from shoal.core.local.device import Site
 from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.round import Loop

@@ -10,12 +10,12 @@ from torch import Tensor
 
 import shoal
 from shoal.core.compose import Method, compose
+from shoal.core.local.step import Rule, Scene, advance, autograd
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.part import Part
 from shoal.core.standing import Register
 from shoal.core.streams import Streams
-from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import SERVER, Batch, Local, Optimiser, Outcome, Reply, Round, Scored, Work
 from shoal.fleet.fleets import Uniform
 from shoal.fleet.profile import Profile

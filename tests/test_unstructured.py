@@ -14,13 +14,13 @@ import shoal
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
+from shoal.core.local.step import advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
-from shoal.core.train import advance, autograd
 from shoal.core.types import SERVER, Outcome, Reply, Round
 from shoal.core.wire import Message, bits, unbits
 from shoal.engines.batched import Batched

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.compose import Method
-from shoal.core.device import Site, Visit, prepare
 from shoal.core.errors import ShoalError
 from shoal.core.evaluate import Judge
 from shoal.core.forms import refused
+from shoal.core.local.device import Site, Visit, prepare
+from shoal.core.local.step import Scene
 from shoal.core.model import tree
 from shoal.core.model.net import Net, deepcopy_of
 from shoal.core.model.plan import WHOLE, Axis, Block, Cut
@@ -22,7 +23,6 @@ from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Register, Standing
 from shoal.core.streams import Streams
-from shoal.core.train import Scene
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Crew, Task

@@ -11,17 +11,17 @@ import torch
 
 from shoal.core import wire
 from shoal.core.compose import Method, compose
-from shoal.core.device import Visit, link_of
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse
 from shoal.core.ledger import Row
+from shoal.core.local.device import Visit, link_of
+from shoal.core.local.step import Course, Rule, Scene, advance, autograd, gated
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.standing import Standing
-from shoal.core.train import Course, Rule, Scene, advance, autograd, gated
 from shoal.core.types import Batch, Job, Outcome
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew

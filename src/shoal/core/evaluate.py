@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.local.step import sample_losses
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.train import sample_losses
 from shoal.core.types import Samples
 
 METRICS = {

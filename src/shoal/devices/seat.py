@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
+from shoal.core.local.device import Site
 from shoal.core.model.net import Net
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
-from shoal.core.device import answer
 from shoal.core.errors import ShoalError, told
+from shoal.core.local.device import answer
 from shoal.core.model import tree
 from shoal.engines.cohort import Cohort
 from shoal.engines.crew import Done, Task

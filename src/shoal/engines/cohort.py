@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.device import Ending, Site, end
+from shoal.core.local.device import Ending, Site, end
+from shoal.core.local.step import Course
 from shoal.core.model import tree
-from shoal.core.train import Course
 from shoal.engines.frames import Frames
 from shoal.engines.knobs import Knob, values
 from shoal.engines.member import Member

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from shoal.core.device import Site
+from shoal.core.local.device import Site
 from shoal.core.model.tree import Tree
 from shoal.core.types import Job, Outcome
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError
+from shoal.core.local.device import Site
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.device import Site
-from shoal.core.train import Rule
+from shoal.core.local.device import Site
+from shoal.core.local.step import Rule
 
 Knob: TypeAlias = tuple[int, str]
 """Which part of the method (-1: the optimiser), and the name of a field of it."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.core.device import Site
+from shoal.core.local.device import Site
 from shoal.core.model.flops import Tally
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.model.tree import Tree

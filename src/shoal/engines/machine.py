@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.device import Site
+from shoal.core.local.device import Site
 from shoal.core.model.flops import Tally
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan

@@ -5,12 +5,12 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from shoal.core.chance import chance
-from shoal.core.device import Visit, prepare
-from shoal.core.luck import Luck
+from shoal.core.local.device import Visit, prepare
+from shoal.core.local.draws import Luck
+from shoal.core.local.layer_overrides import chance
+from shoal.core.local.step import advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.flops import counted
-from shoal.core.train import advance, autograd
 from shoal.engines.crew import Task
 
 

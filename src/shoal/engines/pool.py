@@ -16,8 +16,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from weakref import WeakKeyDictionary, finalize
 
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
+from shoal.core.local.device import Site
 from shoal.engines.arena import Arena
 from shoal.engines.batched import expected
 from shoal.engines.chunks import chunked

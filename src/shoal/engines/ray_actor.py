@@ -11,7 +11,7 @@ import ray
 import torch
 from torch import Tensor
 
-from shoal.core.device import Site
+from shoal.core.local.device import Site
 from shoal.engines.crate import Box, Crate, Reader, packed
 from shoal.engines.crew import Crew, Task
 from shoal.engines.heap import keep_memory

@@ -25,8 +25,8 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and does not print th
 import ray
 from ray import cloudpickle
 
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
+from shoal.core.local.device import Site
 from shoal.engines.crate import packed, raw
 from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.ray_actor import Trainer

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
+from shoal.core.local.device import Site
 from shoal.core.model import tree
 from shoal.core.types import Outcome
 from shoal.engines.batched import expected

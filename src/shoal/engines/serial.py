@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
-from shoal.core.chance import chance
-from shoal.core.device import Site, Visit, finish, prepare
-from shoal.core.luck import Luck
-from shoal.core.train import Course, advance, autograd
+from shoal.core.local.device import Site, Visit, finish, prepare
+from shoal.core.local.draws import Luck
+from shoal.core.local.layer_overrides import chance
+from shoal.core.local.step import Course, advance, autograd
 from shoal.engines.crew import Done, Task
 
 

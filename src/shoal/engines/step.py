@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.core.chance import chance
+from shoal.core.local.layer_overrides import chance
+from shoal.core.local.step import Course, Scene, advance, functional, gated
 from shoal.core.model import tree
-from shoal.core.train import Course, Scene, advance, functional, gated
 from shoal.core.types import Batch
 from shoal.engines.cohort import Cohort
 from shoal.engines.knobs import turned

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from shoal.core.device import Site
 from shoal.core.errors import ShoalError, told
+from shoal.core.local.device import Site
 from shoal.engines.arena import Arena
 from shoal.engines.crew import Crew, Task
 from shoal.engines.heap import keep_memory

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.local.step import mean_loss
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.train import mean_loss
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
 from shoal.parts.checks import require
 from shoal.parts.priors import log_prior

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shoal.core.confusion import class_matrix, distance, hot, rows_of, sums_by_class
 from shoal.core.errors import ShoalError
+from shoal.core.local.step import sample_losses
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.train import sample_losses
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
 from shoal.parts.checks import require
 

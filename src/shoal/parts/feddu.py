@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.divergence import degree_against
+from shoal.core.local.step import sample_losses
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.train import sample_losses
 from shoal.core.types import SERVER, Round, Samples
 from shoal.parts.checks import require, require_server
 from shoal.parts.histogram import counted, met

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core.chance import chance
 from shoal.core.compose import Method
+from shoal.core.local.layer_overrides import chance
+from shoal.core.local.schedule import schedule
+from shoal.core.local.step import Rule, Scene, advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.schedule import schedule
-from shoal.core.train import Rule, Scene, advance, autograd
 from shoal.core.types import Round, Samples
 from shoal.parts.checks import require, require_server
 from shoal.parts.feddf import counted_models, logits_of

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.local.step import mean_loss
 from shoal.core.model.heads import beside, head_of
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.train import mean_loss
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
 from shoal.parts.priors import log_prior
 

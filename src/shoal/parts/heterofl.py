@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.local.step import mean_loss
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.train import mean_loss
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import Link, Message
 from shoal.parts.checks import require, require_axes

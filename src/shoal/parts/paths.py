@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.local.step import mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.train import mean_loss
 from shoal.core.types import Batch, Local, Scored, Scorer
 
 

@@ -2,11 +2,11 @@
 
 import torch
 
+from shoal.core.local.step import mean_loss
 from shoal.core.model import tree
 from shoal.core.model.kernels import differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.train import mean_loss
 from shoal.core.types import Samples
 
 AT_ONCE = 500

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.local.step import mean_loss
 from shoal.core.model.kernels import differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.train import mean_loss
 from shoal.core.types import Batch
 
 RULES = ("slq_plateau", "eigen_gap", "fixed")

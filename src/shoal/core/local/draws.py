@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.core.device import Site, Visit
+from shoal.core.local.device import Site, Visit
 
 
 class Luck:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from shoal.core import wire
 from shoal.core.compose import Method
+from shoal.core.local.schedule import Schedule, schedule
+from shoal.core.local.step import Course, Rule, Scene
 from shoal.core.model import tree
 from shoal.core.model.flops import Tally, masked
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.schedule import Schedule, schedule
 from shoal.core.streams import Streams
-from shoal.core.train import Course, Rule, Scene
 from shoal.core.types import SERVER, Device, Job, Optimiser, Outcome, Samples
 from shoal.core.wire import Link
 
