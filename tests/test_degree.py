@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from shoal.core.divergence import degrees, divergence
+from shoal.core.measures.divergence import degrees, divergence
 from shoal.core.streams import Streams
 from shoal.data.dataset import digits
 from shoal.data.degree import TOLERANCE, degree, histograms, summary

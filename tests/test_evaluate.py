@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.core.evaluate import Judge, by_device, spread
+from shoal.core.measures.evaluate import Judge, by_device, spread
 from shoal.core.model.net import Net
 from shoal.core.types import Samples
 from shoal.own_metrics import COLUMNS

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.core.compose import Method
-from shoal.core.confusion import class_matrix, distance, sums_by_class
 from shoal.core.errors import ShoalError
-from shoal.core.evaluate import Judge
 from shoal.core.local.step import sample_losses
-from shoal.core.local_models import LocalModels, local_model
+from shoal.core.measures.confusion import class_matrix, distance, sums_by_class
+from shoal.core.measures.evaluate import Judge
+from shoal.core.measures.local_models import LocalModels, local_model
 from shoal.core.model import tree
 from shoal.core.types import Batch, Local, Scored
 from shoal.models.lstm import lstm

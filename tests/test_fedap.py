@@ -11,8 +11,8 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import compose
-from shoal.core.divergence import degree_against, degrees
 from shoal.core.expression import parse
+from shoal.core.measures.divergence import degree_against, degrees
 from shoal.core.model.flops import counted
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan

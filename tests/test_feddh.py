@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.combine import holders_mean
 from shoal.core.compose import Method
-from shoal.core.divergence import degrees, divergence
+from shoal.core.measures.divergence import degrees, divergence
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.standing import Register

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.core.compose import compose
-from shoal.core.divergence import degree_against
+from shoal.core.measures.divergence import degree_against
 from shoal.core.model import tree
 from shoal.core.types import Work
 from shoal.engines.batched import Batched

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shoal import History, Recipe, ShoalError
 from shoal.assemble import assemble
 from shoal.cli import main
-from shoal.core.divergence import divergence
+from shoal.core.measures.divergence import divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server import hold_back, withheld
 from shoal.reproduce import reproduce

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.core.divergence import divergence
 from shoal.core.errors import ShoalError
+from shoal.core.measures.divergence import divergence
 from shoal.core.model import tree
 from shoal.data.dataset import digits
 

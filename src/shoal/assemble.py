@@ -11,11 +11,11 @@ import torch
 
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, unknown
-from shoal.core.evaluate import METRICS, Judge
 from shoal.core.ledger import Patience
 from shoal.core.local.device import Site
-from shoal.core.local_models import METRICS as LOCAL
-from shoal.core.local_models import LocalModels, wanted
+from shoal.core.measures.evaluate import METRICS, Judge
+from shoal.core.measures.local_models import METRICS as LOCAL
+from shoal.core.measures.local_models import LocalModels, wanted
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.round import Loop

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError, told
-from shoal.core.evaluate import Metric
+from shoal.core.measures.evaluate import Metric
 from shoal.data.dataset import Dataset
 from shoal.models.file import broken
 from shoal.pyfile import named_in

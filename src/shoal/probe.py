@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.evaluate import Judge
 from shoal.core.forms import refused
 from shoal.core.local.device import Site, Visit, prepare
 from shoal.core.local.step import Scene
+from shoal.core.measures.evaluate import Judge
 from shoal.core.model import tree
 from shoal.core.model.net import Net, deepcopy_of
 from shoal.core.model.plan import WHOLE, Axis, Block, Cut

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shoal.core.divergence import degrees
 from shoal.core.errors import ShoalError
+from shoal.core.measures.divergence import degrees
 from shoal.data.virtual import Held, Population
 
 TOLERANCE = 0.01

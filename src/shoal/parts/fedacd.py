@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.confusion import class_matrix, distance, hot, rows_of, sums_by_class
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import sample_losses
+from shoal.core.measures.confusion import class_matrix, distance, hot, rows_of, sums_by_class
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.divergence import degree_against
+from shoal.core.measures.divergence import degree_against
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core.local_models import local_model
+from shoal.core.measures.local_models import local_model
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.combine import holders_mean
 from shoal.core.errors import ShoalError
-from shoal.core.local_models import local_model
+from shoal.core.measures.local_models import local_model
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.divergence import degree_against
 from shoal.core.local.step import sample_losses
+from shoal.core.measures.divergence import degree_against
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part

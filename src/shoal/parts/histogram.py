@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.divergence import degrees
 from shoal.core.errors import ShoalError
+from shoal.core.measures.divergence import degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Round, Samples

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core.confusion import class_matrix, distance
-from shoal.core.evaluate import Judge, by_device
+from shoal.core.measures.confusion import class_matrix, distance
+from shoal.core.measures.evaluate import Judge, by_device
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Reply, Round, Samples
 
