@@ -17,7 +17,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.core.streams import Streams
 from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work
 from shoal.engines.machine import Machine

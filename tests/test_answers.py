@@ -17,7 +17,7 @@ from shoal.core.model import tree
 from shoal.core.model.flops import Tally
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.devices.letters import Order, answered
 from shoal.devices.parcel import unwrapped, wrapped
 from shoal.engines.distant import Distant, Remote

@@ -18,7 +18,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.standing import Register
+from shoal.core.server_state import Register
 from shoal.core.streams import Streams
 from shoal.core.types import Device, Outcome, Reply, Round, Samples
 from shoal.core.wire import bits, unbits

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import shoal
-from shoal.core.combine import holders_mean
+from shoal.core.aggregate import holders_mean
 from shoal.core.compose import Method
 from shoal.core.measures.divergence import degrees, divergence
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.standing import Register
+from shoal.core.server_state import Register
 from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
 from shoal.data.own import dataset_of

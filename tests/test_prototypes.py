@@ -19,7 +19,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Axis, Cut, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.standing import Register
+from shoal.core.server_state import Register
 from shoal.core.streams import Streams
 from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
 from shoal.engines.batched import Batched

@@ -20,7 +20,7 @@ from shoal.core.local.device import Site
 from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.standing import Register, Standing
+from shoal.core.server_state import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Samples, Work
 from shoal.engines.batched import Batched

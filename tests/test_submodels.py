@@ -14,7 +14,7 @@ from shoal.core.local.step import Rule, Scene, advance, autograd
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.part import Part
-from shoal.core.standing import Register
+from shoal.core.server_state import Register
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Batch, Local, Optimiser, Outcome, Reply, Round, Scored, Work
 from shoal.fleet.fleets import Uniform

@@ -20,7 +20,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.standing import Register, Standing
+from shoal.core.server_state import Register, Standing
 from shoal.core.types import SERVER, Outcome, Reply, Round
 from shoal.core.wire import Message, bits, unbits
 from shoal.engines.batched import Batched

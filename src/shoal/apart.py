@@ -20,12 +20,12 @@ from time import perf_counter
 import torch
 
 from shoal.core.errors import ShoalError, told
+from shoal.core.interrupts import sigterm_stops, stop_error
 from shoal.history import History
 from shoal.luggage import Luggage, luggage_of, unpack_luggage
 from shoal.recipe import Recipe
 from shoal.ride import Result, Watcher
 from shoal.runner import opened
-from shoal.stopping import sigterm_stops, stop_error
 from shoal.warn_once import warn_once
 
 PATIENCE = 60

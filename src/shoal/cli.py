@@ -16,6 +16,7 @@ from rich.console import Console
 
 from shoal import look
 from shoal.core.errors import REGISTRY, ShoalError
+from shoal.core.interrupts import sigterm_stops, was_terminated
 from shoal.devices import commands
 from shoal.equal_cost import budget_tables, by_blocks
 from shoal.failed_runs import refuse_all_void, warn_of_failed_runs
@@ -24,7 +25,6 @@ from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
 from shoal.ride import Watcher
 from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
-from shoal.stopping import sigterm_stops, was_terminated
 
 app = typer.Typer(
     add_completion=False,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.forms import refused
 from shoal.core.local.device import Site, Visit, prepare
 from shoal.core.local.step import Scene
 from shoal.core.measures.evaluate import Judge
@@ -20,8 +19,9 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net, deepcopy_of
 from shoal.core.model.plan import WHOLE, Axis, Block, Cut
 from shoal.core.part import Part
+from shoal.core.return_checks import refused
 from shoal.core.round import Loop
-from shoal.core.standing import Register, Standing
+from shoal.core.server_state import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.engines.cohort import Cohort

@@ -10,11 +10,12 @@ from torch import nn
 
 from shoal.assemble import Assembly
 from shoal.core.errors import ShoalError
+from shoal.core.interrupts import sigterm_stops, stop_error, undisturbed
 from shoal.core.ledger import Row
 from shoal.core.model.net import Net, deepcopy_of
 from shoal.core.model.tree import Params
 from shoal.core.round import Asked
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.core.types import Outcome
 from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
@@ -22,7 +23,6 @@ from shoal.engines.pick import Pick, computing_as
 from shoal.handover import way_to_resume
 from shoal.history import History, plain
 from shoal.recipe import Recipe
-from shoal.stopping import sigterm_stops, stop_error, undisturbed
 from shoal.store import Folder
 from shoal.strangers import blamed
 

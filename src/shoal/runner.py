@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.assemble import Shelf, assemble
 from shoal.core.errors import ShoalError
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.engines.pick import Pick, computing_as, crew_of, read_pick, recall_pick, settled
 from shoal.handover import keep_first_weights, refuse_missing, way_to_resume
 from shoal.recipe import Recipe

@@ -21,7 +21,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
 from shoal.files import damaged, disk_errors, read_tree, tree_as_bytes
 from shoal.handover import way_to_resume

@@ -21,7 +21,7 @@ from shoal.core.model.plan import WHOLE
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.core.types import Batch, Job, Outcome
 from shoal.engines.batched import Batched
 from shoal.engines.crew import Crew

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import ShoalError, told
-from shoal.core.forms import check_params, check_two_values, refused
 from shoal.core.model import tree
 from shoal.core.model.tree import Params
 from shoal.core.part import POINTS, Part
+from shoal.core.return_checks import check_params, check_two_values, refused
 from shoal.core.types import Batch, Scored, Scorer
 
 TREES = "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()

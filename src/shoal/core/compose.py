@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.forms import check_params, check_plan, check_two_values, check_weights
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
+from shoal.core.return_checks import check_params, check_plan, check_two_values, check_weights
 from shoal.core.types import Round
 from shoal.core.wire import STAGES
 

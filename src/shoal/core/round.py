@@ -11,16 +11,16 @@ from typing import Protocol
 import numpy as np
 
 from shoal.core.compose import Method
-from shoal.core.conclusion import Conclusion, conclude_with_usable
-from shoal.core.culprits import use_without_culprits
 from shoal.core.errors import ShoalError
+from shoal.core.exchange import Post
+from shoal.core.faulty_replies import use_without_culprits
 from shoal.core.ledger import Patience, Row, by_blocks, cost, times_of
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.post import Post
-from shoal.core.standing import Card, Register, Standing, Unintroduced
+from shoal.core.server_state import Card, Register, Standing, Unintroduced
+from shoal.core.server_update import Conclusion, conclude_with_usable
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Roster, Round, Samples, Work
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from shoal.core.errors import ShoalError
+from shoal.core.interrupts import stop_error
 from shoal.core.ledger import Row
 from shoal.devices.conduct import fit_for_devices
 from shoal.devices.keys import AUTHORITY, make_keys
@@ -21,7 +22,6 @@ from shoal.failed_runs import refuse_all_void
 from shoal.files import disk_errors
 from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
-from shoal.stopping import stop_error
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]

@@ -26,6 +26,7 @@ import ray
 from ray import cloudpickle
 
 from shoal.core.errors import ShoalError, told
+from shoal.core.interrupts import sigterm_handler_kept
 from shoal.core.local.device import Site
 from shoal.engines.crate import packed, raw
 from shoal.engines.crew import Crew, Done, Task
@@ -33,7 +34,6 @@ from shoal.engines.ray_actor import Trainer
 from shoal.engines.ray_hand import Hand
 from shoal.engines.ray_shift import Shift
 from shoal.engines.serial import Serial
-from shoal.stopping import sigterm_handler_kept
 
 LARGE = 1 << 16
 """Bytes from which a tensor of a site lies in the store by itself, for all sites that have it."""

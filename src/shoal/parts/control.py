@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.combine import mean_delta
+from shoal.core.aggregate import mean_delta
 from shoal.core.model.tree import Params
 from shoal.core.types import Round
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.combine import holders_mean
+from shoal.core.aggregate import holders_mean
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.model.tree import Params, Tree

@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from shoal.core.combine import holders_mean
+from shoal.core.aggregate import holders_mean
 from shoal.core.errors import ShoalError
 from shoal.core.measures.local_models import local_model
 from shoal.core.model.net import Net

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core.combine import holders_mean
+from shoal.core.aggregate import holders_mean
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.core.combine import mean_delta
+from shoal.core.aggregate import mean_delta
 from shoal.core.model.tree import Params
 from shoal.core.types import Round
 

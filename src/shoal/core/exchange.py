@@ -8,8 +8,8 @@ import numpy as np
 
 from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.culprits import reason
 from shoal.core.errors import ShoalError
+from shoal.core.faulty_replies import reason
 from shoal.core.ledger import Row
 from shoal.core.model import tree
 from shoal.core.model.net import Net

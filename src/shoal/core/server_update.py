@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.core.combine import holders_mean
+from shoal.core.aggregate import holders_mean
 from shoal.core.compose import Method
-from shoal.core.culprits import NotFinite, use_without_culprits
+from shoal.core.faulty_replies import NotFinite, use_without_culprits
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE
 from shoal.core.model.tree import Tree
-from shoal.core.standing import Standing
+from shoal.core.server_state import Standing
 from shoal.core.types import SERVER, Reply, Round
 
 log = logging.getLogger("shoal")
