@@ -23,7 +23,7 @@ from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, W
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
-from shoal.memory import Memory
+from shoal.storage.memory import Memory
 
 
 @dataclass(frozen=True)

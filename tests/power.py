@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from shoal.durable import Disk
+from shoal.storage.durable import Disk
 
 Step = tuple[str, Path, object]
 

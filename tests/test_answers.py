@@ -23,9 +23,9 @@ from shoal.devices.parcel import unwrapped, wrapped
 from shoal.engines.distant import Distant, Remote
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
-from shoal.memory import Memory
 from shoal.parts import PRESETS, shipped
 from shoal.probe import tiny_run
+from shoal.storage.memory import Memory
 from shoal.testing import Spy, memory_of, play, site_of
 
 MOST = 1 << 24

@@ -67,7 +67,7 @@ trees = st.recursive(
 
 @given(trees)
 def test_a_tree_survives_being_written(tmp_path_factory, made):
-    from shoal.files import read_tree, write_tree
+    from shoal.storage.files import read_tree, write_tree
 
     path = tmp_path_factory.mktemp("tree") / "tree.safetensors"
     write_tree(path, made)

@@ -19,7 +19,7 @@ from shoal.cli import main
 from shoal.core.errors import REGISTRY
 from shoal.data.dataset import DATASETS
 from shoal.export import Exported
-from shoal.files import read_tree, write_tree
+from shoal.storage.files import read_tree, write_tree
 
 ENDINGS = ("pt2", "onnx", "safetensors")
 TINY = {"devices": 4, "sample": 2, "steps": "2", "batch": 8, "rounds": 1, "split": "iid", "engine": "serial"}

@@ -21,9 +21,9 @@ from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
 from shoal.data.own import dataset_of
 from shoal.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
-from shoal.pyfile import named_in
 from shoal.recipe import Recipe
 from shoal.runner import run
+from shoal.storage.python_file import named_in
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=4, batch=8, split="iid", engine="serial", checkpoint_every=1)
 

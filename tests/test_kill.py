@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import shoal
-from shoal import Result, durable
+from shoal import Result
 from shoal.cli import main
 from shoal.compare import go_on
 from shoal.runner import opened
+from shoal.storage import durable
 
 METHODS = ("fedavg", "scaffold", "feddyn", "fedprox+scaffold+fedavgm")
 TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 24, "steps": "2", "batch": 8, "lr": 0.05}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal.core.model import tree
-from shoal.memory import Memory, Version
+from shoal.storage.memory import Memory, Version
 
 
 def memory_of(number: float, size: int = 4) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import torch
 from power import RememberingDisk, Step, World, materialise
 
 import shoal
-from shoal import durable
-from shoal.files import read_tree
+from shoal.storage import durable
+from shoal.storage.files import read_tree
 from shoal.store import refuse_taken
 
 EVERY = 2

@@ -28,7 +28,6 @@ from shoal.engines.crew import Crew
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
-from shoal.memory import Memory
 from shoal.parts.datasharing import DataSharing, compact, drawn, levels
 from shoal.parts.fedda import FedDA
 from shoal.parts.feddf import FedDF, gap, logits_of
@@ -37,6 +36,7 @@ from shoal.parts.fedkt import FedKT, voted
 from shoal.parts.hybridfl import HybridFL
 from shoal.probe import tiny_run
 from shoal.recipe import Recipe
+from shoal.storage.memory import Memory
 from shoal.testing import check_pair, close, machine_of, play
 
 PARTS: list[Part] = [DataSharing(), HybridFL(), FedDF(), FedKT(), FedDA()]

@@ -19,9 +19,9 @@ from safetensors.torch import save
 
 import shoal
 from shoal.core.errors import REGISTRY
-from shoal.files import read_tree, write_tree
 from shoal.page.runs import read_run
 from shoal.runner import opened
+from shoal.storage.files import read_tree, write_tree
 from shoal.store import Folder
 
 TINY: dict[str, Any] = {"method": "scaffold", "devices": 4, "sample": 2, "steps": "2", "batch": 8}

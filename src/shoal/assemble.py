@@ -35,14 +35,14 @@ from shoal.engines.deterministic import fix_cublas_workspace
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
-from shoal.files import read_tensors
 from shoal.fleet.fleets import parse_fleet
 from shoal.handover import refuse_missing
-from shoal.memory import Memory
 from shoal.models import build
 from shoal.own_metrics import metric_makers
 from shoal.probe import setting_of
 from shoal.recipe import Recipe, amount
+from shoal.storage.files import read_tensors
+from shoal.storage.memory import Memory
 from shoal.strangers import method_of, probe_strangers
 
 log = logging.getLogger("shoal")

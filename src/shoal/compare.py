@@ -12,7 +12,6 @@ from shoal.assemble import Shelf, assemble
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOPS
-from shoal.durable import remove_strays
 from shoal.engines.pick import Pick, crew_of
 from shoal.handover import is_handed_over, refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
@@ -20,6 +19,7 @@ from shoal.luggage import pickled_model
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
+from shoal.storage.durable import remove_strays
 from shoal.store import Folder, refuse_taken
 from shoal.strangers import method_of, strangers_in
 from shoal.warn_once import each_warning_once

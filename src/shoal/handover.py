@@ -16,10 +16,10 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
 from shoal.data.own import dataset_of
-from shoal.files import disk_errors, write_bytes
 from shoal.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.models.own import net_of
 from shoal.recipe import LIST, Recipe, from_file
+from shoal.storage.files import disk_errors, write_bytes
 
 log = logging.getLogger("shoal")
 NUMBERED = r"own-\d{1,9}"

@@ -8,8 +8,8 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.files import damaged, disk_errors, write_bytes
 from shoal.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
+from shoal.storage.files import damaged, disk_errors, write_bytes
 
 WALL = ("wall_seconds",)
 """What differs between two runs of the same recipe."""

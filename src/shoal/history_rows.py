@@ -4,7 +4,7 @@ from math import isfinite
 from typing import Any
 
 from shoal.core.ledger import Row
-from shoal.strict_json import parse_json
+from shoal.storage.strict_json import parse_json
 
 SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
 """What adds up over rounds."""

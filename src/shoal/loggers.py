@@ -12,10 +12,10 @@ from typing import Any
 
 from shoal.core.errors import ShoalError, told, unknown
 from shoal.core.ledger import Row
-from shoal.files import disk_errors
 from shoal.history import History
 from shoal.recipe import Recipe
 from shoal.ride import Watcher, spent
+from shoal.storage.files import disk_errors
 
 Log = Callable[[int, dict[str, float]], None]
 Open = Callable[[Recipe, str], tuple[Log, Callable[[], None]]]

@@ -19,7 +19,7 @@ from shoal.core.errors import ShoalError, told
 from shoal.core.measures.evaluate import Metric
 from shoal.data.dataset import Dataset
 from shoal.models.file import broken
-from shoal.pyfile import named_in
+from shoal.storage.python_file import named_in
 
 log = logging.getLogger("shoal")
 AT_ONCE = 2 * 2**30

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.files import disk_errors
+from shoal.storage.files import disk_errors
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D3A9B", "#222222")
 """Distinguishable with any colour vision (after Okabe and Ito)."""

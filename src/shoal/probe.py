@@ -31,7 +31,7 @@ from shoal.engines.member import Member
 from shoal.engines.serial import Serial
 from shoal.engines.step import step_of
 from shoal.fleet.fleets import Uniform
-from shoal.memory import Memory
+from shoal.storage.memory import Memory
 from shoal.watch import watched
 
 

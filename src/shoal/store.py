@@ -22,12 +22,12 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
 from shoal.core.server_state import Standing
-from shoal.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
-from shoal.files import damaged, disk_errors, read_tree, tree_as_bytes
 from shoal.handover import way_to_resume
 from shoal.history import History, line, read_history, rewrite
-from shoal.memory import Memory, Version
 from shoal.recipe import Recipe, from_file
+from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
+from shoal.storage.files import damaged, disk_errors, read_tree, tree_as_bytes
+from shoal.storage.memory import Memory, Version
 
 try:
     import fcntl

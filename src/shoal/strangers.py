@@ -14,8 +14,8 @@ from shoal.core.part import Part
 from shoal.engines.deterministic import deterministic_fault
 from shoal.parts import PRESETS, parts_in, shipped
 from shoal.probe import Setting, probe
-from shoal.pyfile import module_of
 from shoal.recipe import Recipe
+from shoal.storage.python_file import module_of
 
 
 def method_of(recipe: Recipe) -> Method:

@@ -16,11 +16,11 @@ from shoal.core.model.tree import Params
 from shoal.core.streams import Streams
 from shoal.data.dataset import Dataset
 from shoal.engines.pick import Pick, computing_as, read_pick
-from shoal.files import disk_errors
 from shoal.handover import refuse_missing, way_to_resume
 from shoal.history import History
 from shoal.recipe import Recipe
 from shoal.ride import Result, blaming
+from shoal.storage.files import disk_errors
 from shoal.store import Folder
 
 BATCHES = (1, 7)

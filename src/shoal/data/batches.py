@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
 from shoal.data.unpickle import Array, Unpickler
-from shoal.files import damaged, disk_errors
+from shoal.storage.files import damaged, disk_errors
 
 
 def cifar10(folder: Path) -> Dataset:

@@ -11,7 +11,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from shoal.core.errors import ShoalError, told
-from shoal.files import damaged, disk_errors
+from shoal.storage.files import damaged, disk_errors
 
 LIMIT = 2**31
 """The most bytes that a reader takes in from one file, packed or unpacked."""

@@ -10,7 +10,7 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
-from shoal.files import damaged
+from shoal.storage.files import damaged
 
 
 def read(folder: Path, name: str = "mnist", classes: int = 10) -> Dataset:

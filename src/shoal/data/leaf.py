@@ -11,8 +11,8 @@ from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import pick, read_bytes
 from shoal.data.words import sequences
-from shoal.files import damaged
-from shoal.strict_json import parse_json
+from shoal.storage.files import damaged
+from shoal.storage.strict_json import parse_json
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The characters of LEAF's Shakespeare, in its order."""

@@ -15,7 +15,7 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
-from shoal.files import damaged
+from shoal.storage.files import damaged
 
 TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
 MATRIX, COMPRESSED = 14, 15

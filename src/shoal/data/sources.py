@@ -11,7 +11,7 @@ from shoal.data import batches, idx, leaf, mat, tiny_imagenet, words
 from shoal.data.cache import cached
 from shoal.data.dataset import Dataset
 from shoal.data.download import File, download
-from shoal.files import disk_errors
+from shoal.storage.files import disk_errors
 
 
 @dataclass(frozen=True)

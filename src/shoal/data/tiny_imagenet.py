@@ -11,7 +11,7 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import Zip, pick, read_bytes
-from shoal.files import damaged
+from shoal.storage.files import damaged
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
 PIXELS = 2**24

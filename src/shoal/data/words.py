@@ -7,7 +7,7 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.data.download import Zip, pick, read_bytes
-from shoal.files import damaged
+from shoal.storage.files import damaged
 
 LENGTH = 35
 

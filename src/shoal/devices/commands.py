@@ -19,9 +19,9 @@ from shoal.devices.seat import Seat
 from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
 from shoal.engines.distant import LARGEST
 from shoal.failed_runs import refuse_all_void
-from shoal.files import disk_errors
 from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
+from shoal.storage.files import disk_errors
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]

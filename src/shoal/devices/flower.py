@@ -20,7 +20,7 @@ from shoal.core.errors import ShoalError, told
 from shoal.devices.conduct import conducted
 from shoal.devices.seat import Seat
 from shoal.devices.serving import ALIVE, ENDING
-from shoal.files import write_bytes
+from shoal.storage.files import write_bytes
 
 log = logging.getLogger("shoal")
 SEAT, DESK = "SHOAL_SEAT", "SHOAL_DESK"

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
-from shoal.files import disk_errors
+from shoal.storage.files import disk_errors
 
 try:
     from cryptography import x509

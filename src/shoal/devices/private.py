@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_bytes
 
-from shoal.files import disk_errors
+from shoal.storage.files import disk_errors
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from shoal.data.half import check, numbered
 from shoal.data.own import half
 from shoal.devices.letters import Order, Stamp, answered, excused
 from shoal.devices.parcel import unwrapped, wrapped
-from shoal.durable import make_folders, sync_paths
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
-from shoal.memory import Memory, Version
 from shoal.models import build
-from shoal.pyfile import named_in
 from shoal.recipe import Recipe
+from shoal.storage.durable import make_folders, sync_paths
+from shoal.storage.memory import Memory, Version
+from shoal.storage.python_file import named_in
 from shoal.strangers import method_of
 
 log = logging.getLogger("shoal")

@@ -15,9 +15,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
 from shoal.devices.link import Link, end
-from shoal.durable import remove_strays
 from shoal.engines.distant import LARGEST
 from shoal.recipe import Recipe
+from shoal.storage.durable import remove_strays
 from shoal.store import Folder, claimed
 
 ENDING, ALIVE = "ending.json", "loop.pid"

@@ -16,7 +16,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from shoal.files import disk_errors
+from shoal.storage.files import disk_errors
 
 STEP = 64
 """Tensors begin at multiples of this many bytes, as those that torch allocates do: kernels may take another path

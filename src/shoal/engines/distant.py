@@ -21,7 +21,7 @@ from shoal.devices.parcel import wrapped
 from shoal.engines.crew import Done, Task
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial
-from shoal.memory import Memory
+from shoal.storage.memory import Memory
 
 log = logging.getLogger("shoal")
 SINCE = ".since"

@@ -15,7 +15,7 @@ from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
 from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.levels import Levels
-from shoal.memory import Memory
+from shoal.storage.memory import Memory
 
 
 class Machine:

@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.models.chain import blocks_of
 from shoal.models.file import broken, called
 from shoal.models.traced import axes_of
-from shoal.pyfile import named_in
+from shoal.storage.python_file import named_in
 
 
 def from_file(spec: str, input_shape: tuple[int, ...], classes: int) -> Net:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.files import write_bytes
+from shoal.storage.files import write_bytes
 from shoal.tables.figures import DEVIATION, READERS, Figure, Value, reader_of
 from shoal.tables.table import Table
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.model.tree import Tree, pack, unpack
-from shoal.durable import make_folders, replace_file, sync_paths
+from shoal.storage.durable import make_folders, replace_file, sync_paths
 
 
 def write_bytes(path: Path, content: bytes) -> None:

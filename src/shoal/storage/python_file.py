@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from shoal.core.errors import ShoalError, told
-from shoal.files import disk_errors
+from shoal.storage.files import disk_errors
 
 
 def module_of(path: Path) -> ModuleType:

@@ -15,8 +15,8 @@ import torch
 from shoal.core.model import tree
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
-from shoal.durable import make_folders, remove_file, remove_strays, replace_file, sync_paths
-from shoal.files import damaged, disk_errors, read_tree, tree_as_bytes
+from shoal.storage.durable import make_folders, remove_file, remove_strays, replace_file, sync_paths
+from shoal.storage.files import damaged, disk_errors, read_tree, tree_as_bytes
 
 
 class Version(NamedTuple):
