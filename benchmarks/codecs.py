@@ -24,7 +24,7 @@ from shoal.core.part import Part
 from shoal.core.streams import Streams
 from shoal.core.wire import Link
 from shoal.parts import PRESETS, shipped
-from shoal.parts.patterns import best
+from shoal.parts.lib.row_patterns import best
 
 METHODS = [
     "topk",

@@ -18,8 +18,8 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.types import Batch, Scored
 from shoal.models import build
-from shoal.parts.filters import kept_filters, layer_rates
-from shoal.parts.scores import scores
+from shoal.parts.lib.filter_choice import kept_filters, layer_rates
+from shoal.parts.lib.unit_scores import scores
 
 SHAPE = (3, 32, 32)
 

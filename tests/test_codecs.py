@@ -22,10 +22,10 @@ from shoal.core.streams import Streams
 from shoal.core.types import Outcome, Reply
 from shoal.core.wire import Link, Message
 from shoal.parts.dgc import DGC
-from shoal.parts.elements import largest, share
 from shoal.parts.fedpaq import FedPAQ
 from shoal.parts.half import Half
-from shoal.parts.positions import LISTS, WAYS, counted, pack, unpack
+from shoal.parts.lib.position_codec import LISTS, WAYS, counted, pack, unpack
+from shoal.parts.lib.sparse_codec import largest, share
 from shoal.parts.randomk import RandomK, drawn
 from shoal.parts.signsgd import SignSGD, vote
 from shoal.parts.stc import STC

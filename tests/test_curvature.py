@@ -12,7 +12,7 @@ import shoal
 from shoal.core.model.kernels import differentiable_kernels
 from shoal.core.types import Batch
 from shoal.models.own import net_of
-from shoal.parts.spectrum import Loss
+from shoal.parts.lib.curvature import Loss
 
 ROWS = 8
 

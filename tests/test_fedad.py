@@ -19,9 +19,9 @@ from shoal.core.model.tree import Tree
 from shoal.core.types import Batch
 from shoal.models import build
 from shoal.parts.fedad import FedAD
-from shoal.parts.rates import device_rates, drawn, unit_rates
-from shoal.parts.scores import maps, merged, ranks, scores
-from shoal.parts.spectrum import Loss, Spectrum, gap, lanczos, lipschitz, plateau, rate, shares_above, spectrum
+from shoal.parts.lib.curvature import Loss, Spectrum, gap, lanczos, lipschitz, plateau, rate, shares_above, spectrum
+from shoal.parts.lib.dropout_rates import device_rates, drawn, unit_rates
+from shoal.parts.lib.unit_scores import maps, merged, ranks, scores
 from shoal.probe import tiny_run
 
 IMAGES = (3, 32, 32)

@@ -20,11 +20,11 @@ from shoal.models import build
 from shoal.models.lenet import lenet
 from shoal.parts import shipped
 from shoal.parts.fedap import FedAP
-from shoal.parts.filters import filters_of, kept_filters, layer_rates
-from shoal.parts.histogram import counted as labels_of
-from shoal.parts.histogram import degrees_of
 from shoal.parts.hrank import HRank
-from shoal.parts.scores import scores
+from shoal.parts.lib.filter_choice import filters_of, kept_filters, layer_rates
+from shoal.parts.lib.label_counts import counted as labels_of
+from shoal.parts.lib.label_counts import degrees_of
+from shoal.parts.lib.unit_scores import scores
 from shoal.probe import tiny_run
 from shoal.testing import play
 

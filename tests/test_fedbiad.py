@@ -22,9 +22,9 @@ from shoal.models import MODELS, build
 from shoal.models.lstm import lstm
 from shoal.parts import shipped
 from shoal.parts.fedbiad import FedBIAD
-from shoal.parts.patterns import best, count, cut_rows, droppable, plan_of, put_rows, shapes_after
-from shoal.parts.posterior import deviation
-from shoal.parts.units import rows_of
+from shoal.parts.lib.posterior import deviation
+from shoal.parts.lib.row_patterns import best, count, cut_rows, droppable, plan_of, put_rows, shapes_after
+from shoal.parts.lib.submodel_units import rows_of
 from shoal.probe import scenes_of, tiny_run, visits_of
 from shoal.testing import check_part, close, memory_of, play
 

@@ -22,10 +22,10 @@ from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
 from shoal.data.own import dataset_of
 from shoal.models import build
-from shoal.parts.control import along, capped, ways_of
 from shoal.parts.feddh import FedDH
-from shoal.parts.histogram import counted, estimated
-from shoal.parts.units import key
+from shoal.parts.lib.label_counts import counted, estimated
+from shoal.parts.lib.submodel_units import key
+from shoal.parts.lib.weight_sensitivity import along, capped, ways_of
 from shoal.probe import tiny_run
 
 SIZES = (6, 3, 5)

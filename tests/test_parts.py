@@ -21,11 +21,11 @@ from shoal.parts.feddyn import FedDyn
 from shoal.parts.fednova import FedNova, effective_steps
 from shoal.parts.fedprox import FedProx
 from shoal.parts.hybridfl import HybridFL
+from shoal.parts.lib.loss_gradient import slope
 from shoal.parts.median import Median
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
-from shoal.parts.slope import slope
 from shoal.parts.trimmed_mean import TrimmedMean
 from shoal.probe import tiny_run
 from shoal.testing import memory_of, play, site_of

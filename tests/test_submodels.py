@@ -30,9 +30,9 @@ from shoal.parts.fedmp import FedMP, fall, seconds, strongest
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD, distance
 from shoal.parts.heterofl import HeteroFL, last_layer
+from shoal.parts.lib.submodel_units import first_units, fraction, left, normalised, numbers, recurrent, strengths, tier
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
-from shoal.parts.units import first_units, fraction, left, normalised, numbers, recurrent, strengths, tier
 from shoal.probe import tiny_net, tiny_run, visits_of
 from shoal.testing import check_pair, machine_of, play
 

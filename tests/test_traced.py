@@ -23,8 +23,8 @@ from shoal.models.resnet import resnet
 from shoal.models.traced import axes_of
 from shoal.models.tried import lawful
 from shoal.models.vgg import vgg11
-from shoal.parts.filters import kept_filters
-from shoal.parts.scores import ranks, scores
+from shoal.parts.lib.filter_choice import kept_filters
+from shoal.parts.lib.unit_scores import ranks, scores
 
 CLASSES = 5
 

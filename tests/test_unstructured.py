@@ -32,10 +32,21 @@ from shoal.models.resnet import resnet
 from shoal.parts import PRESETS, shipped
 from shoal.parts.feddst import FedDST, again, given_up
 from shoal.parts.imc import IMC
-from shoal.parts.masks import erk, heard, masked, opened, planned, prunable, renewed, strongest, strongest_of_all, top
+from shoal.parts.lib.curvature import Loss, rate
+from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.weight_masks import (
+    erk,
+    heard,
+    masked,
+    opened,
+    planned,
+    prunable,
+    renewed,
+    strongest,
+    strongest_of_all,
+    top,
+)
 from shoal.parts.prunefl import PruneFL, seconds, worthwhile
-from shoal.parts.slope import slope
-from shoal.parts.spectrum import Loss, rate
 from shoal.probe import scenes_of, tiny_net, tiny_run, visits_of
 from shoal.testing import Spy, play, site_of
 

@@ -7,8 +7,8 @@ from shoal.core.local.step import mean_loss
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
-from shoal.parts.checks import require
-from shoal.parts.priors import log_prior
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.class_priors import log_prior
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.elements import fitting, without
-from shoal.parts.positions import WAYS, counted, pack, refuse, unpack
-from shoal.parts.units import key
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.position_codec import WAYS, counted, pack, refuse, unpack
+from shoal.parts.lib.sparse_codec import fitting, without
+from shoal.parts.lib.submodel_units import key
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from shoal.core.model.tree import Params, Tree, only
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Round
 from shoal.core.wire import bits, unbits
-from shoal.parts.checks import require
-from shoal.parts.slope import AT_ONCE
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.loss_gradient import AT_ONCE
 
 
 @dataclass(frozen=True)

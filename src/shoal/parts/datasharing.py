@@ -10,7 +10,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import Streams, part_stream
 from shoal.core.types import SERVER, Device, Round, Samples
-from shoal.parts.checks import require, require_server
+from shoal.parts.lib.checks import require, require_server
 
 WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 

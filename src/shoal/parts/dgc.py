@@ -11,9 +11,9 @@ from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.elements import coded, largest, lifted, lowered, scattered, share, summed
-from shoal.parts.positions import WAYS, counted, pack
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.position_codec import WAYS, counted, pack
+from shoal.parts.lib.sparse_codec import coded, largest, lifted, lowered, scattered, share, summed
 
 
 @dataclass(frozen=True)

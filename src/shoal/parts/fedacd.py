@@ -14,7 +14,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.parts.checks import require
+from shoal.parts.lib.checks import require
 
 CADENCES = ("epoch", "batch_ema", "round")
 

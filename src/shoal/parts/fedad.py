@@ -13,10 +13,10 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import REQUEST
-from shoal.parts.checks import require, require_axes, require_curvature
-from shoal.parts.rates import device_rates, drawn, seconds_of, unit_rates
-from shoal.parts.scores import merged, scores
-from shoal.parts.spectrum import RULES, Loss, rate
+from shoal.parts.lib.checks import require, require_axes, require_curvature
+from shoal.parts.lib.curvature import RULES, Loss, rate
+from shoal.parts.lib.dropout_rates import device_rates, drawn, seconds_of, unit_rates
+from shoal.parts.lib.unit_scores import merged, scores
 
 MANY = 10**9
 

@@ -14,11 +14,11 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round, Samples
 from shoal.core.wire import REQUEST
-from shoal.parts.checks import require, require_axes, require_curvature
-from shoal.parts.filters import filters_of, kept_filters, layer_rates
-from shoal.parts.histogram import counted, degrees_of, met
-from shoal.parts.scores import merged, scores
-from shoal.parts.spectrum import RULES, Loss, rate
+from shoal.parts.lib.checks import require, require_axes, require_curvature
+from shoal.parts.lib.curvature import RULES, Loss, rate
+from shoal.parts.lib.filter_choice import filters_of, kept_filters, layer_rates
+from shoal.parts.lib.label_counts import counted, degrees_of, met
+from shoal.parts.lib.unit_scores import merged, scores
 
 MANY = 10**9
 

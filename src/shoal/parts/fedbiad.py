@@ -14,9 +14,9 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Reply, Round, Scored, Scorer
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.patterns import best, blank, cut_rows, droppable, joint, plan_of, put_rows, shapes_after
-from shoal.parts.posterior import deviation
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.posterior import deviation
+from shoal.parts.lib.row_patterns import best, blank, cut_rows, droppable, joint, plan_of, put_rows, shapes_after
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.gmbs import counted, fresh, picked, rewarded, rewards
-from shoal.parts.paths import block_ends, hybrid, require_blocks
-from shoal.parts.positions import refuse
-from shoal.parts.units import key
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.gmbs import counted, fresh, picked, rewarded, rewards
+from shoal.parts.lib.hybrid_paths import block_ends, hybrid, require_blocks
+from shoal.parts.lib.position_codec import refuse
+from shoal.parts.lib.submodel_units import key
 
 CHOICES = ("gmbs", "random", "all")
 

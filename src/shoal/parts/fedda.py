@@ -9,8 +9,8 @@ from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local, Round, Scored
-from shoal.parts.checks import require
-from shoal.parts.control import mean_of
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.weight_sensitivity import mean_of
 
 WALKS = ("gradient", "momentum")
 

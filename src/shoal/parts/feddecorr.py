@@ -11,7 +11,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.parts.checks import require
+from shoal.parts.lib.checks import require
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Round, Samples
-from shoal.parts.checks import require, require_server
+from shoal.parts.lib.checks import require, require_server
 
 CHUNK = 512
 GAIN, ENOUGH = 0.99, 1e-6

@@ -14,11 +14,11 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Round, Samples
-from shoal.parts.checks import require
-from shoal.parts.control import along, capped, change_of, mean_of, ways_of
-from shoal.parts.histogram import counted, degrees_of, estimated, met
-from shoal.parts.slope import slope
-from shoal.parts.units import key
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.label_counts import counted, degrees_of, estimated, met
+from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.submodel_units import key
+from shoal.parts.lib.weight_sensitivity import along, capped, change_of, mean_of, ways_of
 
 
 @dataclass(frozen=True)

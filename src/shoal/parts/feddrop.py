@@ -13,8 +13,8 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.parts.checks import require, require_axes
-from shoal.parts.units import KINDS, axes_to_drop, drawn_units, left
+from shoal.parts.lib.checks import require, require_axes
+from shoal.parts.lib.submodel_units import KINDS, axes_to_drop, drawn_units, left
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Round
 from shoal.core.wire import REQUEST, Entry, Link, Message, bits, unbits
-from shoal.parts.checks import require
-from shoal.parts.masks import erk, heard, masked, opened, planned, prunable, renewed, strongest, top
-from shoal.parts.positions import refuse
-from shoal.parts.slope import slope
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.position_codec import refuse
+from shoal.parts.lib.weight_masks import erk, heard, masked, opened, planned, prunable, renewed, strongest, top
 
 MANY = 10**9
 

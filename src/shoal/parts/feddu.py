@@ -14,8 +14,8 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Round, Samples
-from shoal.parts.checks import require, require_server
-from shoal.parts.histogram import counted, met
+from shoal.parts.lib.checks import require, require_server
+from shoal.parts.lib.label_counts import counted, met
 
 CHUNK = 512
 

@@ -16,8 +16,8 @@ from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Round, Samples
-from shoal.parts.checks import require, require_server
 from shoal.parts.feddf import counted_models, logits_of
+from shoal.parts.lib.checks import require, require_server
 
 
 @dataclass(frozen=True)

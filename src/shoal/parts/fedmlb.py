@@ -6,8 +6,8 @@ from typing import ClassVar
 from shoal.core.model.net import Net
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local, Scorer
-from shoal.parts.checks import require
-from shoal.parts.paths import block_ends, hybrid, require_blocks
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.hybrid_paths import block_ends, hybrid, require_blocks
 
 
 @dataclass(frozen=True)

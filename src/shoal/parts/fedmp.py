@@ -16,8 +16,8 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream
 from shoal.core.types import SERVER, Device, Local, Reply, Round, Scored
-from shoal.parts.checks import require, require_axes
-from shoal.parts.units import key, left, numbers, strengths
+from shoal.parts.lib.checks import require, require_axes
+from shoal.parts.lib.submodel_units import key, left, numbers, strengths
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Local, Round, Scored
 from shoal.core.wire import raw
-from shoal.parts.checks import require
-from shoal.parts.histogram import counted
-from shoal.parts.slope import AT_ONCE
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.label_counts import counted
+from shoal.parts.lib.loss_gradient import AT_ONCE
 
 
 @dataclass(frozen=True)

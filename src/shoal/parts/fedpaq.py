@@ -10,9 +10,9 @@ from torch import Tensor
 from shoal.core.model.tree import Tree
 from shoal.core.part import Part
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.elements import coded, finite, fitting, without
-from shoal.parts.positions import refuse
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.position_codec import refuse
+from shoal.parts.lib.sparse_codec import coded, finite, fitting, without
 
 WIDTHS = (2, 4, 8, 16)
 BLOCK = 1 << 15

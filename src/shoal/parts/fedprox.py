@@ -6,7 +6,7 @@ from typing import ClassVar
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Local, Scored, Scorer
-from shoal.parts.checks import require
+from shoal.parts.lib.checks import require
 
 
 @dataclass(frozen=True)

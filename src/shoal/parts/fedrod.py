@@ -14,7 +14,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
-from shoal.parts.priors import log_prior
+from shoal.parts.lib.class_priors import log_prior
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.parts.checks import require, require_axes
-from shoal.parts.units import first_units, fraction, numbers, tier
+from shoal.parts.lib.checks import require, require_axes
+from shoal.parts.lib.submodel_units import first_units, fraction, numbers, tier
 
 
 @dataclass(frozen=True)

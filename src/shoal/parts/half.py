@@ -9,8 +9,8 @@ from torch import Tensor
 from shoal.core.model.tree import Tree
 from shoal.core.part import Part
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.elements import finite, fitting
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.sparse_codec import finite, fitting
 
 KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -13,9 +13,9 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require, require_axes
-from shoal.parts.patterns import cut_rows, put_rows, shapes_after
-from shoal.parts.units import first_units, normalised, numbers, tier
+from shoal.parts.lib.checks import require, require_axes
+from shoal.parts.lib.row_patterns import cut_rows, put_rows, shapes_after
+from shoal.parts.lib.submodel_units import first_units, normalised, numbers, tier
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Round
-from shoal.parts.checks import require, require_axes, require_server
-from shoal.parts.filters import filters_of, kept_filters
-from shoal.parts.scores import scores
+from shoal.parts.lib.checks import require, require_axes, require_server
+from shoal.parts.lib.filter_choice import filters_of, kept_filters
+from shoal.parts.lib.unit_scores import scores
 
 MANY = 10**9
 

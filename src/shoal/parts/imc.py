@@ -10,10 +10,10 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream
 from shoal.core.types import Round
-from shoal.parts.checks import require, require_curvature
-from shoal.parts.masks import heard, masked, opened, planned, prunable, renewed, strongest_of_all
-from shoal.parts.spectrum import RULES, Loss, rate
-from shoal.parts.units import left
+from shoal.parts.lib.checks import require, require_curvature
+from shoal.parts.lib.curvature import RULES, Loss, rate
+from shoal.parts.lib.submodel_units import left
+from shoal.parts.lib.weight_masks import heard, masked, opened, planned, prunable, renewed, strongest_of_all
 
 MANY = 10**9
 

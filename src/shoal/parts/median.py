@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Reply, Round
-from shoal.parts.ranked import combine_ranked
+from shoal.parts.lib.coordinate_sort import combine_ranked
 
 
 @dataclass(frozen=True)

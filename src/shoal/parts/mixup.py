@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
-from shoal.parts.checks import require
+from shoal.parts.lib.checks import require
 
 
 @dataclass(frozen=True)

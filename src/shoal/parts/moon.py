@@ -16,7 +16,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, Device, Local, Scored, Scorer
 from shoal.core.wire import raw
-from shoal.parts.checks import require
+from shoal.parts.lib.checks import require
 
 
 @dataclass(frozen=True)

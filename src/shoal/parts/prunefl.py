@@ -13,10 +13,10 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import REQUEST
-from shoal.parts.checks import require
-from shoal.parts.masks import heard, masked, opened, planned, prunable, renewed, strongest, top
-from shoal.parts.slope import slope
-from shoal.parts.units import left
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.submodel_units import left
+from shoal.parts.lib.weight_masks import heard, masked, opened, planned, prunable, renewed, strongest, top
 
 MANY = 10**9
 

@@ -9,8 +9,19 @@ from torch import Tensor
 from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.elements import coded, finite, fitting, largest, lifted, lowered, placed, share, summed, without
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.sparse_codec import (
+    coded,
+    finite,
+    fitting,
+    largest,
+    lifted,
+    lowered,
+    placed,
+    share,
+    summed,
+    without,
+)
 
 DRAWN = torch.empty(0, dtype=torch.uint8)
 """Stands in an entry whose values are at drawn positions, and costs nothing."""

@@ -9,7 +9,7 @@ import numpy as np
 from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Round
-from shoal.parts.checks import require
+from shoal.parts.lib.checks import require
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Reply, Round
 from shoal.core.wire import Link, Message, bits
-from shoal.parts.checks import require
-from shoal.parts.elements import coded, finite, fitting
-from shoal.parts.positions import mask_of
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.position_codec import mask_of
+from shoal.parts.lib.sparse_codec import coded, finite, fitting
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Round
 from shoal.core.wire import Link, Message, bits
-from shoal.parts.checks import require
-from shoal.parts.elements import coded, fitting, largest, lifted, lowered, placed, share, summed, without
-from shoal.parts.positions import WAYS, mask_of, pack, refuse, unpack
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.position_codec import WAYS, mask_of, pack, refuse, unpack
+from shoal.parts.lib.sparse_codec import coded, fitting, largest, lifted, lowered, placed, share, summed, without
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import Tensor
 from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.wire import Link, Message
-from shoal.parts.checks import require
-from shoal.parts.elements import coded, largest, lifted, lowered, scattered, share, summed
-from shoal.parts.positions import WAYS, pack
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.position_codec import WAYS, pack
+from shoal.parts.lib.sparse_codec import coded, largest, lifted, lowered, scattered, share, summed
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Reply, Round
-from shoal.parts.checks import require
-from shoal.parts.ranked import combine_ranked
+from shoal.parts.lib.checks import require
+from shoal.parts.lib.coordinate_sort import combine_ranked
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.part import Part
 from shoal.core.types import Batch, Round
-from shoal.parts.spectrum import Loss
+from shoal.parts.lib.curvature import Loss
 
 
 def require(part: Part, rule: str, holds: bool) -> None:

@@ -12,8 +12,8 @@ from shoal.core.measures.divergence import degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Round, Samples
-from shoal.parts.slope import slope
-from shoal.parts.units import key
+from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.submodel_units import key
 
 EVERYBODY = 1000
 """Populations up to this size are asked for their labels before the first round, larger ones device by device."""

@@ -9,7 +9,7 @@ from shoal.core.model.feature_maps import BeforePooling
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params
-from shoal.parts.units import strengths
+from shoal.parts.lib.submodel_units import strengths
 
 
 @torch.no_grad()

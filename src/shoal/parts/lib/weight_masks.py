@@ -13,7 +13,7 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import SERVER, Round
-from shoal.parts.units import left
+from shoal.parts.lib.submodel_units import left
 
 
 def prunable(part: Part, net: Net) -> list[str]:

@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.wire import Entry, Message, bits, unbits
-from shoal.parts.units import rows_of
+from shoal.parts.lib.submodel_units import rows_of
 
 
 def droppable(net: Net, tie_gates: bool, output: bool) -> list[Axis]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.model.tree import Params
-from shoal.parts.units import strengths
+from shoal.parts.lib.submodel_units import strengths
 
 
 def filters_of(net: Net) -> list[Axis]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.types import Device
-from shoal.parts.histogram import counted
+from shoal.parts.lib.label_counts import counted
 
 
 def label_counts(device: Device, missing: float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.model.tree import Params
 from shoal.core.wire import Entry, Link, Message
-from shoal.parts.positions import refuse, unpack
+from shoal.parts.lib.position_codec import refuse, unpack
 
 SAMPLE = 1 << 15
 
