@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.data.own import dataset_of
+from shoal.data.user_data import dataset_of
 
 
 def corners(devices: int = 6) -> dict:

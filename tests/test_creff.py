@@ -22,7 +22,7 @@ from shoal.core.server_state import Register
 from shoal.core.streams import Streams
 from shoal.core.types import Device, Outcome, Reply, Round, Samples
 from shoal.core.wire import bits, unbits
-from shoal.data.own import dataset_of
+from shoal.data.user_data import dataset_of
 from shoal.parts.creff import CReFF, distance, joined, parted
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL

@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from shoal.core.measures.divergence import degrees, divergence
 from shoal.core.streams import Streams
 from shoal.data.dataset import digits
-from shoal.data.degree import TOLERANCE, degree, histograms, summary
-from shoal.data.server import hold_back
+from shoal.data.noniid_degree import TOLERANCE, degree, histograms, summary
+from shoal.data.server_data import hold_back
 from shoal.data.splits import parse_split
 
 DIGITS = digits().targets.numpy()

@@ -20,7 +20,7 @@ from shoal.core.model.tree import Params
 from shoal.core.server_state import Register
 from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
-from shoal.data.own import dataset_of
+from shoal.data.user_data import dataset_of
 from shoal.models import build
 from shoal.parts.feddh import FedDH
 from shoal.parts.lib.label_counts import counted, estimated

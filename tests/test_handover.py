@@ -19,7 +19,7 @@ from shoal import models
 from shoal.cli import main
 from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
-from shoal.data.own import dataset_of
+from shoal.data.user_data import dataset_of
 from shoal.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.recipe import Recipe
 from shoal.runner import run

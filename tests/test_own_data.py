@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import digits
-from shoal.data.own import dataset_of, validation
+from shoal.data.user_data import dataset_of, validation
 
 X = torch.arange(40.0).reshape(10, 4)
 Y = torch.arange(10) % 3

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
-from shoal.data import batches, cache, download, idx, leaf, mat, own, sources, tiny_imagenet, words
+from shoal.data import cache, cifar, download, leaf, mnist, sources, svhn, tiny_imagenet, user_data, word_corpora
 from shoal.data.dataset import Dataset
 from shoal.data.download import File
 
@@ -166,7 +166,7 @@ PLAY = "First Lord:\n" + "Speak, speak! " * 30 + "\n\nALL:\nAy.\n\nFool:\n" + "N
 
 @pytest.mark.parametrize("pack, end", [(bytes, ""), (gzip.compress, ".gz"), (gzip.compress, "")])
 def test_idx(tmp_path, pack, end):
-    data = idx.read(mnist_folder(tmp_path, pack, end))
+    data = mnist.read(mnist_folder(tmp_path, pack, end))
     assert data.inputs.shape == (7, 1, 3, 3) and data.test_inputs.shape == (4, 1, 3, 3)
     assert data.inputs.dtype == torch.uint8 and data.targets.dtype == torch.int64
     assert np.array_equal(data.inputs[:, 0].numpy(), grey(7)) and data.targets.tolist() == list(range(7))
@@ -177,7 +177,7 @@ def test_idx_cut_short_at_every_byte():
     for content in (whole, gzip.compress(whole)):
         for end in range(len(content)):
             with Refused("damaged"):
-                idx.decode(content[:end], HERE, 3)
+                mnist.decode(content[:end], HERE, 3)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_idx_cut_short_at_every_byte():
 )
 def test_idx_that_is_wrong(content, what):
     with pytest.raises(ShoalError, match=what) as caught:
-        idx.decode(content, HERE, 3)
+        mnist.decode(content, HERE, 3)
     assert caught.value.kind.name == "damaged" and "somewhere" in str(caught.value)
 
 
@@ -201,23 +201,23 @@ def test_labels_that_do_not_fit(tmp_path):
     for labels in (np.full(7, 10, np.uint8), np.zeros(6, np.uint8)):
         (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_file(labels))
         with Refused("damaged"):
-            idx.read(tmp_path)
+            mnist.read(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_file(grey(7, 4)))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_file(np.zeros(7, np.uint8)))
     with pytest.raises(ShoalError, match="differ in size"):
-        idx.read(tmp_path)
+        mnist.read(tmp_path)
 
 
 def test_a_gzip_bomb_is_not_unpacked(monkeypatch):
     with pytest.raises(ShoalError, match="more than 1000 bytes"):
-        idx.unpacked(gzip.compress(bytes(100_000)), HERE, 1000)
+        mnist.unpacked(gzip.compress(bytes(100_000)), HERE, 1000)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_cifar10(tmp_path, packed):
     files = {f"cifar-10-batches-py/{name}": old_batch(count) for name, count in CIFAR10.items()}
     put(tmp_path, {"cifar-10-python.tar.gz": tar_of(files)} if packed else files)
-    data = batches.cifar10(tmp_path)
+    data = cifar.cifar10(tmp_path)
     assert data.inputs.shape == (10, 3, 32, 32) and data.inputs.dtype == torch.uint8
     assert data.targets.tolist() == [0, 1] * 5 and data.test_targets.tolist() == [0, 1, 2]
     assert np.array_equal(data.inputs[:2].flatten(1).numpy(), colours(2))
@@ -226,7 +226,7 @@ def test_cifar10(tmp_path, packed):
 @pytest.mark.parametrize("protocol", range(6))
 def test_cifar100_by_any_protocol(tmp_path, protocol):
     files = {"train": batch(5, b"fine_labels", protocol), "test": batch(2, b"fine_labels", protocol)}
-    data = batches.cifar100(put(tmp_path / "cifar-100-python", files).parent)
+    data = cifar.cifar100(put(tmp_path / "cifar-100-python", files).parent)
     assert data.classes == 100 and data.targets.tolist() == list(range(5))
     assert np.array_equal(data.inputs.flatten(1).numpy(), colours(5))
 
@@ -234,7 +234,7 @@ def test_cifar100_by_any_protocol(tmp_path, protocol):
 @pytest.mark.parametrize("order", "CF")
 def test_batches_with_names_as_text_and_labels_as_an_array(order):
     table = {"data": np.asarray(colours(3), order=order), "labels": np.arange(3)}
-    x, y = batches.decode(pickle.dumps(table), HERE, "labels", 10)
+    x, y = cifar.decode(pickle.dumps(table), HERE, "labels", 10)
     assert np.array_equal(x.reshape(3, -1), colours(3)) and y.tolist() == [0, 1, 2]
 
 
@@ -242,7 +242,7 @@ def test_a_batch_cut_short_at_every_point():
     content = old_batch(1)
     for end in [*range(120), *range(len(content) - 20, len(content))]:
         with Refused("damaged"):
-            batches.decode(content[:end], HERE, "labels", 10)
+            cifar.decode(content[:end], HERE, "labels", 10)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_batch_cut_short_at_every_point():
 )
 def test_batches_that_are_wrong(table):
     with Refused("damaged"):
-        batches.decode(pickle.dumps(table), HERE, "labels", 10)
+        cifar.decode(pickle.dumps(table), HERE, "labels", 10)
 
 
 class Call:
@@ -329,7 +329,7 @@ def test_a_hostile_pickle_runs_nothing(name, tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         with Refused("damaged"):
-            batches.decode(HOSTILE[name], HERE, "labels", 10)
+            cifar.decode(HOSTILE[name], HERE, "labels", 10)
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:
         tracemalloc.stop()
@@ -341,7 +341,7 @@ def test_archives_with_tricks(tmp_path):
     place = tmp_path / "in" / "cifar-10-python.tar.gz"
     place.parent.mkdir()
     place.write_bytes(tar_of({"../../owned": b"x", "/owned": b"x", "cifar-10-batches-py/../../owned": b"x"} | good))
-    assert len(batches.cifar10(place.parent).inputs) == 10
+    assert len(cifar.cifar10(place.parent).inputs) == 10
     assert [path.name for path in tmp_path.rglob("*")] == ["in", place.name]
 
     out = io.BytesIO()
@@ -352,18 +352,18 @@ def test_archives_with_tricks(tmp_path):
     for content in (out.getvalue(), tar_of({}), b"", b"no archive", tar_of(good)[:-3000], gzip.compress(b"abc")):
         place.write_bytes(content)
         with Refused("damaged"):
-            batches.cifar10(place.parent)
+            cifar.cifar10(place.parent)
 
 
 def test_an_archive_that_never_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "LIMIT", 100_000)
+    monkeypatch.setattr(cifar, "LIMIT", 100_000)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(tar_of({"a": bytes(1_000_000)}))
     with pytest.raises(ShoalError, match="more than 100000 bytes"):
-        batches.cifar10(tmp_path)
+        cifar.cifar10(tmp_path)
 
 
 def test_svhn(tmp_path):
-    data = mat.read(put(tmp_path, {"train_32x32.mat": mat_file(12), "test_32x32.mat": mat_file(3, False)}))
+    data = svhn.read(put(tmp_path, {"train_32x32.mat": mat_file(12), "test_32x32.mat": mat_file(3, False)}))
     assert data.inputs.shape == (12, 3, 32, 32) and data.inputs.dtype == torch.uint8
     assert data.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 12), np.uint8)
@@ -388,7 +388,7 @@ def test_svhn(tmp_path):
 )
 def test_svhn_that_is_wrong(content):
     with Refused("damaged"):
-        mat.decode(content, HERE)
+        svhn.decode(content, HERE)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -433,9 +433,9 @@ def test_images_without_pillow(monkeypatch):
 
 def test_words(tmp_path):
     files = {"ptb.train.txt": TEXT, "ptb.valid.txt": TEXT, "ptb.test.txt": b"the zebra sat\n" * 20}
-    data = words.ptb(put(tmp_path, files), length=5)
+    data = word_corpora.ptb(put(tmp_path, files), length=5)
     vocabulary = sorted({*TEXT.decode().split(), "<eos>"})
-    stream = [vocabulary.index(word) for word in words.tokens(TEXT, HERE)]
+    stream = [vocabulary.index(word) for word in word_corpora.tokens(TEXT, HERE)]
     assert data.classes == len(vocabulary) and data.inputs[0].tolist() == stream[:5]
     assert data.targets[0].tolist() == stream[1:6] and len(data.inputs) == (len(stream) - 1) // 5
     assert data.test_inputs[0, 1] == vocabulary.index("<unk>")
@@ -448,17 +448,17 @@ def test_wikitext(tmp_path, how):
         files = {"wikitext-2-v1.zip": zip_of({f"wikitext-2/wiki.{half}.tokens": t for half, t in halves.items()})}
     else:
         files = {f"{half}.txt" if how == "plain" else f"wiki.{half}.tokens": t for half, t in halves.items()}
-    data = words.wikitext2(put(tmp_path, files), length=7)
+    data = word_corpora.wikitext2(put(tmp_path, files), length=7)
     assert data.classes == len({*TEXT.decode().lower().split(), "<eos>"}) + 2 and data.inputs.min() >= 2
-    assert words.wikitext2(tmp_path).inputs.shape[1] == 35
+    assert word_corpora.wikitext2(tmp_path).inputs.shape[1] == 35
 
 
 def test_texts_that_are_wrong():
     for content in (b"", b"too short\n", b"\xff\xfe" * 100):
         with Refused("damaged"):
-            words.assemble("ptb", content, HERE, TEXT, HERE)
+            word_corpora.assemble("ptb", content, HERE, TEXT, HERE)
     with Refused("damaged"):
-        words.assemble("ptb", TEXT, HERE, b"short", HERE)
+        word_corpora.assemble("ptb", TEXT, HERE, b"short", HERE)
 
 
 def leaf_folder(folder: Path, train: bytes, test: bytes) -> Path:
@@ -594,7 +594,7 @@ def test_mutated_idx():
     labels = np.zeros(2, np.uint8)
 
     def read(content: bytes) -> None:
-        idx.pair(idx.decode(content, HERE, 3), labels, HERE, HERE, 10)
+        mnist.pair(mnist.decode(content, HERE, 3), labels, HERE, HERE, 10)
 
     survives(read, [idx_file(grey(2)), gzip.compress(idx_file(grey(2)))])
 
@@ -604,7 +604,7 @@ def test_mutated_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "load", trap)
     good = [old_batch(2), *(batch(2, protocol=protocol) for protocol in (0, 2, 4, 5))]
     for seeds in (good, [good[0], *HOSTILE.values()]):
-        survives(lambda content: batches.decode(content, HERE, "labels", 10), seeds)
+        survives(lambda content: cifar.decode(content, HERE, "labels", 10), seeds)
     assert not list(tmp_path.iterdir()) and not RAN
 
 
@@ -614,14 +614,14 @@ def test_mutated_archives(tmp_path):
 
     def read(content: bytes) -> None:
         place.write_bytes(content)
-        batches.from_tar(place, "cifar-100-python", ["train", "test"])
+        cifar.from_tar(place, "cifar-100-python", ["train", "test"])
 
     survives(read, [tar_of(files), tar_of(files, "w")])
     assert list(tmp_path.iterdir()) == [place]
 
 
 def test_mutated_mat():
-    survives(lambda content: mat.decode(content, HERE), [mat_file(1), mat_file(1, False)])
+    survives(lambda content: svhn.decode(content, HERE), [mat_file(1), mat_file(1, False)])
 
 
 def test_mutated_tiny_imagenet():
@@ -640,7 +640,7 @@ def test_mutated_tiny_imagenet():
 
 
 def test_mutated_texts():
-    survives(lambda content: words.assemble("ptb", content, HERE, TEXT, HERE, 5), [TEXT])
+    survives(lambda content: word_corpora.assemble("ptb", content, HERE, TEXT, HERE, 5), [TEXT])
 
 
 def test_mutated_leaf():
@@ -666,21 +666,21 @@ def test_mutated_plays():
 
 def test_mutated_tables():
     content = b'a,"b",label,device\r\n1.5,2,cat,x\r\n-3e2,4,dog,y\r\n5,6,"cat",x\r\n'
-    survives(lambda content: own.table(content, HERE), [content, b"1,2,0\n3,4,1\n"])
+    survives(lambda content: user_data.table(content, HERE), [content, b"1,2,0\n3,4,1\n"])
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_at_all(content):
     for read in (
-        lambda: idx.decode(content, HERE, 1),
-        lambda: batches.decode(content, HERE, "labels", 10),
-        lambda: mat.decode(content, HERE),
+        lambda: mnist.decode(content, HERE, 1),
+        lambda: cifar.decode(content, HERE, "labels", 10),
+        lambda: svhn.decode(content, HERE),
         lambda: tiny_imagenet.decode(content, HERE, 64, 64),
-        lambda: words.assemble("ptb", content, HERE, content, HERE, 5),
+        lambda: word_corpora.assemble("ptb", content, HERE, content, HERE, 5),
         lambda: leaf.decode(content, HERE),
         lambda: leaf.by_role(content, HERE, 5),
-        lambda: own.table(content, HERE),
+        lambda: user_data.table(content, HERE),
     ):
         try:
             read()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data import words
+from shoal.data import word_corpora
 from shoal.data.dataset import Dataset
 from shoal.data.sources import data_folder, load, present
 
@@ -50,7 +50,7 @@ def tokens(folder: str, pattern: str, lower: bool = False) -> list[list[str]]:
     paths = [data_folder() / folder / pattern.format(half) for half in ("train", "valid", "test")]
     if not all(path.is_file() for path in paths):
         pytest.skip(f"{paths[0].name} and its like are not in {paths[0].parent}")
-    return [words.tokens(path.read_bytes(), path, lower) for path in paths]
+    return [word_corpora.tokens(path.read_bytes(), path, lower) for path in paths]
 
 
 def test_ptb():

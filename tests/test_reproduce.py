@@ -18,7 +18,7 @@ from shoal.assemble import assemble
 from shoal.cli import main
 from shoal.core.measures.divergence import divergence
 from shoal.data.dataset import DATASETS
-from shoal.data.server import hold_back, withheld
+from shoal.data.server_data import hold_back, withheld
 from shoal.reproduce import reproduce
 from shoal.tables.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
 from shoal.tables.file import SHIPPED, from_keys, read_table, tables

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.data.dataset import digits
-from shoal.data.degree import histograms
-from shoal.data.server import hold_back, withheld
+from shoal.data.noniid_degree import histograms
+from shoal.data.population import Held, Population, Virtual
+from shoal.data.server_data import hold_back, withheld
 from shoal.data.splits import SPLITS, parse_split
-from shoal.data.virtual import Held, Population, Virtual
 
 DIGITS = digits().targets.numpy()
 BALANCED = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 180))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import shoal
 from shoal.assemble import assemble
 from shoal.data.dataset import digits
-from shoal.data.server import hold_back
+from shoal.data.population import Population
+from shoal.data.server_data import hold_back
 from shoal.data.splits import parse_split
-from shoal.data.virtual import Population
 
 LABELS = digits().targets.numpy()
 

@@ -23,14 +23,14 @@ from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
-from shoal.data.degree import histograms, summary
-from shoal.data.own import dataset_of as own_dataset
-from shoal.data.own import validation
+from shoal.data.noniid_degree import histograms, summary
 from shoal.data.plausibility import Doubt, doubts_about
-from shoal.data.server import hold_back, withheld
+from shoal.data.population import Held, Population
+from shoal.data.server_data import hold_back, withheld
 from shoal.data.sources import SOURCES, load
 from shoal.data.splits import parse_split
-from shoal.data.virtual import Held, Population
+from shoal.data.user_data import dataset_of as own_dataset
+from shoal.data.user_data import validation
 from shoal.engines.deterministic import fix_cublas_workspace
 from shoal.engines.machine import Machine
 from shoal.engines.serial import Serial

@@ -15,7 +15,7 @@ from shoal import models
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
-from shoal.data.own import dataset_of
+from shoal.data.user_data import dataset_of
 from shoal.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.models.own import net_of
 from shoal.recipe import LIST, Recipe, from_file

@@ -10,7 +10,7 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import pick, read_bytes
-from shoal.data.words import sequences
+from shoal.data.word_corpora import sequences
 from shoal.storage.files import damaged
 from shoal.storage.strict_json import parse_json
 

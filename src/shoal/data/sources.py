@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shoal.core.errors import unknown
-from shoal.data import batches, idx, leaf, mat, tiny_imagenet, words
+from shoal.data import cifar, leaf, mnist, svhn, tiny_imagenet, word_corpora
 from shoal.data.cache import cached
 from shoal.data.dataset import Dataset
 from shoal.data.download import File, download
@@ -99,7 +99,7 @@ SOURCES: dict[str, Source] = {
         Source(
             "mnist",
             "70,000 handwritten digits, 28 x 28 grey, 10 classes",
-            partial(idx.read, name="mnist"),
+            partial(mnist.read, name="mnist"),
             _MNIST,
             "MNIST/raw",
             ("MNIST", "mnist", "mnist/raw"),
@@ -107,7 +107,7 @@ SOURCES: dict[str, Source] = {
         Source(
             "fashion-mnist",
             "70,000 pieces of clothing, 28 x 28 grey, 10 classes",
-            partial(idx.read, name="fashion-mnist"),
+            partial(mnist.read, name="fashion-mnist"),
             _FASHION,
             "FashionMNIST/raw",
             ("FashionMNIST", "fashion-mnist", "fashion-mnist/raw"),
@@ -115,18 +115,18 @@ SOURCES: dict[str, Source] = {
         Source(
             "cifar10",
             "60,000 things and animals, 32 x 32 colour, 10 classes",
-            batches.cifar10,
+            cifar.cifar10,
             _cifar("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"),
             places=("cifar10", "CIFAR10"),
         ),
         Source(
             "cifar100",
             "60,000 things and animals, 32 x 32 colour, 100 classes",
-            batches.cifar100,
+            cifar.cifar100,
             _cifar("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"),
             places=("cifar100", "CIFAR100"),
         ),
-        Source("svhn", "99,289 house numbers, 32 x 32 colour, 10 classes", mat.read, _SVHN, "svhn", ("SVHN", "")),
+        Source("svhn", "99,289 house numbers, 32 x 32 colour, 10 classes", svhn.read, _SVHN, "svhn", ("SVHN", "")),
         Source(
             "tiny-imagenet",
             "110,000 pictures, 64 x 64 colour, 200 classes",
@@ -141,11 +141,11 @@ SOURCES: dict[str, Source] = {
             _TINY,
             places=("tiny-imagenet",),
         ),
-        Source("ptb", "Penn Treebank, next word of 10,000", words.ptb, _PTB, "ptb", ("PennTreebank",)),
+        Source("ptb", "Penn Treebank, next word of 10,000", word_corpora.ptb, _PTB, "ptb", ("PennTreebank",)),
         Source(
             "wikitext-2",
             "articles of Wikipedia in lower case, next word of 28,914",
-            words.wikitext2,
+            word_corpora.wikitext2,
             _WIKITEXT,
             "wikitext-2",
             ("WikiText2",),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown
-from shoal.data.kinds import degree, dirichlet, dominant, iid, missing, owner, quantity, shards, some
-from shoal.data.virtual import Population, virtual
+from shoal.data.population import Population, virtual
+from shoal.data.split_rules import degree, dirichlet, dominant, iid, missing, owner, quantity, shards, some
 
 
 def between(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:

@@ -19,8 +19,8 @@ from shoal.core.model.net import Net
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples
 from shoal.data.augment import parse_augment
-from shoal.data.half import check, numbered
-from shoal.data.own import half
+from shoal.data.user_data import half
+from shoal.data.user_split import check, numbered
 from shoal.devices.letters import Order, Stamp, answered, excused
 from shoal.devices.parcel import unwrapped, wrapped
 from shoal.engines.machine import Machine

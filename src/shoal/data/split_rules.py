@@ -3,8 +3,8 @@
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.data.degree import by_class, find
-from shoal.data.virtual import Held
+from shoal.data.noniid_degree import by_class, find
+from shoal.data.population import Held
 
 TRIES = 1000
 """How often `dirichlet:BETA:MIN` draws before it gives up."""

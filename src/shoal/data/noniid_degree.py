@@ -6,7 +6,7 @@ import numpy as np
 
 from shoal.core.errors import ShoalError
 from shoal.core.measures.divergence import degrees
-from shoal.data.virtual import Held, Population
+from shoal.data.population import Held, Population
 
 TOLERANCE = 0.01
 """How near `degree:D` comes to D."""

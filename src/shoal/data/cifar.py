@@ -11,7 +11,7 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
-from shoal.data.unpickle import Array, Unpickler
+from shoal.data.safe_unpickle import Array, Unpickler
 from shoal.storage.files import damaged, disk_errors
 
 

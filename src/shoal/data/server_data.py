@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.data.degree import by_class
+from shoal.data.noniid_degree import by_class
 
 
 def share(

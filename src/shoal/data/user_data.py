@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.data.csv_table import table
 from shoal.data.dataset import Dataset
 from shoal.data.download import read_bytes
-from shoal.data.folders import images, subfolders
-from shoal.data.half import Half, bad, check, count, devices_of, numbered, same_length, tensor
-from shoal.data.table import table
+from shoal.data.image_folder import images, subfolders
+from shoal.data.user_split import Half, bad, check, count, devices_of, numbered, same_length, tensor
 
 
 def dataset_of(

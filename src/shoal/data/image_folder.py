@@ -7,8 +7,8 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.data.download import read_bytes
-from shoal.data.half import Half, bad, devices_of
 from shoal.data.tiny_imagenet import picture, pixels
+from shoal.data.user_split import Half, bad, devices_of
 from shoal.storage.files import disk_errors
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")

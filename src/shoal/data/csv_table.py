@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import ShoalError, told
-from shoal.data.half import LARGEST, Half, bad, devices_of
+from shoal.data.user_split import LARGEST, Half, bad, devices_of
 
 
 def table(content: bytes, path: Path) -> Half:
