@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.model.kernels import differentiable_kernels
 from shoal.core.types import Batch
-from shoal.models.own import net_of
+from shoal.models.user_model import net_of
 from shoal.parts.lib.curvature import Loss
 
 ROWS = 8

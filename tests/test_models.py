@@ -26,8 +26,8 @@ from shoal.engines.levels import Levels
 from shoal.engines.serial import alone
 from shoal.models import MODELS, build, describe
 from shoal.models.lstm import LSTM, lstm
-from shoal.models.own import from_file, net_of
 from shoal.models.resnet import inner_channels, resnet
+from shoal.models.user_model import from_file, net_of
 from shoal.models.vgg import vgg11
 from shoal.models.vit import Attention
 

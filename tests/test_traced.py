@@ -18,10 +18,10 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut, Plan
 from shoal.core.model.tree import Params
 from shoal.models import MODELS
-from shoal.models.own import net_of
+from shoal.models.axes_check import lawful
+from shoal.models.axes_trace import axes_of
 from shoal.models.resnet import resnet
-from shoal.models.traced import axes_of
-from shoal.models.tried import lawful
+from shoal.models.user_model import net_of
 from shoal.models.vgg import vgg11
 from shoal.parts.lib.filter_choice import kept_filters
 from shoal.parts.lib.unit_scores import ranks, scores

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError, told
 from shoal.core.measures.evaluate import Metric
 from shoal.data.dataset import Dataset
-from shoal.models.file import broken
+from shoal.models.user_call import broken
 from shoal.storage.python_file import named_in
 
 log = logging.getLogger("shoal")

@@ -6,7 +6,7 @@ import torch
 
 from shoal.core.errors import unknown
 from shoal.core.model.net import Net
-from shoal.models import own
+from shoal.models import user_model
 from shoal.models.cnn import cnn
 from shoal.models.conv2cifar import conv2cifar
 from shoal.models.lenet import lenet
@@ -61,7 +61,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> N
 
 def maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
     if ".py:" in name:
-        return own.maker(name)
+        return user_model.maker(name)
     known = MODELS | HANDED_OVER
     if name not in known:
         raise unknown("model", name, MODELS)

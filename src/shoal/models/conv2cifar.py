@@ -4,7 +4,7 @@ from torch import nn
 
 from shoal.core.model.net import Net
 from shoal.models.chain import chained
-from shoal.models.images import bordered, image
+from shoal.models.image_input import bordered, image
 
 
 def conv2cifar(input_shape: tuple[int, ...], classes: int) -> Net:

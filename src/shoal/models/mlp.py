@@ -6,7 +6,7 @@ from torch import nn
 
 from shoal.core.model.net import Net
 from shoal.models.chain import chained
-from shoal.models.images import bordered, image
+from shoal.models.image_input import bordered, image
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:

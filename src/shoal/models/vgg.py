@@ -4,7 +4,7 @@ from torch import nn
 
 from shoal.core.model.net import Net
 from shoal.models.chain import chained
-from shoal.models.images import bordered, image
+from shoal.models.image_input import bordered, image
 
 PLAN = (1, "pool", 2, "pool", 4, 4, "pool", 8, 8, "pool", 8, 8, "pool")
 """Filters of the convolutions, as multiples of the first one's, and poolings."""

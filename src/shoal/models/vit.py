@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net, output_rows
 from shoal.core.model.plan import Axis, Block, Cut
-from shoal.models.images import image
+from shoal.models.image_input import image
 
 
 class Patches(nn.Module):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from shoal.core.errors import told
 from shoal.core.model.net import Net
+from shoal.models.axes_trace import axes_of
 from shoal.models.chain import blocks_of
-from shoal.models.file import broken, called
-from shoal.models.traced import axes_of
+from shoal.models.user_call import broken, called
 from shoal.storage.python_file import named_in
 
 

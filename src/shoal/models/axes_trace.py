@@ -19,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from shoal.core.model.feature_maps import INTO
 from shoal.core.model.plan import Axis, Cut
-from shoal.models.tried import Unfit, inputs_for, trial_of, tried, with_maps
+from shoal.models.axes_check import Unfit, inputs_for, trial_of, tried, with_maps
 
 MAKERS = (_ConvNd, nn.Linear, nn.Embedding)
 GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
