@@ -20,7 +20,7 @@ from peers.jobs import JOBS, load
 
 from shoal.assemble import Assembly, assemble
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.engines.crew import Crew
+from shoal.engines.base import Crew
 from shoal.engines.pick import Pick, crew_of
 from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial

@@ -20,7 +20,7 @@ from shoal.core.round import Loop
 from shoal.core.server_state import Standing
 from shoal.core.streams import Streams
 from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
 from shoal.storage.memory import Memory

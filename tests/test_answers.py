@@ -21,7 +21,7 @@ from shoal.core.server_state import Standing
 from shoal.devices.letters import Order, answered
 from shoal.devices.parcel import unwrapped, wrapped
 from shoal.engines.distant import Distant, Remote
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.parts import PRESETS, shipped
 from shoal.probe import tiny_run

@@ -17,10 +17,10 @@ import shoal
 from shoal.assemble import assemble
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Samples
+from shoal.engines.base import Crew
 from shoal.engines.batched import Batched, roomy
 from shoal.engines.convolve import MANY, convolved, multiplied, reformed, turned_back
-from shoal.engines.crew import Crew
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.pick import Pick, read_pick, settled
 from shoal.engines.program import traced
 from shoal.engines.replay import stretch

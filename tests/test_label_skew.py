@@ -21,9 +21,9 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE
 from shoal.core.part import Part
 from shoal.core.types import Batch, Device, Local, Optimiser, Samples, Scored
+from shoal.engines.base import Crew
 from shoal.engines.batched import Batched
-from shoal.engines.crew import Crew
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.models.mlp import mlp
 from shoal.parts.balanced_softmax import BalancedSoftmax

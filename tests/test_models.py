@@ -21,9 +21,9 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.streams import Streams
 from shoal.core.types import Batch, Job, Optimiser, Samples, Work
-from shoal.engines.crew import Task
-from shoal.engines.levels import Levels
+from shoal.engines.base import Task
 from shoal.engines.serial import alone
+from shoal.engines.slices import Levels
 from shoal.models import MODELS, build, describe
 from shoal.models.lstm import LSTM, lstm
 from shoal.models.resnet import inner_channels, resnet

@@ -26,9 +26,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.part import Part
 from shoal.engines.arena import Arena
+from shoal.engines.base import Crew
 from shoal.engines.batched import Batched
 from shoal.engines.chunks import chunked
-from shoal.engines.crew import Crew
 from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
 from shoal.parts.fedprox import FedProx

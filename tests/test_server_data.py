@@ -23,9 +23,9 @@ from shoal.core.round import Loop
 from shoal.core.server_state import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Samples, Work
+from shoal.engines.base import Crew
 from shoal.engines.batched import Batched
-from shoal.engines.crew import Crew
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
 from shoal.parts.datasharing import DataSharing, compact, drawn, levels

@@ -32,7 +32,7 @@ from shoal.data.splits import parse_split
 from shoal.data.user_data import dataset_of as own_dataset
 from shoal.data.user_data import validation
 from shoal.engines.deterministic import fix_cublas_workspace
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet

@@ -24,9 +24,9 @@ from shoal.core.round import Loop
 from shoal.core.server_state import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
+from shoal.engines.base import Crew, Task
 from shoal.engines.cohort import Cohort
-from shoal.engines.crew import Crew, Task
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.member import Member
 from shoal.engines.serial import Serial
 from shoal.engines.step import step_of

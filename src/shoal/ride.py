@@ -17,8 +17,8 @@ from shoal.core.model.tree import Params
 from shoal.core.round import Asked
 from shoal.core.server_state import Standing
 from shoal.core.types import Outcome
-from shoal.engines.crew import Crew
-from shoal.engines.machine import Machine
+from shoal.engines.base import Crew
+from shoal.engines.host import Machine
 from shoal.engines.pick import Pick, computing_as
 from shoal.handover import way_to_resume
 from shoal.history import History, plain

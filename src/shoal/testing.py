@@ -23,9 +23,9 @@ from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import Standing
 from shoal.core.types import Batch, Job, Outcome
+from shoal.engines.base import Crew
 from shoal.engines.batched import Batched
-from shoal.engines.crew import Crew
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
 from shoal.history import plain

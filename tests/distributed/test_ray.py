@@ -21,9 +21,9 @@ import shoal
 from shoal.assemble import assemble
 from shoal.core.model import tree
 from shoal.core.types import Job, Outcome, Work
+from shoal.engines.base import Crew, Done
 from shoal.engines.chunks import cut
 from shoal.engines.crate import packed, raw, unpacked
-from shoal.engines.crew import Crew, Done
 from shoal.engines.pick import Pick, crew_of, read_pick, settled
 from shoal.engines.ray_crew import Cluster, join
 from shoal.engines.serial import Serial

@@ -14,7 +14,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.streams import Streams
 from shoal.devices.seat import setup_of
 from shoal.engines.distant import LARGEST, Distant, Post, Remote
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.pick import Pick
 from shoal.engines.threads import use_threads
 from shoal.recipe import Recipe

@@ -23,7 +23,7 @@ from shoal.data.user_data import half
 from shoal.data.user_split import check, numbered
 from shoal.devices.letters import Order, Stamp, answered, excused
 from shoal.devices.parcel import unwrapped, wrapped
-from shoal.engines.machine import Machine
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.models import build

@@ -14,8 +14,8 @@ from torch.jit._fuser import optimized_execution
 from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import answer
 from shoal.core.model import tree
+from shoal.engines.base import Done, Task
 from shoal.engines.cohort import Cohort
-from shoal.engines.crew import Done, Task
 from shoal.engines.deterministic import deterministic_fault
 from shoal.engines.knobs import Knob, field_of, knobs_of, skeleton
 from shoal.engines.member import Member

@@ -18,8 +18,8 @@ from shoal.core.model.plan import Plan
 from shoal.core.types import SERVER, Job, Outcome
 from shoal.devices.letters import SLACK, Order, Stamp, enrolment, outcome_of
 from shoal.devices.parcel import wrapped
-from shoal.engines.crew import Done, Task
-from shoal.engines.machine import Machine
+from shoal.engines.base import Done, Task
+from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.storage.memory import Memory
 

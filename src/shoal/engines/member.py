@@ -11,7 +11,7 @@ from shoal.core.local.layer_overrides import chance
 from shoal.core.local.step import advance, autograd
 from shoal.core.model import tree
 from shoal.core.model.flops import counted
-from shoal.engines.crew import Task
+from shoal.engines.base import Task
 
 
 class Member:

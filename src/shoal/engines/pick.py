@@ -12,8 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
+from shoal.engines.base import Crew
 from shoal.engines.batched import Batched
-from shoal.engines.crew import Crew
 from shoal.engines.deterministic import deterministic_algorithms, require_deterministic_algorithms
 from shoal.engines.heap import keep_memory
 from shoal.engines.pool import Pool

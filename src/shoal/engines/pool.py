@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary, finalize
 from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import Site
 from shoal.engines.arena import Arena
+from shoal.engines.base import Crew, Done, Task
 from shoal.engines.batched import expected
 from shoal.engines.chunks import chunked
-from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.worker import Failure, flush, serve, settle
 
 DEATHS = 3

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.local.device import Site
+from shoal.engines.base import Crew, Task
 from shoal.engines.crate import Box, Crate, Reader, packed
-from shoal.engines.crew import Crew, Task
 from shoal.engines.heap import keep_memory
 from shoal.engines.worker import Failure, portable
 

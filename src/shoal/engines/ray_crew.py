@@ -28,8 +28,8 @@ from ray import cloudpickle
 from shoal.core.errors import ShoalError, told
 from shoal.core.interrupts import sigterm_handler_kept
 from shoal.core.local.device import Site
+from shoal.engines.base import Crew, Done, Task
 from shoal.engines.crate import packed, raw
-from shoal.engines.crew import Crew, Done, Task
 from shoal.engines.ray_actor import Trainer
 from shoal.engines.ray_hand import Hand
 from shoal.engines.ray_shift import Shift

@@ -22,10 +22,10 @@ from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import Site
 from shoal.core.model import tree
 from shoal.core.types import Outcome
+from shoal.engines.base import Done, Task
 from shoal.engines.batched import expected
 from shoal.engines.chunks import cut
 from shoal.engines.crate import packed, raw, unpacked
-from shoal.engines.crew import Done, Task
 from shoal.engines.ray_hand import Hand, Order
 from shoal.engines.worker import Failure
 

@@ -9,7 +9,7 @@ from shoal.core.local.device import Site, Visit, finish, prepare
 from shoal.core.local.draws import Luck
 from shoal.core.local.layer_overrides import chance
 from shoal.core.local.step import Course, advance, autograd
-from shoal.engines.crew import Done, Task
+from shoal.engines.base import Done, Task
 
 
 class Serial:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shoal.core.model.net import Net
 from shoal.core.types import Work
-from shoal.engines.crew import Task
-from shoal.engines.machine import Machine
+from shoal.engines.base import Task
+from shoal.engines.host import Machine
 from shoal.engines.past_trials import PastTrials, measure_load
 from shoal.engines.pick import Pick, computing_as, convolves, crew_of, steps_of
 from shoal.engines.threads import use_threads

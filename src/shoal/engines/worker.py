@@ -18,7 +18,7 @@ import torch
 from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import Site
 from shoal.engines.arena import Arena
-from shoal.engines.crew import Crew, Task
+from shoal.engines.base import Crew, Task
 from shoal.engines.heap import keep_memory
 
 

@@ -7,7 +7,7 @@ from shoal.core.local.device import Site
 from shoal.core.model.flops import Tally
 from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.model.tree import Tree
-from shoal.engines.crew import Task
+from shoal.engines.base import Task
 
 
 class Levels:

@@ -13,8 +13,8 @@ from shoal.core.model.plan import WHOLE, Plan
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
-from shoal.engines.crew import Crew, Done, Task
-from shoal.engines.levels import Levels
+from shoal.engines.base import Crew, Done, Task
+from shoal.engines.slices import Levels
 from shoal.storage.memory import Memory
 
 
