@@ -22,8 +22,8 @@ from shoal.assemble import Assembly, assemble
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.engines.base import Crew
 from shoal.engines.pick import Pick, crew_of
-from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
+from shoal.engines.workers.fork import Pool
 from shoal.recipe import Recipe
 from shoal.testing import machine_of
 

@@ -18,13 +18,13 @@ from shoal.assemble import assemble
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Samples
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched, roomy
-from shoal.engines.convolve import MANY, convolved, multiplied, reformed, turned_back
+from shoal.engines.batched.cuda_graph import stretch
+from shoal.engines.batched.engine import Batched, roomy
+from shoal.engines.batched.gpu_conv import MANY, convolved, multiplied, reformed, turned_back
+from shoal.engines.batched.graph import traced
+from shoal.engines.batched.torchscript import written
 from shoal.engines.host import Machine
 from shoal.engines.pick import Pick, read_pick, settled
-from shoal.engines.program import traced
-from shoal.engines.replay import stretch
-from shoal.engines.script import written
 from shoal.engines.serial import Serial, alone
 from shoal.models import MODELS
 from shoal.parts import PRESETS
@@ -434,7 +434,7 @@ def test_a_sweep_may_begin_at_none_at_all(vary, caplog):
 def test_runs_that_differ_in_numbers_share_programs(monkeypatch):
     made: list[int] = []
     trace = traced
-    monkeypatch.setattr("shoal.engines.batched.traced", lambda *a, **k: made.append(1) or trace(*a, **k))
+    monkeypatch.setattr("shoal.engines.batched.engine.traced", lambda *a, **k: made.append(1) or trace(*a, **k))
     one = len(shoal.compare(["fedprox(mu=0.1)"], engine="batched", **SWEEP).results) and len(made)
     made.clear()
     shoal.compare([f"fedprox(mu={mu})" for mu in (0.1, 0.2, 0.3)], seeds=2, engine="batched", **SWEEP)
@@ -447,7 +447,7 @@ def test_a_part_that_decides_on_its_own_number_trains_side_by_side_value_by_valu
     methods = [f"decides(mu={mu}, scale={scale})" for mu in (0.0, 0.5) for scale in (1.0, 2.0)]
     sweep = dict(SWEEP, parts=[str(tmp_path / "mine.py")])
     lone: list[int] = []
-    monkeypatch.setattr("shoal.engines.batched.alone", lambda task: lone.append(1) or alone(task))
+    monkeypatch.setattr("shoal.engines.batched.engine.alone", lambda task: lone.append(1) or alone(task))
     both = shoal.compare(methods, engine="batched", seeds=2, **sweep)
     lines = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
     assert not lone and len(lines) == 1 and "decides on the value of mu" in lines.pop()

@@ -20,7 +20,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.streams import Streams
 from shoal.core.types import Batch, Local, Scored
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build
 from shoal.models.lenet import lenet

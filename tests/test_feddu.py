@@ -13,7 +13,7 @@ from shoal.core.compose import compose
 from shoal.core.measures.divergence import degree_against
 from shoal.core.model import tree
 from shoal.core.types import Work
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, judged, share_of, steps_of
 from shoal.parts.server_momentum import FedAvgM

@@ -22,7 +22,7 @@ from shoal.core.model.plan import WHOLE
 from shoal.core.part import Part
 from shoal.core.types import Batch, Device, Local, Optimiser, Samples, Scored
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.models.mlp import mlp

@@ -13,7 +13,7 @@ from shoal.core.model.tree import Tree
 from shoal.core.part import Part
 from shoal.core.types import Round
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.engines.serial import Serial
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx

@@ -25,12 +25,12 @@ from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.part import Part
-from shoal.engines.arena import Arena
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched
-from shoal.engines.chunks import chunked
-from shoal.engines.pool import Pool
+from shoal.engines.batched.engine import Batched
 from shoal.engines.serial import Serial
+from shoal.engines.workers.chunking import chunked
+from shoal.engines.workers.fork import Pool
+from shoal.engines.workers.shared_memory import Arena
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.probe import tiny_run
@@ -313,7 +313,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers():
 
 def test_a_pool_that_nobody_closes_ends_with_the_interpreter():
     script = """
-from shoal.engines.pool import Pool
+from shoal.engines.workers.fork import Pool
 from shoal.engines.serial import Serial
 from shoal.core.compose import Method
 from shoal.probe import tiny_run

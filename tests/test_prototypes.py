@@ -22,7 +22,7 @@ from shoal.core.part import Part
 from shoal.core.server_state import Register
 from shoal.core.streams import Streams
 from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.models.lenet import lenet
 from shoal.parts.feddrop import FedDrop
 from shoal.parts.fednh import FedNH

@@ -24,7 +24,7 @@ from shoal.core.server_state import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Samples, Work
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform

@@ -23,7 +23,7 @@ from shoal.core.round import Loop
 from shoal.core.server_state import Register, Standing
 from shoal.core.types import SERVER, Outcome, Reply, Round
 from shoal.core.wire import Message, bits, unbits
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.fleet.fleets import Uniform
 from shoal.fleet.profile import Profile
 from shoal.models.lenet import lenet

@@ -25,11 +25,11 @@ from shoal.core.server_state import Register, Standing
 from shoal.core.streams import Streams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.engines.base import Crew, Task
-from shoal.engines.cohort import Cohort
+from shoal.engines.batched.slot import Member
+from shoal.engines.batched.stack import Cohort
+from shoal.engines.batched.step import step_of
 from shoal.engines.host import Machine
-from shoal.engines.member import Member
 from shoal.engines.serial import Serial
-from shoal.engines.step import step_of
 from shoal.fleet.fleets import Uniform
 from shoal.storage.memory import Memory
 from shoal.watch import watched

@@ -24,10 +24,10 @@ from shoal.core.round import Loop
 from shoal.core.server_state import Standing
 from shoal.core.types import Batch, Job, Outcome
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
-from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
+from shoal.engines.workers.fork import Pool
 from shoal.history import plain
 from shoal.probe import probe, scenes_of, tiny_run, visits_of
 from shoal.recipe import Recipe

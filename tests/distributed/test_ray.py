@@ -22,12 +22,12 @@ from shoal.assemble import assemble
 from shoal.core.model import tree
 from shoal.core.types import Job, Outcome, Work
 from shoal.engines.base import Crew, Done
-from shoal.engines.chunks import cut
-from shoal.engines.crate import packed, raw, unpacked
 from shoal.engines.pick import Pick, crew_of, read_pick, settled
-from shoal.engines.ray_crew import Cluster, join
 from shoal.engines.serial import Serial
 from shoal.engines.trial import candidates
+from shoal.engines.workers.chunking import cut
+from shoal.engines.workers.ray_engine import Cluster, join
+from shoal.engines.workers.tensor_pickle import packed, raw, unpacked
 from shoal.recipe import Recipe
 from shoal.ride import Result, drive
 from shoal.runner import begun
@@ -329,7 +329,7 @@ def test_ray_keeps_quiet_even_when_a_worker_dies(tmp_path):
 
 
 def test_where_ray_is_missing_the_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "shoal.engines.ray_crew", None)
+    monkeypatch.setitem(sys.modules, "shoal.engines.workers.ray_engine", None)
     with pytest.raises(shoal.ShoalError, match=r'Ray is not installed. Run: pip install "shoal\[ray\]".') as error:
         crew_of(Pick("ray"))
     assert error.value.kind.name == "missing-extra"

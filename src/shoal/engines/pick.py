@@ -13,12 +13,12 @@ from torch.nn.modules.conv import _ConvNd
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.engines.base import Crew
-from shoal.engines.batched import Batched
+from shoal.engines.batched.engine import Batched
 from shoal.engines.deterministic import deterministic_algorithms, require_deterministic_algorithms
-from shoal.engines.heap import keep_memory
-from shoal.engines.pool import Pool
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
+from shoal.engines.workers.fork import Pool
+from shoal.engines.workers.malloc import keep_memory
 from shoal.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def crew_of(pick: Pick, runs: int = 1) -> Crew:
 def cluster_of(pick: Pick, runs: int) -> Crew:
     """A Ray cluster: one device after the other, as `serial` does it, or many in a call."""
     try:
-        from shoal.engines.ray_crew import Cluster
+        from shoal.engines.workers.ray_engine import Cluster
     except ImportError:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
     lanes = pick.width * runs if pick.width > 1 else 1

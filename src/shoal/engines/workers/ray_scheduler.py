@@ -23,11 +23,11 @@ from shoal.core.local.device import Site
 from shoal.core.model import tree
 from shoal.core.types import Outcome
 from shoal.engines.base import Done, Task
-from shoal.engines.batched import expected
-from shoal.engines.chunks import cut
-from shoal.engines.crate import packed, raw, unpacked
-from shoal.engines.ray_hand import Hand, Order
-from shoal.engines.worker import Failure
+from shoal.engines.batched.engine import expected
+from shoal.engines.workers.chunking import cut
+from shoal.engines.workers.fork_worker import Failure
+from shoal.engines.workers.ray_handle import Hand, Order
+from shoal.engines.workers.tensor_pickle import packed, raw, unpacked
 
 log = logging.getLogger("shoal")
 DEATHS = 2

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from shoal.core.local.device import Site
 from shoal.engines.base import Crew, Task
-from shoal.engines.crate import Box, Crate, Reader, packed
-from shoal.engines.heap import keep_memory
-from shoal.engines.worker import Failure, portable
+from shoal.engines.workers.fork_worker import Failure, portable
+from shoal.engines.workers.malloc import keep_memory
+from shoal.engines.workers.tensor_pickle import Box, Crate, Reader, packed
 
 
 class Trainer:

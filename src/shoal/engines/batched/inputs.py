@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.model import tree
-from shoal.engines.member import Member
+from shoal.engines.batched.slot import Member
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from shoal.core.local.layer_overrides import chance
 from shoal.core.local.step import Course, Scene, advance, functional, gated
 from shoal.core.model import tree
 from shoal.core.types import Batch
-from shoal.engines.cohort import Cohort
-from shoal.engines.knobs import turned
-from shoal.engines.program import Step
+from shoal.engines.batched.graph import Step
+from shoal.engines.batched.hyperparams import turned
+from shoal.engines.batched.stack import Cohort
 
 
 def step_of(cohort: Cohort, padded: bool) -> Step:

@@ -9,9 +9,9 @@ from torch import Tensor
 from shoal.core.local.device import Ending, Site, end
 from shoal.core.local.step import Course
 from shoal.core.model import tree
-from shoal.engines.frames import Frames
-from shoal.engines.knobs import Knob, values
-from shoal.engines.member import Member
+from shoal.engines.batched.hyperparams import Knob, values
+from shoal.engines.batched.inputs import Frames
+from shoal.engines.batched.slot import Member
 
 
 class Cohort:

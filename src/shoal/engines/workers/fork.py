@@ -18,11 +18,11 @@ from weakref import WeakKeyDictionary, finalize
 
 from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import Site
-from shoal.engines.arena import Arena
 from shoal.engines.base import Crew, Done, Task
-from shoal.engines.batched import expected
-from shoal.engines.chunks import chunked
-from shoal.engines.worker import Failure, flush, serve, settle
+from shoal.engines.batched.engine import expected
+from shoal.engines.workers.chunking import chunked
+from shoal.engines.workers.fork_worker import Failure, flush, serve, settle
+from shoal.engines.workers.shared_memory import Arena
 
 DEATHS = 3
 """So many workers may die of a chunk before it is given up."""

@@ -17,9 +17,9 @@ import torch
 
 from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import Site
-from shoal.engines.arena import Arena
 from shoal.engines.base import Crew, Task
-from shoal.engines.heap import keep_memory
+from shoal.engines.workers.malloc import keep_memory
+from shoal.engines.workers.shared_memory import Arena
 
 
 class Failure(NamedTuple):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shoal.engines.convolve import reformed
-from shoal.engines.passes import add_biases, fuse_updates, share, tidy
-from shoal.engines.script import scripted
+from shoal.engines.batched.fx_passes import add_biases, fuse_updates, share, tidy
+from shoal.engines.batched.gpu_conv import reformed
+from shoal.engines.batched.torchscript import scripted
 
 log = logging.getLogger("shoal")
 

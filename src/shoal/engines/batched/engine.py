@@ -15,14 +15,14 @@ from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import answer
 from shoal.core.model import tree
 from shoal.engines.base import Done, Task
-from shoal.engines.cohort import Cohort
+from shoal.engines.batched.cuda_graph import Replay, out_of_memory, recorded, stretch
+from shoal.engines.batched.graph import Program, traced
+from shoal.engines.batched.hyperparams import Knob, field_of, knobs_of, skeleton
+from shoal.engines.batched.slot import Member
+from shoal.engines.batched.stack import Cohort
+from shoal.engines.batched.step import step_of
 from shoal.engines.deterministic import deterministic_fault
-from shoal.engines.knobs import Knob, field_of, knobs_of, skeleton
-from shoal.engines.member import Member
-from shoal.engines.program import Program, traced
-from shoal.engines.replay import Replay, out_of_memory, recorded, stretch
 from shoal.engines.serial import alone
-from shoal.engines.step import step_of
 
 log = logging.getLogger("shoal")
 Ran = tuple[list[Tensor], Tensor]

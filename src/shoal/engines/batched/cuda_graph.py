@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import told
-from shoal.engines.program import Program
+from shoal.engines.batched.graph import Program
 
 log = logging.getLogger("shoal")
 

@@ -29,11 +29,11 @@ from shoal.core.errors import ShoalError, told
 from shoal.core.interrupts import sigterm_handler_kept
 from shoal.core.local.device import Site
 from shoal.engines.base import Crew, Done, Task
-from shoal.engines.crate import packed, raw
-from shoal.engines.ray_actor import Trainer
-from shoal.engines.ray_hand import Hand
-from shoal.engines.ray_shift import Shift
 from shoal.engines.serial import Serial
+from shoal.engines.workers.ray_actor import Trainer
+from shoal.engines.workers.ray_handle import Hand
+from shoal.engines.workers.ray_scheduler import Shift
+from shoal.engines.workers.tensor_pickle import packed, raw
 
 LARGE = 1 << 16
 """Bytes from which a tensor of a site lies in the store by itself, for all sites that have it."""
