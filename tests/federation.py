@@ -15,9 +15,9 @@ from shoal.core.local.device import Site
 from shoal.data.dataset import digits
 from shoal.devices.conduct import conducted, fit_for_devices
 from shoal.devices.seat import Seat
-from shoal.engines.distant import LARGEST
 from shoal.engines.host import Machine
 from shoal.recipe import Recipe
+from shoal.remote.engine import LARGEST
 from shoal.ride import Result
 from shoal.store import Folder
 

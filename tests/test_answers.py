@@ -18,13 +18,13 @@ from shoal.core.model.flops import Tally
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import Standing
-from shoal.devices.letters import Order, answered
-from shoal.devices.parcel import unwrapped, wrapped
-from shoal.engines.distant import Distant, Remote
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.parts import PRESETS, shipped
 from shoal.probe import tiny_run
+from shoal.remote.engine import Distant, Remote
+from shoal.remote.messages import Order, answered
+from shoal.remote.tree_bytes import unwrapped, wrapped
 from shoal.storage.memory import Memory
 from shoal.testing import Spy, memory_of, play, site_of
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
-from shoal.devices import commands, letters, parcel
+from shoal.devices import commands
 from shoal.devices.bundle import build_app_bundle, check_app_bundle
-from shoal.devices.keys import make_keys
-from shoal.devices.letters import Order, Stamp, answered, excused, outcome_of
 from shoal.devices.seat import Seat
 from shoal.devices.serving import rows_of
 from shoal.models import build
+from shoal.remote import messages, tree_bytes
+from shoal.remote.keys import make_keys
+from shoal.remote.messages import Order, Stamp, answered, excused, outcome_of
 from shoal.ride import Result
 from shoal.runner import opened
 
@@ -108,7 +109,7 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
         if device != 1:
             return answer
         sent.append(answer)
-        found = parcel.unwrapped(answer, 1 << 30)
+        found = tree_bytes.unwrapped(answer, 1 << 30)
         first = next(iter(found["body"]))
         match round:
             case 0:
@@ -129,7 +130,7 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
                 del found["beside"]["scaffold"]
             case 8:
                 found["numbers"]["samples"] = -1
-        return parcel.wrapped(found)
+        return tree_bytes.wrapped(found)
 
     why = [
         "A message has numbers that are not finite or too large.",
@@ -157,12 +158,12 @@ class Boasts(Nearby):
     def exchange(self, questions, kind, seconds):
         for device, answer in super().exchange(questions, kind, seconds):
             assert isinstance(answer, bytes)
-            found = parcel.unwrapped(answer, 1 << 30)
+            found = tree_bytes.unwrapped(answer, 1 << 30)
             if device == 1 and kind == "enrol":
                 found["size"] = 10**7
             elif device == 1:
                 found["numbers"] |= {"macs_work": 2**59, "macs_forward": 2**59}
-            yield device, parcel.wrapped(found)
+            yield device, tree_bytes.wrapped(found)
 
 
 def test_a_device_counts_for_no_more_samples_than_the_server_allows(tmp_path):
@@ -216,9 +217,9 @@ def test_devices_run_nothing_that_a_server_names(tmp_path):
     seat = Seat(samples_file(tmp_path, 0), tmp_path / "home")
     setup = {"method": "fedavg", "model": f"{tmp_path}/evil.py:Evil", "seed": 0, "momentum": 0.0, "weight_decay": 0.0}
     setup |= {"clip": 0.0, "augment": "", "precision": "float32", "shape": [1, 8, 8], "classes": 10}
-    question = parcel.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}})
+    question = tree_bytes.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}})
     for own in (question, question.replace(b"evil.py:Evil", b"none.py:Evil")):
-        assert parcel.unwrapped(seat.answer(own, "enrol"), 1 << 20)["problem"] == "unread"
+        assert tree_bytes.unwrapped(seat.answer(own, "enrol"), 1 << 20)["problem"] == "unread"
     assert not (tmp_path / "ran").exists()
 
 
@@ -234,10 +235,10 @@ def test_no_text_of_a_device_travels(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def load():\n    raise RuntimeError('patient 17 in /secret')\n")
     seat = Seat(f"{path}:load", tmp_path / "home")
-    question = parcel.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": {}})
+    question = tree_bytes.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": {}})
     answer = seat.answer(question, "enrol")
     assert b"patient" not in answer and b"secret" not in answer
-    assert parcel.unwrapped(answer, 1 << 20)["problem"] == "data"
+    assert tree_bytes.unwrapped(answer, 1 << 20)["problem"] == "data"
 
 
 @pytest.mark.parametrize("metric", ["devices", "local"])
@@ -302,7 +303,7 @@ HONEST = answered(
     STAMP,
     Outcome(
         1,
-        letters.Message({k: {"value": v.clone()} for k, v in NET.initial.items()}, {"scaffold": {"c": {}}}),
+        messages.Message({k: {"value": v.clone()} for k, v in NET.initial.items()}, {"scaffold": {"c": {}}}),
         steps=1,
         samples=16,
         loss=0.5,
@@ -311,13 +312,13 @@ HONEST = answered(
     ),
     True,
 )
-JOB = Job(1, 3, letters.Plan(), letters.Message({}), letters.Work(1.0, 0, 16, 0.1))
+JOB = Job(1, 3, messages.Plan(), messages.Message({}), messages.Work(1.0, 0, 16, 0.1))
 
 
 def test_an_honest_answer_is_read():
     outcome, remembers = outcome_of(HONEST, STAMP, JOB, NET, False, 1e6)
     assert remembers and outcome.samples == 16 and outcome.message is not None
-    assert outcome_of(excused(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem == letters.PROBLEMS["disk"]
+    assert outcome_of(excused(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem == messages.PROBLEMS["disk"]
 
 
 def read_or_refused(content: bytes, coded: bool) -> None:
@@ -366,8 +367,8 @@ TREES = st.recursive(
 @given(TREES, st.sampled_from(["", "stamp", "numbers", "remembers", "body", "beside", "problem"]), st.booleans())
 def test_any_other_tree_is_read_or_refused(content, field, coded):
     if field:
-        content = parcel.unwrapped(HONEST, 1 << 20) | {field: content}
-    read_or_refused(parcel.wrapped(content), coded)
+        content = tree_bytes.unwrapped(HONEST, 1 << 20) | {field: content}
+    read_or_refused(tree_bytes.wrapped(content), coded)
 
 
 @given(st.binary(max_size=200))
@@ -377,8 +378,10 @@ def test_any_bytes_are_no_order(content):
 
 
 def test_an_order_is_read_as_it_was_written():
-    plan = letters.Plan({"a": torch.arange(3)}, {}, frozenset({"x"}), True, True)
-    job = replace(JOB, plan=plan, message=letters.Message({"x": {"value": torch.ones(2)}}, {"p": {"q": torch.ones(1)}}))
+    plan = messages.Plan({"a": torch.arange(3)}, {}, frozenset({"x"}), True, True)
+    job = replace(
+        JOB, plan=plan, message=messages.Message({"x": {"value": torch.ones(2)}}, {"p": {"q": torch.ones(1)}})
+    )
     order = Order(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
     found = Order.read(order.to_bytes(), 1 << 20)
     assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.sent == frozenset({"x"})

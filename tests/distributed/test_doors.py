@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from federation import BASE, SHOAL, free_port, samples_file, soon
 
-from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key, make_keys
 from shoal.devices.link import end, proxy_of, start, start_node
 from shoal.devices.private import PrivateFolder
+from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key, make_keys
 
 pytest.importorskip("flwr")
 BESIDE = Path(sys.executable).parent

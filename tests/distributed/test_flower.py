@@ -17,10 +17,10 @@ from federation import BASE, DEVICES, SHOAL, Nearby, free_port, played, recipe, 
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.devices.keys import AUTHORITY, device_key, make_keys
 from shoal.devices.link import Link, end, refusal, start, start_node
 from shoal.devices.private import PrivateFolder
 from shoal.devices.serving import ALIVE, Serving, Terms, prepared, rows_of
+from shoal.remote.keys import AUTHORITY, device_key, make_keys
 from shoal.ride import Result
 from shoal.runner import opened
 
@@ -37,7 +37,9 @@ from pathlib import Path
 from typing import Any, cast
 import numpy as np
 import torch
-from shoal.devices import letters, parcel, seat
+from shoal.devices import seat
+from shoal.remote import messages
+from shoal.remote import tree_bytes
 
 torch.set_num_threads(1)
 HERE = Path(__file__).parent
@@ -78,7 +80,7 @@ def commit(fault):
 
 def bad(fault, stamp, outcome, remembers):
     answer = honest(stamp, outcome, remembers)
-    found = parcel.unwrapped(answer, 1 << 30)
+    found = tree_bytes.unwrapped(answer, 1 << 30)
     entry = next(iter(found["body"].values()))
     if fault == "nan":
         entry["value"][0] = float("nan")
@@ -93,7 +95,7 @@ def bad(fault, stamp, outcome, remembers):
     if fault == "keep":
         (HERE / "kept").write_bytes(answer)
         return answer
-    return parcel.wrapped(found)
+    return tree_bytes.wrapped(found)
 '''
 FAULTS = {
     "keep": "",

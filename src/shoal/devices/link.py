@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.devices.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
 from shoal.devices.private import PrivateFolder
+from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
 from shoal.storage.files import write_bytes
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}

@@ -21,13 +21,13 @@ from shoal.core.types import SERVER, Optimiser, Samples
 from shoal.data.augment import parse_augment
 from shoal.data.user_data import half
 from shoal.data.user_split import check, numbered
-from shoal.devices.letters import Order, Stamp, answered, excused
-from shoal.devices.parcel import unwrapped, wrapped
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.models import build
 from shoal.recipe import Recipe
+from shoal.remote.messages import Order, Stamp, answered, excused
+from shoal.remote.tree_bytes import unwrapped, wrapped
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import Memory, Version
 from shoal.storage.python_file import named_in

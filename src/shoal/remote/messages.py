@@ -13,7 +13,7 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
 from shoal.core.types import Job, Outcome, Work
 from shoal.core.wire import Message
-from shoal.devices.parcel import refused, sound, unwrapped, wrapped
+from shoal.remote.tree_bytes import refused, sound, unwrapped, wrapped
 
 SLACK = 1 << 16
 """Bytes that a reply may have beside what a model accounts for."""

@@ -16,11 +16,11 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.types import SERVER, Job, Outcome
-from shoal.devices.letters import SLACK, Order, Stamp, enrolment, outcome_of
-from shoal.devices.parcel import wrapped
 from shoal.engines.base import Done, Task
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
+from shoal.remote.messages import SLACK, Order, Stamp, enrolment, outcome_of
+from shoal.remote.tree_bytes import wrapped
 from shoal.storage.memory import Memory
 
 log = logging.getLogger("shoal")
