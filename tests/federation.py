@@ -13,12 +13,12 @@ import numpy as np
 from shoal.assemble import assemble
 from shoal.core.local.device import Site
 from shoal.data.dataset import digits
-from shoal.devices.conduct import conducted, fit_for_devices
-from shoal.devices.seat import Seat
 from shoal.engines.host import Machine
 from shoal.recipe import Recipe
 from shoal.remote.engine import LARGEST
 from shoal.ride import Result
+from shoal.service.client import Seat
+from shoal.service.server_run import conducted, fit_for_devices
 from shoal.store import Folder
 
 SHOAL = str(Path(sys.executable).with_name("shoal"))

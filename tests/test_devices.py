@@ -14,15 +14,15 @@ import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
 from shoal.devices import commands
-from shoal.devices.bundle import build_app_bundle, check_app_bundle
-from shoal.devices.seat import Seat
-from shoal.devices.serving import rows_of
 from shoal.models import build
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
 from shoal.remote.messages import Order, Stamp, answered, excused, outcome_of
 from shoal.ride import Result
 from shoal.runner import opened
+from shoal.service.client import Seat
+from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
+from shoal.service.supervisor import rows_of
 
 METHODS = {
     "fedavg": {"normalise": True},
@@ -193,7 +193,7 @@ def test_an_answer_does_not_wait_for_the_next_message(monkeypatch):
     from flwr.supernode import start_client_internal as loop
     from flwr.supernode.nodestate import NodeStateFactory
 
-    from shoal.devices.programs import send_waiting_replies
+    from shoal.service.flower_programs import send_waiting_replies
 
     monkeypatch.setattr(loop, "_pull_and_store_message", loop._pull_and_store_message)  # put back afterwards
     send_waiting_replies()

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from federation import BASE, SHOAL, free_port, samples_file, soon
 
-from shoal.devices.link import end, proxy_of, start, start_node
-from shoal.devices.private import PrivateFolder
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key, make_keys
+from shoal.service.private_socket import PrivateFolder
+from shoal.service.processes import end, proxy_of, start, start_node
 
 pytest.importorskip("flwr")
 BESIDE = Path(sys.executable).parent
@@ -199,7 +199,7 @@ def test_tasks_are_given_to_who_knows_the_secret(village):
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    from shoal.devices.programs import connect_to_socket
+    from shoal.service.flower_programs import connect_to_socket
 
     generated: Any = runtime_pb2
     request = generated.AcquireTaskRequest(supported_task_types=["none"])
@@ -232,7 +232,7 @@ def test_a_device_gives_no_orders(village):
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    from shoal.devices.control import control, messages
+    from shoal.service.flower_control import control, messages
 
     fleet: Any = fleet_pb2
     nodes: Any = node_pb2
@@ -265,7 +265,7 @@ def test_the_server_runs_no_other_app(village, tmp_path):
     from flwr.common.serde import fab_to_proto
     from flwr.supercore.fab import Fab
 
-    from shoal.devices.control import control, messages, status_of_run
+    from shoal.service.flower_control import control, messages, status_of_run
 
     stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
     build = [str(BESIDE / "flwr"), "build", "--app", str(stranger.app)]

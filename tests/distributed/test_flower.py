@@ -17,12 +17,12 @@ from federation import BASE, DEVICES, SHOAL, Nearby, free_port, played, recipe, 
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.devices.link import Link, end, refusal, start, start_node
-from shoal.devices.private import PrivateFolder
-from shoal.devices.serving import ALIVE, Serving, Terms, prepared, rows_of
 from shoal.remote.keys import AUTHORITY, device_key, make_keys
 from shoal.ride import Result
 from shoal.runner import opened
+from shoal.service.private_socket import PrivateFolder
+from shoal.service.processes import Link, end, refusal, start, start_node
+from shoal.service.supervisor import ALIVE, Serving, Terms, prepared, rows_of
 
 pytest.importorskip("flwr")
 SPARE = DEVICES
@@ -37,13 +37,13 @@ from pathlib import Path
 from typing import Any, cast
 import numpy as np
 import torch
-from shoal.devices import seat
+from shoal.service import client
 from shoal.remote import messages
 from shoal.remote import tree_bytes
 
 torch.set_num_threads(1)
 HERE = Path(__file__).parent
-honest = seat.answered
+honest = client.answered
 
 
 def load():
@@ -75,7 +75,7 @@ def commit(fault):
         raise FileNotFoundError("/secret/data")
     if fault == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    seat.answered = lambda *answer: bad(fault, *answer)
+    client.answered = lambda *answer: bad(fault, *answer)
 
 
 def bad(fault, stamp, outcome, remembers):
@@ -360,7 +360,7 @@ class Doubling:
     def pull_messages(self, numbers):
         from flwr.app import Message
 
-        from shoal.devices.flower import enclosed
+        from shoal.service.flower_app import enclosed
 
         return [Message(enclosed(answer), reply_to=self.asked[0]) for answer in (b"one", b"other")]
 
@@ -368,7 +368,7 @@ class Doubling:
 def test_of_two_answers_the_first_counts(monkeypatch):
     from flwr.supercore.task_identity import TaskIdentity
 
-    from shoal.devices.flower import Flower
+    from shoal.service.flower_app import Flower
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
@@ -395,7 +395,7 @@ def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
 
 
 def online(link: Link) -> dict[str, str]:
-    from shoal.devices.control import list_devices
+    from shoal.service.flower_control import list_devices
 
     return list_devices(link.private.socket)
 

@@ -11,16 +11,16 @@ from rich.console import Console
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import stop_error
 from shoal.core.ledger import Row
-from shoal.devices.conduct import fit_for_devices
-from shoal.devices.link import PATIENCE, Link, end, proxy_of, refusal, start_node
-from shoal.devices.private import PrivateFolder
-from shoal.devices.seat import Seat
-from shoal.devices.serving import FLOWER, Serving, Terms, complete, prepared
 from shoal.failed_runs import refuse_all_void
 from shoal.history import read_history
 from shoal.recipe import Recipe, from_file, from_text
 from shoal.remote.engine import LARGEST
 from shoal.remote.keys import AUTHORITY, make_keys
+from shoal.service.client import Seat
+from shoal.service.private_socket import PrivateFolder
+from shoal.service.processes import PATIENCE, Link, end, proxy_of, refusal, start_node
+from shoal.service.server_run import fit_for_devices
+from shoal.service.supervisor import FLOWER, Serving, Terms, complete, prepared
 from shoal.storage.files import disk_errors
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]

@@ -1,7 +1,7 @@
 """The processes of a federation: Flower's SuperLink and SuperExec on the server, a SuperNode on each device.
 
 They are started with encryption and keys unless somebody insists on neither, and they end with whoever started them.
-What they offer to whom is in programs.py.
+What they offer to whom is in flower_programs.py.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.devices.private import PrivateFolder
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
+from shoal.service.private_socket import PrivateFolder
 from shoal.storage.files import write_bytes
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
@@ -91,7 +91,7 @@ class Link:
 
     def register(self, devices: int) -> Path:
         """Tell the SuperLink the devices' keys; the file with the number that it gave each of them."""
-        from shoal.devices.control import register_device
+        from shoal.service.flower_control import register_device
 
         path = self.folder / "nodes.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -109,7 +109,7 @@ class Link:
 
     def submit(self, run: str) -> str:
         """Have a run started; Flower's number of it."""
-        from shoal.devices.control import start_run
+        from shoal.service.flower_control import start_run
 
         try:
             return start_run(self.private.socket, run)
@@ -119,7 +119,7 @@ class Link:
 
     def status(self, run: str) -> str:
         """What Flower says of a run: pending, starting, running, finished; empty where it does not say."""
-        from shoal.devices.control import status_of_run
+        from shoal.service.flower_control import status_of_run
 
         try:
             return status_of_run(self.private.socket, run)
@@ -127,7 +127,7 @@ class Link:
             return ""
 
     def stop(self, run: str) -> None:
-        from shoal.devices.control import stop_run
+        from shoal.service.flower_control import stop_run
 
         with suppress(ShoalError):
             stop_run(self.private.socket, run)
@@ -201,4 +201,4 @@ def program(name: str) -> list[str]:
     if not find_spec("flwr"):
         problem = "Real devices are reached by Flower, which is not installed."
         raise ShoalError("missing-extra", problem, 'Install it: pip install "shoal[flower]".')
-    return [sys.executable, "-P", str(Path(__file__).with_name("programs.py")), name]
+    return [sys.executable, "-P", str(Path(__file__).with_name("flower_programs.py")), name]

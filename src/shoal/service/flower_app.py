@@ -1,6 +1,6 @@
 """Flower as the carrier: questions and answers travel as bytes in its messages.
 
-What is asked of Flower is in control.py, how it is started in programs.py.
+What is asked of Flower is in flower_control.py, how it is started in flower_programs.py.
 """
 
 import json
@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.core.errors import ShoalError, told
-from shoal.devices.conduct import conducted
-from shoal.devices.seat import Seat
-from shoal.devices.serving import ALIVE, ENDING
+from shoal.service.client import Seat
+from shoal.service.server_run import conducted
+from shoal.service.supervisor import ALIVE, ENDING
 from shoal.storage.files import write_bytes
 
 log = logging.getLogger("shoal")

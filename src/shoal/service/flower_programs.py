@@ -1,4 +1,4 @@
-"""Flower's programs as shoal starts them: `python -P programs.py NAME ...`.
+"""Flower's programs as shoal starts them: `python -P flower_programs.py NAME ...`.
 
 Flower's own commands offer everything on one TCP port, to whoever reaches it, and run whatever app they are sent. Here
 
@@ -149,7 +149,7 @@ def serverapp(*words: str) -> None:
     install = module.install_from_fab
 
     def install_own(content: bytes, **more: Any) -> Any:
-        from shoal.devices.bundle import check_app_bundle
+        from shoal.service.flower_bundle import check_app_bundle
 
         check_app_bundle(content)
         return install(content, **more)
@@ -166,7 +166,7 @@ def clientapp(*words: str) -> None:
 
     def check(content: bytes, **_: Any) -> None:
         from shoal.core.errors import ShoalError
-        from shoal.devices.bundle import check_app_bundle
+        from shoal.service.flower_bundle import check_app_bundle
 
         try:
             check_app_bundle(content)
@@ -174,7 +174,7 @@ def clientapp(*words: str) -> None:
             raise module.LoadClientAppError(str(error)) from error  # of this no text travels
 
     def load_installed(*_: str) -> Any:
-        from shoal.devices.flower import client
+        from shoal.service.flower_app import client
 
         return client
 

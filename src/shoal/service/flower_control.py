@@ -17,8 +17,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from shoal.core.errors import ShoalError, told
-from shoal.devices.bundle import build_app_bundle
-from shoal.devices.programs import connect_to_socket
+from shoal.service.flower_bundle import build_app_bundle
+from shoal.service.flower_programs import connect_to_socket
 
 messages: Any = control_pb2
 

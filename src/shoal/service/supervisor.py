@@ -13,10 +13,10 @@ from typing import IO
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.devices.link import Link, end
 from shoal.recipe import Recipe
 from shoal.remote.engine import LARGEST
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
+from shoal.service.processes import Link, end
 from shoal.storage.durable import remove_strays
 from shoal.store import Folder, claimed
 
