@@ -21,7 +21,7 @@ from shoal.core.server_state import Standing
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.parts import PRESETS, shipped
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.remote.engine import Distant, Remote
 from shoal.remote.messages import Order, answered
 from shoal.remote.tree_bytes import unwrapped, wrapped

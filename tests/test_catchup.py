@@ -15,7 +15,7 @@ from shoal.core.streams import Streams
 from shoal.core.wire import Link, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import machine_of, play
 
 

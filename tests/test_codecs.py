@@ -30,7 +30,7 @@ from shoal.parts.randomk import RandomK, drawn
 from shoal.parts.signsgd import SignSGD, vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import memory_of, play
 
 CODECS: list[Part] = [

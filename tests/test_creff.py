@@ -26,7 +26,7 @@ from shoal.data.user_data import dataset_of
 from shoal.parts.creff import CReFF, distance, joined, parted
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import Spy, check_pair, play
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)

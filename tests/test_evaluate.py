@@ -14,7 +14,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.measures.evaluate import Judge, by_device, spread
 from shoal.core.model.net import Net
 from shoal.core.types import Samples
-from shoal.own_metrics import COLUMNS
+from shoal.plugins.metrics import COLUMNS
 
 TINY: dict[str, Any] = dict(devices=6, sample=3, rounds=2, batch=64)
 

@@ -23,7 +23,7 @@ from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, adaptability, evenness, turned
 from shoal.parts.mixup import Mixup, blend
-from shoal.probe import tiny_run, visits_of
+from shoal.plugins.smoke_run import tiny_run, visits_of
 from shoal.testing import play
 
 DOUBLE = torch.float64

@@ -22,7 +22,7 @@ from shoal.parts.fedad import FedAD
 from shoal.parts.lib.curvature import Loss, Spectrum, gap, lanczos, lipschitz, plateau, rate, shares_above, spectrum
 from shoal.parts.lib.dropout_rates import device_rates, drawn, unit_rates
 from shoal.parts.lib.unit_scores import maps, merged, ranks, scores
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 
 IMAGES = (3, 32, 32)
 QUICK = "fedad(rule='fixed', rate=0.5, check=1, force=0)"

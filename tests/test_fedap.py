@@ -25,7 +25,7 @@ from shoal.parts.lib.filter_choice import filters_of, kept_filters, layer_rates
 from shoal.parts.lib.label_counts import counted as labels_of
 from shoal.parts.lib.label_counts import degrees_of
 from shoal.parts.lib.unit_scores import scores
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import play
 
 SHAPE = (3, 32, 32)

@@ -28,7 +28,7 @@ from shoal.parts.fedbr import FedBR
 from shoal.parts.fedmlb import FedMLB
 from shoal.parts.lib.gmbs import counted, fresh, normalised, picked, rewarded, rewards
 from shoal.parts.lib.hybrid_paths import block_ends, hybrid
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import close, machine_of, play
 
 

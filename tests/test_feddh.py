@@ -26,7 +26,7 @@ from shoal.parts.feddh import FedDH
 from shoal.parts.lib.label_counts import counted, estimated
 from shoal.parts.lib.submodel_units import key
 from shoal.parts.lib.weight_sensitivity import along, capped, ways_of
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 
 SIZES = (6, 3, 5)
 

@@ -17,7 +17,7 @@ from shoal.engines.batched.engine import Batched
 from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, judged, share_of, steps_of
 from shoal.parts.server_momentum import FedAvgM
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import close, machine_of, play
 
 

@@ -10,7 +10,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.models.lenet import lenet
 from shoal.models.resnet import resnet
-from shoal.probe import tiny_net
+from shoal.plugins.smoke_run import tiny_net
 
 
 class Cosine(nn.Module):

@@ -33,7 +33,7 @@ from shoal.parts.fedlc import FedLC
 from shoal.parts.fedntd import FedNTD, divergence
 from shoal.parts.fedrod import FedROD
 from shoal.parts.fjord import FjORD
-from shoal.probe import scenes_of, tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
 from shoal.recipe import Recipe
 from shoal.testing import close, machine_of, memory_of, play
 

@@ -18,7 +18,7 @@ from shoal.engines.serial import Serial
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import check_part, close, machine_of, play
 
 

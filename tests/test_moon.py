@@ -29,7 +29,7 @@ from shoal.parts.fedap import FedAP
 from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
 from shoal.parts.moon import MOON, filled
-from shoal.probe import tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
 from shoal.testing import Spy, check_pair, close, machine_of, memory_of, play
 
 DOUBLE = torch.float64

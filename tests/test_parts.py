@@ -27,7 +27,7 @@ from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
 from shoal.parts.trimmed_mean import TrimmedMean
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import memory_of, play, site_of
 
 

@@ -39,7 +39,7 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
-from shoal.probe import probe, tiny_run
+from shoal.plugins.smoke_run import probe, tiny_run
 from shoal.testing import Spy, memory_of, play
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2

@@ -33,7 +33,7 @@ from shoal.engines.workers.fork import Pool
 from shoal.engines.workers.shared_memory import Arena
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.testing import close, machine_of, memory_of, play, without_wall
 
 fcntl = pytest.importorskip("fcntl")
@@ -316,7 +316,7 @@ def test_a_pool_that_nobody_closes_ends_with_the_interpreter():
 from shoal.engines.workers.fork import Pool
 from shoal.engines.serial import Serial
 from shoal.core.compose import Method
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 loop, net = tiny_run(Method())
 loop.engine.crew = Pool(2, 2, Serial)
 loop.play(loop.start(net), 0)

@@ -10,8 +10,8 @@ from torch import nn
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.models import build
-from shoal.probe import setting_of, tiny_run
-from shoal.strangers import PROBED
+from shoal.plugins.load import PROBED
+from shoal.plugins.smoke_run import setting_of, tiny_run
 
 SMALL: dict[str, Any] = {"devices": 4, "sample": 3, "rounds": 3, "steps": "2", "batch": 4, "model": "lenet"}
 HEAD = """

@@ -34,7 +34,7 @@ from shoal.parts.feddf import FedDF, gap, logits_of
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedkt import FedKT, voted
 from shoal.parts.hybridfl import HybridFL
-from shoal.probe import tiny_run
+from shoal.plugins.smoke_run import tiny_run
 from shoal.recipe import Recipe
 from shoal.storage.memory import Memory
 from shoal.testing import check_pair, close, machine_of, play

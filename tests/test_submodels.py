@@ -33,7 +33,7 @@ from shoal.parts.heterofl import HeteroFL, last_layer
 from shoal.parts.lib.submodel_units import first_units, fraction, left, normalised, numbers, recurrent, strengths, tier
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
-from shoal.probe import tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
 from shoal.testing import check_pair, machine_of, play
 
 PARTS: list[Part] = [FedDrop(), FjORD(), HeteroFL(), AFD(), FedMP()]

@@ -47,7 +47,7 @@ from shoal.parts.lib.weight_masks import (
     top,
 )
 from shoal.parts.prunefl import PruneFL, seconds, worthwhile
-from shoal.probe import scenes_of, tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
 from shoal.testing import Spy, play, site_of
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]

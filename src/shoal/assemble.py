@@ -38,12 +38,12 @@ from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet
 from shoal.handover import refuse_missing
 from shoal.models import build
-from shoal.own_metrics import metric_makers
-from shoal.probe import setting_of
+from shoal.plugins.load import method_of, probe_strangers
+from shoal.plugins.metrics import metric_makers
+from shoal.plugins.smoke_run import setting_of
 from shoal.recipe import Recipe, amount
 from shoal.storage.files import read_tensors
 from shoal.storage.memory import Memory
-from shoal.strangers import method_of, probe_strangers
 
 log = logging.getLogger("shoal")
 

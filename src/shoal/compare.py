@@ -16,12 +16,12 @@ from shoal.engines.pick import Pick, crew_of
 from shoal.handover import is_handed_over, refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
 from shoal.luggage import pickled_model
+from shoal.plugins.load import method_of, strangers_in
 from shoal.recipe import Recipe
 from shoal.ride import Result, Ride, Watcher, drive, spent
 from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
 from shoal.storage.durable import remove_strays
 from shoal.store import Folder, refuse_taken
-from shoal.strangers import method_of, strangers_in
 from shoal.warn_once import each_warning_once
 
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}

@@ -11,11 +11,11 @@ from shoal.core.errors import ShoalError, unknown
 from shoal.core.interrupts import STOPS, stop_error
 from shoal.failed_runs import warn_of_failed_runs
 from shoal.history import History, read_history
+from shoal.plugins.load import method_of
 from shoal.recipe import Recipe
 from shoal.ride import Watcher, spent
 from shoal.storage.durable import remove_strays
 from shoal.store import Folder, refuse_taken
-from shoal.strangers import method_of
 from shoal.tables.figures import figures, published, refuse_nowhere
 from shoal.tables.file import RESERVED, read_table
 from shoal.tables.sheet import Sheet

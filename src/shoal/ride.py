@@ -22,9 +22,9 @@ from shoal.engines.host import Machine
 from shoal.engines.pick import Pick, computing_as
 from shoal.handover import way_to_resume
 from shoal.history import History, plain
+from shoal.plugins.load import blamed
 from shoal.recipe import Recipe
 from shoal.store import Folder
-from shoal.strangers import blamed
 
 Watcher = Callable[[Recipe, Row, History], None]
 

@@ -208,7 +208,7 @@ def models() -> dict[str, str]:
 def methods(files: tuple[str, ...]) -> dict[str, str]:
     """Parts with their values, then presets."""
     from shoal.parts import PRESETS, shipped
-    from shoal.strangers import in_files, in_packages
+    from shoal.plugins.load import in_files, in_packages
 
     found = {}
     for name, part in (shipped() | in_files(files) | in_packages()).items():

@@ -29,7 +29,7 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.workers.fork import Pool
 from shoal.history import plain
-from shoal.probe import probe, scenes_of, tiny_run, visits_of
+from shoal.plugins.smoke_run import probe, scenes_of, tiny_run, visits_of
 from shoal.recipe import Recipe
 from shoal.store import Folder
 

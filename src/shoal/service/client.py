@@ -25,13 +25,13 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.models import build
+from shoal.plugins.load import method_of
 from shoal.recipe import Recipe
 from shoal.remote.messages import Order, Stamp, answered, excused
 from shoal.remote.tree_bytes import unwrapped, wrapped
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import Memory, Version
 from shoal.storage.python_file import named_in
-from shoal.strangers import method_of
 
 log = logging.getLogger("shoal")
 MOST = 1 << 31

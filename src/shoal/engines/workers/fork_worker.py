@@ -99,7 +99,7 @@ def flush(stream) -> None:
 
 def portable(error: BaseException, sites: Iterable[Site]) -> BaseException:
     """An exception that survives the way: a stranger's part is named here, where it can still be seen."""
-    from shoal.strangers import blamed
+    from shoal.plugins.load import blamed
 
     faults = [blamed(error, site.method) for site in sites] if isinstance(error, Exception) else []
     if not isinstance(error, ShoalError) and any(faults):

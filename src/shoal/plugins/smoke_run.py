@@ -31,8 +31,8 @@ from shoal.engines.batched.step import step_of
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
+from shoal.plugins.guard import watched
 from shoal.storage.memory import Memory
-from shoal.watch import watched
 
 
 @dataclass(frozen=True, eq=False)
