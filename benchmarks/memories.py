@@ -18,12 +18,12 @@ from typing import ClassVar
 
 import torch
 
-from shoal.assemble import assemble
 from shoal.core.model.tree import Tree, nbytes
 from shoal.core.part import Part
 from shoal.core.types import Round
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.recipe import Recipe
+from shoal.runs.build import assemble
+from shoal.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)

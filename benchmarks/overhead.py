@@ -14,9 +14,9 @@ from time import perf_counter
 
 import torch
 
-from shoal.assemble import assemble
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.recipe import Recipe
+from shoal.runs.build import assemble
+from shoal.runs.recipe import Recipe
 
 METHODS = {
     "FedAvg": "fedavg",

@@ -18,8 +18,8 @@ from statistics import median
 def measure(devices: int, rounds: int) -> None:
     import torch
 
-    from shoal.assemble import assemble
-    from shoal.recipe import Recipe
+    from shoal.runs.build import assemble
+    from shoal.runs.recipe import Recipe
 
     torch.set_num_threads(1)
     began = time.perf_counter()

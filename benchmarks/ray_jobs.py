@@ -18,13 +18,13 @@ import ray
 import torch
 from peers.jobs import JOBS, load
 
-from shoal.assemble import Assembly, assemble
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.engines.base import Crew
-from shoal.engines.pick import Pick, crew_of
 from shoal.engines.serial import Serial
 from shoal.engines.workers.fork import Pool
-from shoal.recipe import Recipe
+from shoal.runs.build import Assembly, assemble
+from shoal.runs.engine_choice import Pick, crew_of
+from shoal.runs.recipe import Recipe
 from shoal.testing import machine_of
 
 JOB = JOBS["small"]

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.assemble import assemble
 from shoal.core.model.net import deepcopy_of
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.models import build
-from shoal.recipe import Recipe
+from shoal.runs.build import assemble
+from shoal.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from shoal.assemble import assemble
 from shoal.core.local.device import Site
 from shoal.data.dataset import digits
 from shoal.engines.host import Machine
-from shoal.recipe import Recipe
 from shoal.remote.engine import LARGEST
-from shoal.ride import Result
+from shoal.runs.build import assemble
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result
+from shoal.runs.store import Folder
 from shoal.service.client import Seat
 from shoal.service.server_run import conducted, fit_for_devices
-from shoal.store import Folder
 
 SHOAL = str(Path(sys.executable).with_name("shoal"))
 DEVICES = 3

@@ -24,7 +24,7 @@ from shoal.data.dataset import digits as load_digits
 from shoal.models import build
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
-from shoal.recipe import Recipe
+from shoal.runs.recipe import Recipe
 
 # streams --------------------------------------------------------------------------------------------------------------
 
@@ -360,14 +360,14 @@ def test_dropout_layers_are_reproducible_and_leave_other_randomness_alone():
 
 
 def test_learning_rate_decays_per_round():
-    from shoal.assemble import workload
+    from shoal.runs.build import workload
 
     work = workload(Recipe().revised(lr=0.2, lr_decay=0.5), Streams(0))
     assert [work(t, 0).lr for t in range(3)] == [0.2, 0.1, 0.05]
 
 
 def test_unequal_work_is_drawn_anew_and_repeats():
-    from shoal.assemble import workload
+    from shoal.runs.build import workload
 
     work = workload(Recipe().revised(epochs="1-5"), Streams(0))
     drawn = [[work(t, d).epochs for d in range(40)] for t in range(2)]

@@ -10,10 +10,10 @@ import torch
 from torch.backends import cudnn
 
 import shoal
-from shoal.assemble import assemble
 from shoal.engines.deterministic import deterministic_algorithms, deterministic_fault
-from shoal.engines.pick import Pick, settled
-from shoal.recipe import Recipe
+from shoal.runs.build import assemble
+from shoal.runs.engine_choice import Pick, settled
+from shoal.runs.recipe import Recipe
 
 TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 1, "steps": "1", "split": "iid"}
 TWO: dict[str, Any] = TINY | {"deterministic": True, "threads": 2}

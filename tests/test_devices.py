@@ -18,8 +18,8 @@ from shoal.models import build
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
 from shoal.remote.messages import Order, Stamp, answered, excused, outcome_of
-from shoal.ride import Result
-from shoal.runner import opened
+from shoal.runs.session import Result
+from shoal.runs.start import opened
 from shoal.service.client import Seat
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
 from shoal.service.supervisor import rows_of

@@ -17,7 +17,7 @@ from shoal.data.splits import SPLITS
 from shoal.fleet.fleets import FORMS
 from shoal.models import MODELS, describe
 from shoal.parts import PRESETS, shipped
-from shoal.recipe import Recipe
+from shoal.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -14,7 +14,6 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
-from shoal.assemble import assemble
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Samples
 from shoal.engines.base import Crew
@@ -24,12 +23,13 @@ from shoal.engines.batched.gpu_conv import MANY, convolved, multiplied, reformed
 from shoal.engines.batched.graph import traced
 from shoal.engines.batched.torchscript import written
 from shoal.engines.host import Machine
-from shoal.engines.pick import Pick, read_pick, settled
 from shoal.engines.serial import Serial, alone
 from shoal.models import MODELS
 from shoal.parts import PRESETS
-from shoal.recipe import Recipe
-from shoal.runner import begun, taken_up
+from shoal.runs.build import assemble
+from shoal.runs.engine_choice import Pick, read_pick, settled
+from shoal.runs.recipe import Recipe
+from shoal.runs.start import begun, taken_up
 
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
@@ -583,6 +583,6 @@ def test_a_width_needs_an_engine_that_has_one(engine, why):
 
 
 def test_a_ride_that_cannot_begin_lets_go_of_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.runner.settled", lambda assembly: 1 / 0)
+    monkeypatch.setattr("shoal.runs.start.settled", lambda assembly: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         begun(replace(Recipe(), out=str(tmp_path / "r")))

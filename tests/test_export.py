@@ -18,7 +18,7 @@ import shoal
 from shoal.cli import main
 from shoal.core.errors import REGISTRY
 from shoal.data.dataset import DATASETS
-from shoal.export import Exported
+from shoal.runs.export import Exported
 from shoal.storage.files import read_tree, write_tree
 
 ENDINGS = ("pt2", "onnx", "safetensors")

@@ -12,7 +12,7 @@ from golden.make import WHOLE, numbers
 from safetensors.torch import load_file
 
 import shoal
-from shoal.recipe import Recipe, from_file
+from shoal.runs.recipe import Recipe, from_file
 
 VERSIONS = sorted(p for p in (Path(__file__).parent / "golden").iterdir() if (p / "expected.json").is_file())
 

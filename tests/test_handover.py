@@ -20,9 +20,9 @@ from shoal.cli import main
 from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
 from shoal.data.user_data import dataset_of
-from shoal.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
-from shoal.recipe import Recipe
-from shoal.runner import run
+from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
+from shoal.runs.recipe import Recipe
+from shoal.runs.start import run
 from shoal.storage.python_file import named_in
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=4, batch=8, split="iid", engine="serial", checkpoint_every=1)
@@ -114,7 +114,7 @@ def test_data_are_called_after_what_is_in_them():
 def test_pieces_and_places_of_tensors_do_not_matter(monkeypatch):
     data = dataset_of((*samples(), *samples(1)))
     once = dataset_fingerprint(data)
-    monkeypatch.setattr("shoal.fingerprint.PIECE", 50)
+    monkeypatch.setattr("shoal.runs.fingerprint.PIECE", 50)
     assert dataset_fingerprint(data) == once
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import History, ShoalError
-from shoal.history import SUMMED, SUMMED_WHERE_TOLD, line, plain, read_history, rewrite
+from shoal.runs.history import SUMMED, SUMMED_WHERE_TOLD, line, plain, read_history, rewrite
 
 
 def row(number: int, accuracy: float | None, **more) -> dict:

@@ -20,7 +20,7 @@ import shoal
 from shoal import Result
 from shoal.cli import main
 from shoal.compare import go_on
-from shoal.runner import opened
+from shoal.runs.start import opened
 from shoal.storage import durable
 
 METHODS = ("fedavg", "scaffold", "feddyn", "fedprox+scaffold+fedavgm")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import shoal
-from shoal.assemble import assemble
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.local.device import PERSONAL, prepare
@@ -34,7 +33,8 @@ from shoal.parts.fedntd import FedNTD, divergence
 from shoal.parts.fedrod import FedROD
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
-from shoal.recipe import Recipe
+from shoal.runs.build import assemble
+from shoal.runs.recipe import Recipe
 from shoal.testing import close, machine_of, memory_of, play
 
 PARTS: list[Part] = [BalancedSoftmax(), FedLC(), FedNTD(), FedDecorr(), FedROD()]

@@ -246,7 +246,7 @@ def test_values_out_of_range_are_refused():
 
 
 def sizes_of(**recipe) -> list[int]:
-    from shoal.assemble import assemble
+    from shoal.runs.build import assemble
 
     return assemble(shoal.Recipe().revised(**recipe)).loop.sizes.tolist()
 

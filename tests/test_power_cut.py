@@ -13,9 +13,9 @@ import torch
 from power import RememberingDisk, Step, World, materialise
 
 import shoal
+from shoal.runs.store import refuse_taken
 from shoal.storage import durable
 from shoal.storage.files import read_tree
-from shoal.store import refuse_taken
 
 EVERY = 2
 TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 5, "steps": "1", "batch": 8, "engine": "serial"}

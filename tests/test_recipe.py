@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 import shoal
 from shoal import Recipe, ShoalError
-from shoal.assemble import workload
 from shoal.cli import resolved
 from shoal.core.streams import Streams
 from shoal.models import build
-from shoal.recipe import from_file, from_text
+from shoal.runs.build import workload
+from shoal.runs.recipe import from_file, from_text
 
 
 def kind(call, *args: Any, **more: Any) -> str:

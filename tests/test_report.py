@@ -15,12 +15,12 @@ import pytest
 from shoal.citations import CITATIONS, cited
 from shoal.compare import compare
 from shoal.core.errors import ShoalError
-from shoal.loggers import KINDS, logger, numbers
 from shoal.parts import shipped
 from shoal.plots import draw_split, highest
-from shoal.recipe import Recipe
 from shoal.report import write_report
-from shoal.runner import run
+from shoal.runs.loggers import KINDS, logger, numbers
+from shoal.runs.recipe import Recipe
+from shoal.runs.start import run
 
 EVIL = "</script><script>alert(1)</script>"
 TINY = Recipe(devices=6, sample=2, rounds=4, batch=32, lr=0.05, target=0.2)

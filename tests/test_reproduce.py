@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal import History, Recipe, ShoalError
-from shoal.assemble import assemble
 from shoal.cli import main
 from shoal.core.measures.divergence import divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import hold_back, withheld
 from shoal.reproduce import reproduce
+from shoal.runs.build import assemble
 from shoal.tables.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
 from shoal.tables.file import SHIPPED, from_keys, read_table, tables
 from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts

@@ -13,7 +13,6 @@ from tiny_parts import KeepMask
 from torch import Tensor, nn
 
 import shoal
-from shoal.assemble import assemble
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.local.device import Site
@@ -35,7 +34,8 @@ from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedkt import FedKT, voted
 from shoal.parts.hybridfl import HybridFL
 from shoal.plugins.smoke_run import tiny_run
-from shoal.recipe import Recipe
+from shoal.runs.build import assemble
+from shoal.runs.recipe import Recipe
 from shoal.storage.memory import Memory
 from shoal.testing import check_pair, close, machine_of, play
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.assemble import assemble
 from shoal.data.dataset import digits
 from shoal.data.population import Population
 from shoal.data.server_data import hold_back
 from shoal.data.splits import parse_split
+from shoal.runs.build import assemble
 
 LABELS = digits().targets.numpy()
 

@@ -20,9 +20,9 @@ from safetensors.torch import save
 import shoal
 from shoal.core.errors import REGISTRY
 from shoal.page.runs import read_run
-from shoal.runner import opened
+from shoal.runs.start import opened
+from shoal.runs.store import Folder
 from shoal.storage.files import read_tree, write_tree
-from shoal.store import Folder
 
 TINY: dict[str, Any] = {"method": "scaffold", "devices": 4, "sample": 2, "steps": "2", "batch": 8}
 PACKAGE = Path(shoal.__file__).parent

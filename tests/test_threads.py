@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import shoal
-from shoal.assemble import assemble
 from shoal.compare import go_on
-from shoal.engines.pick import Pick, read_pick, settled
 from shoal.engines.threads import use_threads
-from shoal.recipe import Recipe
-from shoal.runner import opened
+from shoal.runs.build import assemble
+from shoal.runs.engine_choice import Pick, read_pick, settled
+from shoal.runs.recipe import Recipe
+from shoal.runs.start import opened
 
 SETTING: dict[str, Any] = {"devices": 4, "sample": 2, "split": "iid", "rounds": 1, "steps": "3", "batch": 32}
 """With batches of this size a model like LeNet gives other bits with two threads than with one."""

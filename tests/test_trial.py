@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.assemble import assemble
-from shoal.engines import trial
-from shoal.engines.past_trials import CHANGED, OLD, PastTrials, measure_load
-from shoal.engines.pick import Pick, settled
-from shoal.engines.trial import candidates, decide, find_quickest
-from shoal.recipe import Recipe
+from shoal.runs import engine_trial
+from shoal.runs.build import assemble
+from shoal.runs.engine_choice import Pick, settled
+from shoal.runs.engine_trial import candidates, decide, find_quickest
+from shoal.runs.engine_trial_cache import CHANGED, OLD, PastTrials, measure_load
+from shoal.runs.recipe import Recipe
 
 SERIAL, BATCHED, POOL = Pick("serial"), Pick("batched", 10), Pick("pool", 1, 2)
 
@@ -33,8 +33,8 @@ def test_a_short_run_is_trained_serially_and_says_so(cache, caplog):
 
 
 def test_a_trial_is_made_and_remembered(cache, monkeypatch):
-    monkeypatch.setattr(trial, "SHORT", 0.0)
-    monkeypatch.setattr(trial, "TURN", 0.02)
+    monkeypatch.setattr(engine_trial, "SHORT", 0.0)
+    monkeypatch.setattr(engine_trial, "TURN", 0.02)
     assembly = assemble(Recipe().revised(sample=2, devices=4))
     found = find_quickest(assembly, 2)
     assert found.engine in ("serial", "batched", "pool") and "in a trial of " in found.why

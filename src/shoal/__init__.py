@@ -10,15 +10,15 @@ from shoal.compare import go_on as _go_on
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.export import export
-from shoal.failed_runs import warn_of_failed_runs
-from shoal.handover import given_again, handed_over
-from shoal.history import History
-from shoal.recipe import LIST, Recipe
-from shoal.recipe_values import fit_value
-from shoal.ride import Result, Watcher
-from shoal.runner import resume as _resume
-from shoal.runner import run as _run
+from shoal.runs.export import export
+from shoal.runs.failed_runs import warn_of_failed_runs
+from shoal.runs.given_objects import given_again, handed_over
+from shoal.runs.history import History
+from shoal.runs.recipe import LIST, Recipe
+from shoal.runs.recipe_values import fit_value
+from shoal.runs.session import Result, Watcher
+from shoal.runs.start import resume as _resume
+from shoal.runs.start import run as _run
 
 __version__ = "0.1.0"
 

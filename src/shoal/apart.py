@@ -21,12 +21,12 @@ import torch
 
 from shoal.core.errors import ShoalError, told
 from shoal.core.interrupts import sigterm_stops, stop_error
-from shoal.history import History
 from shoal.luggage import Luggage, luggage_of, unpack_luggage
-from shoal.recipe import Recipe
-from shoal.ride import Result, Watcher
-from shoal.runner import opened
-from shoal.warn_once import warn_once
+from shoal.runs.history import History
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result, Watcher
+from shoal.runs.start import opened
+from shoal.runs.warn_once import warn_once
 
 PATIENCE = 60
 """Seconds that a process has to write down where it is, when it is told to stop."""

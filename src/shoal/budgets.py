@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.ride import Result
+from shoal.runs.session import Result
 
 SPENT = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
 """The columns of a history that count against a budget."""

@@ -19,11 +19,11 @@ from shoal.core.errors import REGISTRY, ShoalError
 from shoal.core.interrupts import sigterm_stops, was_terminated
 from shoal.devices import commands
 from shoal.equal_cost import budget_tables, by_blocks
-from shoal.failed_runs import refuse_all_void, warn_of_failed_runs
-from shoal.history import History
-from shoal.recipe import Recipe, from_file, from_text
 from shoal.reproduce import reproduce as reproduced
-from shoal.ride import Watcher
+from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
+from shoal.runs.history import History
+from shoal.runs.recipe import Recipe, from_file, from_text
+from shoal.runs.session import Watcher
 from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
 
 app = typer.Typer(
@@ -98,7 +98,7 @@ def run(
     given: dict[str, Any],
 ) -> None:
     """Run one method."""
-    from shoal.runner import run as start
+    from shoal.runs.start import run as start
 
     with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
         result = start(resolved(file, sets, given), watcher(progress, log))
@@ -196,7 +196,7 @@ def resume(
     from shoal.compare import go_on
     from shoal.listing import LIST
     from shoal.report import need_plotting
-    from shoal.runner import resume as again
+    from shoal.runs.start import resume as again
 
     whole = (folder / LIST).is_file()
     if workers > 1 and not whole:
@@ -237,7 +237,7 @@ def export(
 
     [bold].safetensors[/bold] holds the tensors alone, also to start another run from (--init).
     """
-    from shoal.export import export as write
+    from shoal.runs.export import export as write
 
     made = write(run, file, force=force)
     if not quiet:
@@ -248,7 +248,7 @@ def watcher(progress: Progress, log: str | None) -> Watcher:
     """Who is told of every round: the bar, and a logger where one is asked for."""
     if not log:
         return progress.row
-    from shoal.loggers import logger
+    from shoal.runs.loggers import logger
 
     also = logger(log)
 

@@ -8,21 +8,21 @@ from statistics import mean, stdev
 from typing import Any
 
 from shoal.apart import apart
-from shoal.assemble import Shelf, assemble
 from shoal.budgets import CHEAPEST, SPENT, Budgets, within
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOPS
-from shoal.engines.pick import Pick, crew_of
-from shoal.handover import is_handed_over, refuse_missing, way_to_resume
 from shoal.listing import Listing, listed_in, write_list
 from shoal.luggage import pickled_model
 from shoal.plugins.load import method_of, strangers_in
-from shoal.recipe import Recipe
-from shoal.ride import Result, Ride, Watcher, drive, spent
-from shoal.runner import BUDGETS, begun, opened, rebudgeted, taken_up
+from shoal.runs.build import Shelf, assemble
+from shoal.runs.engine_choice import Pick, crew_of
+from shoal.runs.given_objects import is_handed_over, refuse_missing, way_to_resume
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result, Ride, Watcher, drive, spent
+from shoal.runs.start import BUDGETS, begun, opened, rebudgeted, taken_up
+from shoal.runs.store import Folder, refuse_taken
+from shoal.runs.warn_once import each_warning_once
 from shoal.storage.durable import remove_strays
-from shoal.store import Folder, refuse_taken
-from shoal.warn_once import each_warning_once
 
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
 """Recipe keys in which runs may differ and still train side by side."""

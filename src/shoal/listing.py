@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shoal.budgets import CHEAPEST, SPENT, Budgets
 from shoal.core.errors import ShoalError
-from shoal.recipe import LIST, Recipe, from_file, from_text, split_pairs
-from shoal.recipe_values import toml
+from shoal.runs.recipe import LIST, Recipe, from_file, from_text, split_pairs
+from shoal.runs.recipe_values import toml
 from shoal.storage.files import write_bytes
 
 LISTED = {kind: f"budget_{kind}" for kind in SPENT}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shoal.recipe import Recipe, from_text
+from shoal.runs.recipe import Recipe, from_text
 from shoal.show import listing
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
@@ -39,8 +39,8 @@ def show(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
 ) -> None:
     """Draw how a data set is spread over devices: shoal data show split=dirichlet:0.1 devices=20."""
-    from shoal.assemble import spread_of
     from shoal.plots import draw_split
+    from shoal.runs.build import spread_of
 
     recipe = Recipe().revised(**from_text(sets or []))
     found = spread_of(recipe)

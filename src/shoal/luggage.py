@@ -9,8 +9,8 @@ from shoal import models
 from shoal.core.errors import ShoalError, told
 from shoal.data.cache import store, stored
 from shoal.data.dataset import HANDED_OVER
-from shoal.handover import HandedOverModel, is_handed_over
-from shoal.recipe import Recipe
+from shoal.runs.given_objects import HandedOverModel, is_handed_over
+from shoal.runs.recipe import Recipe
 
 
 class Luggage(NamedTuple):

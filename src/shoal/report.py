@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from shoal.compare import Comparison
-from shoal.history import History
 from shoal.page import budgets_in, facts, groups_in, render
 from shoal.plots import (
     COLOURS,
@@ -21,6 +20,7 @@ from shoal.plots import (
     need_plotting,
     shown,
 )
+from shoal.runs.history import History
 from shoal.storage.files import write_bytes
 
 __all__ = ["COLOURS", "draw", "need_plotting", "write_report"]

@@ -9,13 +9,13 @@ from typing import Any
 from shoal.compare import played
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.interrupts import STOPS, stop_error
-from shoal.failed_runs import warn_of_failed_runs
-from shoal.history import History, read_history
 from shoal.plugins.load import method_of
-from shoal.recipe import Recipe
-from shoal.ride import Watcher, spent
+from shoal.runs.failed_runs import warn_of_failed_runs
+from shoal.runs.history import History, read_history
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Watcher, spent
+from shoal.runs.store import Folder, refuse_taken
 from shoal.storage.durable import remove_strays
-from shoal.store import Folder, refuse_taken
 from shoal.tables.figures import figures, published, refuse_nowhere
 from shoal.tables.file import RESERVED, read_table
 from shoal.tables.sheet import Sheet

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from shoal.core.errors import unknown
 from shoal.core.ledger import Row
-from shoal.history import History
-from shoal.recipe import Recipe
+from shoal.runs.history import History
+from shoal.runs.recipe import Recipe
 
 BY_BLOCKS = "bytes down, blocks counted alike"
 

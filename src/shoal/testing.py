@@ -28,10 +28,10 @@ from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.workers.fork import Pool
-from shoal.history import plain
 from shoal.plugins.smoke_run import probe, scenes_of, tiny_run, visits_of
-from shoal.recipe import Recipe
-from shoal.store import Folder
+from shoal.runs.history import plain
+from shoal.runs.recipe import Recipe
+from shoal.runs.store import Folder
 
 ROUNDS = 3
 

@@ -18,8 +18,8 @@ from federation import BASE, DEVICES, SHOAL, Nearby, free_port, played, recipe, 
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.remote.keys import AUTHORITY, device_key, make_keys
-from shoal.ride import Result
-from shoal.runner import opened
+from shoal.runs.session import Result
+from shoal.runs.start import opened
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import Link, end, refusal, start, start_node
 from shoal.service.supervisor import ALIVE, Serving, Terms, prepared, rows_of

@@ -18,19 +18,19 @@ import torch
 from ray import cloudpickle
 
 import shoal
-from shoal.assemble import assemble
 from shoal.core.model import tree
 from shoal.core.types import Job, Outcome, Work
 from shoal.engines.base import Crew, Done
-from shoal.engines.pick import Pick, crew_of, read_pick, settled
 from shoal.engines.serial import Serial
-from shoal.engines.trial import candidates
 from shoal.engines.workers.chunking import cut
 from shoal.engines.workers.ray_engine import Cluster, join
 from shoal.engines.workers.tensor_pickle import packed, raw, unpacked
-from shoal.recipe import Recipe
-from shoal.ride import Result, drive
-from shoal.runner import begun
+from shoal.runs.build import assemble
+from shoal.runs.engine_choice import Pick, crew_of, read_pick, settled
+from shoal.runs.engine_trial import candidates
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result, drive
+from shoal.runs.start import begun
 from shoal.testing import close, machine_of, without_wall
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,7 +18,7 @@ from federation import Nearby, played, recipe, rows, seats
 from safetensors.torch import save_file
 
 import shoal
-from shoal.recipe import Recipe
+from shoal.runs.recipe import Recipe
 
 RUN: dict[str, Any] = {
     "devices": 4,

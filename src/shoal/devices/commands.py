@@ -11,11 +11,11 @@ from rich.console import Console
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import stop_error
 from shoal.core.ledger import Row
-from shoal.failed_runs import refuse_all_void
-from shoal.history import read_history
-from shoal.recipe import Recipe, from_file, from_text
 from shoal.remote.engine import LARGEST
 from shoal.remote.keys import AUTHORITY, make_keys
+from shoal.runs.failed_runs import refuse_all_void
+from shoal.runs.history import read_history
+from shoal.runs.recipe import Recipe, from_file, from_text
 from shoal.service.client import Seat
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import PATIENCE, Link, end, proxy_of, refusal, start_node

@@ -10,10 +10,10 @@ import numpy as np
 
 from shoal.budgets import CHEAPEST, Budgets
 from shoal.compare import Comparison
-from shoal.history_rows import METRICS
 from shoal.page.runs import PLACES, Group, Run
 from shoal.plots import cause_colours, cause_order
-from shoal.recipe_values import toml
+from shoal.runs.history_rows import METRICS
+from shoal.runs.recipe_values import toml
 
 POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
 """The most points of a curve, bars of a stack, devices and classes of a split that a page shows."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from shoal.budgets import Budgets
 from shoal.core.errors import ShoalError
-from shoal.history import History, read_history
-from shoal.history_rows import require_amount, require_list, require_number, require_table
 from shoal.listing import LIST, listed_in
-from shoal.recipe import Recipe
+from shoal.runs.history import History, read_history
+from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
+from shoal.runs.recipe import Recipe
+from shoal.runs.store import Folder
 from shoal.storage.files import damaged, disk_errors
 from shoal.storage.strict_json import parse_json
-from shoal.store import Folder
 
 PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
 """Recipe keys that say where and how a run was kept, not what it was."""

@@ -14,7 +14,7 @@ from shoal.core.part import Part
 from shoal.engines.deterministic import deterministic_fault
 from shoal.parts import PRESETS, parts_in, shipped
 from shoal.plugins.smoke_run import Setting, probe
-from shoal.recipe import Recipe
+from shoal.runs.recipe import Recipe
 from shoal.storage.python_file import module_of
 
 

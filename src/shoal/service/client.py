@@ -26,9 +26,9 @@ from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.models import build
 from shoal.plugins.load import method_of
-from shoal.recipe import Recipe
 from shoal.remote.messages import Order, Stamp, answered, excused
 from shoal.remote.tree_bytes import unwrapped, wrapped
+from shoal.runs.recipe import Recipe
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import Memory, Version
 from shoal.storage.python_file import named_in

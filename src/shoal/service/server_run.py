@@ -9,17 +9,17 @@ from time import monotonic, sleep
 import numpy as np
 import torch
 
-from shoal.assemble import assemble, dataset_of, numbers_of
 from shoal.core.errors import ShoalError
 from shoal.core.streams import Streams
 from shoal.engines.host import Machine
-from shoal.engines.pick import Pick
 from shoal.engines.threads import use_threads
-from shoal.recipe import Recipe
 from shoal.remote.engine import LARGEST, Distant, Post, Remote
-from shoal.ride import Result, Ride, Watcher, drive
+from shoal.runs.build import assemble, dataset_of, numbers_of
+from shoal.runs.engine_choice import Pick
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result, Ride, Watcher, drive
+from shoal.runs.store import Folder
 from shoal.service.client import setup_of
-from shoal.store import Folder
 
 log = logging.getLogger("shoal")
 PAUSE = 3.0

@@ -13,12 +13,12 @@ from typing import IO
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.recipe import Recipe
 from shoal.remote.engine import LARGEST
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
+from shoal.runs.recipe import Recipe
+from shoal.runs.store import Folder, claimed
 from shoal.service.processes import Link, end
 from shoal.storage.durable import remove_strays
-from shoal.store import Folder, claimed
 
 ENDING, ALIVE = "ending.json", "loop.pid"
 """Files in a run's folder: what the loop said at its end, and the process that plays it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown
-from shoal.recipe import LARGEST, Recipe
+from shoal.runs.recipe import LARGEST, Recipe
 from shoal.tables.table import Column, Keys, Row, Table, folder_name
 
 SHIPPED = Path(__file__).parent

@@ -9,7 +9,7 @@ from shoal.core.errors import ShoalError
 from shoal.data.dataset import DATASETS
 from shoal.data.noise import NOISE
 from shoal.data.sources import SOURCES
-from shoal.recipe import Recipe
+from shoal.runs.recipe import Recipe
 
 SMOKE = {"devices": 6, "sample": 3, "rounds": 2, "steps": "1", "engine": "serial"}
 """What the scale `smoke` makes of any recipe, before the table's own [smoke]."""

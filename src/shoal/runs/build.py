@@ -36,12 +36,12 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet
-from shoal.handover import refuse_missing
 from shoal.models import build
 from shoal.plugins.load import method_of, probe_strangers
 from shoal.plugins.metrics import metric_makers
 from shoal.plugins.smoke_run import setting_of
-from shoal.recipe import Recipe, amount
+from shoal.runs.given_objects import refuse_missing
+from shoal.runs.recipe import Recipe, amount
 from shoal.storage.files import read_tensors
 from shoal.storage.memory import Memory
 

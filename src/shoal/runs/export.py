@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.formats import Tried, Written, need_onnx, onnx, pt2, safetensors
-from shoal.handover import given_again
-from shoal.ride import Result
+from shoal.runs.export_formats import Tried, Written, need_onnx, onnx, pt2, safetensors
+from shoal.runs.given_objects import given_again
+from shoal.runs.session import Result
+from shoal.runs.trained_model import BATCHES, Trained, trained_in
 from shoal.storage.files import disk_errors, write_bytes
-from shoal.trained import BATCHES, Trained, trained_in
 
 ENDINGS: dict[str, Callable[[Trained], Written]] = {".pt2": pt2, ".onnx": onnx, ".safetensors": safetensors}
 

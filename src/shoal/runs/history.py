@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
+from shoal.runs.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
 from shoal.storage.files import damaged, disk_errors, write_bytes
 
 WALL = ("wall_seconds",)

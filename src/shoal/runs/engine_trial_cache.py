@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.engines.pick import Pick, read_pick
 from shoal.engines.threads import use_threads
+from shoal.runs.engine_choice import Pick, read_pick
 
 if TYPE_CHECKING:
-    from shoal.assemble import Assembly
+    from shoal.runs.build import Assembly
 
 OLD = 7 * 24 * 3600.0
 """Seconds after which a trial is made again."""

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.assemble import Shelf, assemble, dataset_of
 from shoal.core.errors import ShoalError
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params
 from shoal.core.streams import Streams
 from shoal.data.dataset import Dataset
-from shoal.engines.pick import Pick, computing_as, read_pick
-from shoal.handover import refuse_missing, way_to_resume
-from shoal.history import History
-from shoal.recipe import Recipe
-from shoal.ride import Result, blaming
+from shoal.runs.build import Shelf, assemble, dataset_of
+from shoal.runs.engine_choice import Pick, computing_as, read_pick
+from shoal.runs.given_objects import refuse_missing, way_to_resume
+from shoal.runs.history import History
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result, blaming
+from shoal.runs.store import Folder
 from shoal.storage.files import disk_errors
-from shoal.store import Folder
 
 BATCHES = (1, 7)
 """The sizes of the batches on which a file is tried."""

@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.assemble import Shelf, assemble
 from shoal.core.errors import ShoalError
 from shoal.core.server_state import Standing
-from shoal.engines.pick import Pick, computing_as, crew_of, read_pick, recall_pick, settled
-from shoal.handover import keep_first_weights, refuse_missing, way_to_resume
-from shoal.recipe import Recipe
-from shoal.ride import Result, Ride, Watcher, drive
-from shoal.store import Folder
-from shoal.warn_once import each_warning_once, warn_once
+from shoal.runs.build import Shelf, assemble
+from shoal.runs.engine_choice import Pick, computing_as, crew_of, read_pick, recall_pick, settled
+from shoal.runs.given_objects import keep_first_weights, refuse_missing, way_to_resume
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Result, Ride, Watcher, drive
+from shoal.runs.store import Folder
+from shoal.runs.warn_once import each_warning_once, warn_once
 
 BUDGETS = (
     "rounds",

@@ -16,9 +16,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
 from shoal.data.user_data import dataset_of
-from shoal.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.models.user_model import net_of
-from shoal.recipe import LIST, Recipe, from_file
+from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
+from shoal.runs.recipe import LIST, Recipe, from_file
 from shoal.storage.files import disk_errors, write_bytes
 
 log = logging.getLogger("shoal")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from shoal.core.errors import ShoalError, told
-from shoal.trained import BATCHES, Trained
+from shoal.runs.trained_model import BATCHES, Trained
 
 
 class Tried(NamedTuple):

@@ -19,10 +19,10 @@ from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.engines.workers.fork import Pool
 from shoal.engines.workers.malloc import keep_memory
-from shoal.recipe import Recipe
+from shoal.runs.recipe import Recipe
 
 if TYPE_CHECKING:
-    from shoal.assemble import Assembly
+    from shoal.runs.build import Assembly
 
 log = logging.getLogger("shoal")
 LONG = 100_000
@@ -156,7 +156,7 @@ def engine_of(assembly: "Assembly") -> Pick:
         return Pick("batched", usual, threads=threads)
     if recipe.engine == "pool":
         return Pick("pool", usual, cores)
-    from shoal.engines.trial import find_quickest  # which needs picks and crews itself
+    from shoal.runs.engine_trial import find_quickest  # which needs picks and crews itself
 
     return find_quickest(assembly, cores)
 

@@ -22,9 +22,9 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
 from shoal.core.server_state import Standing
-from shoal.handover import way_to_resume
-from shoal.history import History, line, read_history, rewrite
-from shoal.recipe import Recipe, from_file
+from shoal.runs.given_objects import way_to_resume
+from shoal.runs.history import History, line, read_history, rewrite
+from shoal.runs.recipe import Recipe, from_file
 from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged, disk_errors, read_tree, tree_as_bytes
 from shoal.storage.memory import Memory, Version

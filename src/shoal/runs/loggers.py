@@ -12,9 +12,9 @@ from typing import Any
 
 from shoal.core.errors import ShoalError, told, unknown
 from shoal.core.ledger import Row
-from shoal.history import History
-from shoal.recipe import Recipe
-from shoal.ride import Watcher, spent
+from shoal.runs.history import History
+from shoal.runs.recipe import Recipe
+from shoal.runs.session import Watcher, spent
 from shoal.storage.files import disk_errors
 
 Log = Callable[[int, dict[str, float]], None]

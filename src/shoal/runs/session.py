@@ -8,7 +8,6 @@ from time import perf_counter
 
 from torch import nn
 
-from shoal.assemble import Assembly
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import sigterm_stops, stop_error, undisturbed
 from shoal.core.ledger import Row
@@ -19,12 +18,13 @@ from shoal.core.server_state import Standing
 from shoal.core.types import Outcome
 from shoal.engines.base import Crew
 from shoal.engines.host import Machine
-from shoal.engines.pick import Pick, computing_as
-from shoal.handover import way_to_resume
-from shoal.history import History, plain
 from shoal.plugins.load import blamed
-from shoal.recipe import Recipe
-from shoal.store import Folder
+from shoal.runs.build import Assembly
+from shoal.runs.engine_choice import Pick, computing_as
+from shoal.runs.given_objects import way_to_resume
+from shoal.runs.history import History, plain
+from shoal.runs.recipe import Recipe
+from shoal.runs.store import Folder
 
 Watcher = Callable[[Recipe, Row, History], None]
 

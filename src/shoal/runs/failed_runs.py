@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.core.errors import ShoalError
-from shoal.history import History
-from shoal.ride import Result
-from shoal.warn_once import warn_once
+from shoal.runs.history import History
+from shoal.runs.session import Result
+from shoal.runs.warn_once import warn_once
 
 ADVICE = {
     "its update is not finite": "Give a smaller lr or a clip, or inputs of a smaller range.",

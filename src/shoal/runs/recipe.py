@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown
-from shoal.recipe_values import bad_value, fit_value, parse_value, toml
+from shoal.runs.recipe_values import bad_value, fit_value, parse_value, toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 LIST = "compare.toml"

@@ -12,12 +12,12 @@ from shoal.core.model.net import Net
 from shoal.core.types import Work
 from shoal.engines.base import Task
 from shoal.engines.host import Machine
-from shoal.engines.past_trials import PastTrials, measure_load
-from shoal.engines.pick import Pick, computing_as, convolves, crew_of, steps_of
 from shoal.engines.threads import use_threads
+from shoal.runs.engine_choice import Pick, computing_as, convolves, crew_of, steps_of
+from shoal.runs.engine_trial_cache import PastTrials, measure_load
 
 if TYPE_CHECKING:
-    from shoal.assemble import Assembly
+    from shoal.runs.build import Assembly
 
 log = logging.getLogger("shoal")
 SHORT = 20.0
