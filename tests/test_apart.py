@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.apart import stop
-from shoal.compare import go_on
+from shoal.compare.comparison import go_on
+from shoal.compare.parallel import stop
 from shoal.core.errors import ShoalError
 
 

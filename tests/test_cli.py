@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import shoal
 from shoal.cli import main
-from shoal.compare import compare
+from shoal.compare.comparison import compare
 from shoal.core.errors import REGISTRY
 from shoal.core.part import POINTS
 

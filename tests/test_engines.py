@@ -471,7 +471,7 @@ def test_values_that_cannot_be_varied_are_refused():
 
 
 def test_a_comparison_with_varied_values_is_taken_up_again(tmp_path):
-    from shoal.compare import go_on
+    from shoal.compare.comparison import go_on
 
     out = tmp_path / "c"
     first = shoal.compare(["fedavg"], vary=["lr=0.05,0.2"], seeds=2, engine="batched", out=str(out), **SMALL)

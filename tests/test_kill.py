@@ -19,7 +19,7 @@ import torch
 import shoal
 from shoal import Result
 from shoal.cli import main
-from shoal.compare import go_on
+from shoal.compare.comparison import go_on
 from shoal.runs.start import opened
 from shoal.storage import durable
 

@@ -13,7 +13,7 @@ from statistics import mean
 import pytest
 
 from shoal.citations import CITATIONS, cited
-from shoal.compare import compare
+from shoal.compare.comparison import compare
 from shoal.core.errors import ShoalError
 from shoal.parts import shipped
 from shoal.plots import draw_split, highest

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.compare import go_on
+from shoal.compare.comparison import go_on
 from shoal.engines.threads import use_threads
 from shoal.runs.build import assemble
 from shoal.runs.engine_choice import Pick, read_pick, settled

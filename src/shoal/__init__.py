@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.compare import Comparison
-from shoal.compare import compare as _compare
-from shoal.compare import go_on as _go_on
+from shoal.compare.comparison import Comparison
+from shoal.compare.comparison import compare as _compare
+from shoal.compare.comparison import go_on as _go_on
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part

@@ -137,9 +137,9 @@ def compare(
     given: dict[str, Any],
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
-    from shoal.budgets import Budgets
-    from shoal.compare import compare as start
-    from shoal.listing import Listing
+    from shoal.compare.budgets import Budgets
+    from shoal.compare.comparison import compare as start
+    from shoal.compare.spec import Listing
     from shoal.report import need_plotting
 
     if "method" in given:
@@ -193,8 +193,8 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run or a comparison that was stopped."""
-    from shoal.compare import go_on
-    from shoal.listing import LIST
+    from shoal.compare.comparison import go_on
+    from shoal.compare.spec import LIST
     from shoal.report import need_plotting
     from shoal.runs.start import resume as again
 

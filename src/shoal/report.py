@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compare import Comparison
+from shoal.compare.comparison import Comparison
 from shoal.page import budgets_in, facts, groups_in, render
 from shoal.plots import (
     COLOURS,

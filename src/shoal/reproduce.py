@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.compare import played
+from shoal.compare.comparison import played
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.interrupts import STOPS, stop_error
 from shoal.plugins.load import method_of

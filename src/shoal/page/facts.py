@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from shoal.budgets import CHEAPEST, Budgets
-from shoal.compare import Comparison
+from shoal.compare.budgets import CHEAPEST, Budgets
+from shoal.compare.comparison import Comparison
 from shoal.page.runs import PLACES, Group, Run
 from shoal.plots import cause_colours, cause_order
 from shoal.runs.history_rows import METRICS

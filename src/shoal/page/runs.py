@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.budgets import Budgets
+from shoal.compare.budgets import Budgets
+from shoal.compare.spec import LIST, listed_in
 from shoal.core.errors import ShoalError
-from shoal.listing import LIST, listed_in
 from shoal.runs.history import History, read_history
 from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
 from shoal.runs.recipe import Recipe

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from shoal.budgets import CHEAPEST, SPENT, Budgets
+from shoal.compare.budgets import CHEAPEST, SPENT, Budgets
 from shoal.core.errors import ShoalError
 from shoal.runs.recipe import LIST, Recipe, from_file, from_text, split_pairs
 from shoal.runs.recipe_values import toml

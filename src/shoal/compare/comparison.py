@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from shoal.apart import apart
-from shoal.budgets import CHEAPEST, SPENT, Budgets, within
+from shoal.compare.budgets import CHEAPEST, SPENT, Budgets, within
+from shoal.compare.object_transfer import pickled_model
+from shoal.compare.parallel import apart
+from shoal.compare.spec import Listing, listed_in, write_list
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOPS
-from shoal.listing import Listing, listed_in, write_list
-from shoal.luggage import pickled_model
 from shoal.plugins.load import method_of, strangers_in
 from shoal.runs.build import Shelf, assemble
 from shoal.runs.engine_choice import Pick, crew_of

@@ -19,9 +19,9 @@ from time import perf_counter
 
 import torch
 
+from shoal.compare.object_transfer import Luggage, luggage_of, unpack_luggage
 from shoal.core.errors import ShoalError, told
 from shoal.core.interrupts import sigterm_stops, stop_error
-from shoal.luggage import Luggage, luggage_of, unpack_luggage
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, Watcher
@@ -135,7 +135,7 @@ class ToParent(logging.Handler):
 def work(end: Connection, recipes: Sequence[Recipe], luggage: Luggage) -> None:
     """What a process does: its own runs, one after the other or side by side."""
     import shoal.data.noise  # noqa: F401
-    from shoal.compare import alike, brought_to_end
+    from shoal.compare.comparison import alike, brought_to_end
 
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
