@@ -12,12 +12,12 @@ from statistics import mean
 
 import pytest
 
-from shoal.citations import CITATIONS, cited
 from shoal.compare.comparison import compare
 from shoal.core.errors import ShoalError
 from shoal.parts import shipped
-from shoal.plots import draw_split, highest
-from shoal.report import write_report
+from shoal.report.citations import CITATIONS, cited
+from shoal.report.plots import draw_split, highest
+from shoal.report.write import write_report
 from shoal.runs.loggers import KINDS, logger, numbers
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import run
@@ -44,7 +44,7 @@ def place(folders, tmp_path):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Only the page, which is quickly written."""
-    monkeypatch.setattr("shoal.report.draw_all", lambda *_: [])
+    monkeypatch.setattr("shoal.report.write.draw_all", lambda *_: [])
 
 
 def histories(folder: Path) -> list[list[dict]]:

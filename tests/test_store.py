@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 import shoal
 from shoal.core.errors import REGISTRY
-from shoal.page.runs import read_run
+from shoal.report.run_groups import read_run
 from shoal.runs.start import opened
 from shoal.runs.store import Folder
 from shoal.storage.files import read_tree, write_tree

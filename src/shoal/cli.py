@@ -140,7 +140,7 @@ def compare(
     from shoal.compare.budgets import Budgets
     from shoal.compare.comparison import compare as start
     from shoal.compare.spec import Listing
-    from shoal.report import need_plotting
+    from shoal.report.write import need_plotting
 
     if "method" in given:
         raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
@@ -195,7 +195,7 @@ def resume(
     """Go on with a run or a comparison that was stopped."""
     from shoal.compare.comparison import go_on
     from shoal.compare.spec import LIST
-    from shoal.report import need_plotting
+    from shoal.report.write import need_plotting
     from shoal.runs.start import resume as again
 
     whole = (folder / LIST).is_file()
@@ -282,7 +282,7 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
         if told := by_blocks(comparison):
             console.print(f"{BY_BLOCKS}: {told}", markup=False, highlight=False)
     if out:
-        from shoal.report import draw
+        from shoal.report.write import draw
 
         picture = Path(out) / "comparison.png"
         draw(comparison, picture)

@@ -25,7 +25,7 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about runs: curves, split, costs, recipes, papers to cite."""
-    from shoal.report import write_report
+    from shoal.report.write import write_report
 
     for path in write_report(folders, out):
         typer.echo(path)
@@ -39,7 +39,7 @@ def show(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
 ) -> None:
     """Draw how a data set is spread over devices: shoal data show split=dirichlet:0.1 devices=20."""
-    from shoal.plots import draw_split
+    from shoal.report.plots import draw_split
     from shoal.runs.build import spread_of
 
     recipe = Recipe().revised(**from_text(sets or []))

@@ -10,8 +10,8 @@ import numpy as np
 
 from shoal.compare.budgets import CHEAPEST, Budgets
 from shoal.compare.comparison import Comparison
-from shoal.page.runs import PLACES, Group, Run
-from shoal.plots import cause_colours, cause_order
+from shoal.report.plots import cause_colours, cause_order
+from shoal.report.run_groups import PLACES, Group, Run
 from shoal.runs.history_rows import METRICS
 from shoal.runs.recipe_values import toml
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from shoal.compare.comparison import Comparison
-from shoal.page import budgets_in, facts, groups_in, render
-from shoal.plots import (
+from shoal.report.facts import facts
+from shoal.report.page import budgets_in, groups_in, render
+from shoal.report.plots import (
     COLOURS,
     canvas,
     draw_classes,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from shoal.plots import COLOURS
+from shoal.report.plots import COLOURS
 from shoal.show import count, number, seconds, size
 
 Cell = Callable[[dict[str, Any]], str]

@@ -9,11 +9,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from shoal.citations import cited
-from shoal.page.facts import facts, recipe_lines
-from shoal.page.runs import Group, budgets_in, groups_in
-from shoal.page.table import budgets_table, devices_table, results_table, summaries, targets_table
-from shoal.plots import COLOURS
+from shoal.report.citations import cited
+from shoal.report.facts import facts, recipe_lines
+from shoal.report.plots import COLOURS
+from shoal.report.run_groups import Group, budgets_in, groups_in
+from shoal.report.tables import budgets_table, devices_table, results_table, summaries, targets_table
 
 __all__ = ["budgets_in", "facts", "groups_in", "render"]
 
@@ -40,7 +40,7 @@ def render(groups: Sequence[Group], found: dict[str, Any], pictures: str) -> str
 
 
 def asset(name: str) -> str:
-    return files("shoal.page").joinpath(name).read_text(encoding="utf-8")
+    return files("shoal.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def embedded(value: Any) -> str:
