@@ -18,11 +18,11 @@ from shoal.cli import main
 from shoal.core.measures.divergence import divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import hold_back, withheld
-from shoal.reproduce import reproduce
+from shoal.reproduce.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
+from shoal.reproduce.run import reproduce
+from shoal.reproduce.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts
+from shoal.reproduce.table_file import SHIPPED, from_keys, read_table, tables
 from shoal.runs.build import assemble
-from shoal.tables.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
-from shoal.tables.file import SHIPPED, from_keys, read_table, tables
-from shoal.tables.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
 ROUNDS = {"FedDHAD": 500, "FedBIAD": 60, "FedACD": 200, "FedDUMAP": 500, "FedBR": 200}

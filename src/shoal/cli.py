@@ -19,7 +19,7 @@ from shoal.core.errors import REGISTRY, ShoalError
 from shoal.core.interrupts import sigterm_stops, was_terminated
 from shoal.devices import commands
 from shoal.equal_cost import budget_tables, by_blocks
-from shoal.reproduce import reproduce as reproduced
+from shoal.reproduce.run import reproduce as reproduced
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe, from_file, from_text

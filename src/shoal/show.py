@@ -173,7 +173,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     from shoal.data.sources import SOURCES
     from shoal.data.splits import SPLITS
     from shoal.fleet.fleets import FORMS
-    from shoal.tables.file import titles
+    from shoal.reproduce.table_file import titles
 
     known: dict[str, Callable[[], dict[str, str]]] = {
         "methods": lambda: methods(files),

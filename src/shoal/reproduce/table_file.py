@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown
+from shoal.reproduce.table import Column, Keys, Row, Table, folder_name
 from shoal.runs.recipe import LARGEST, Recipe
-from shoal.tables.table import Column, Keys, Row, Table, folder_name
 
-SHIPPED = Path(__file__).parent
+SHIPPED = Path(__file__).with_name("tables")
 OWN = Path("recipes")
 """Where tables are looked for, below the working folder; those found here go before the shipped ones."""
 RESERVED = {"method": "Write it as `run` of a row", "out": "Give it as --out"}

@@ -11,8 +11,8 @@ from statistics import mean, stdev
 
 from shoal.core.errors import ShoalError
 from shoal.core.types import SERVER
+from shoal.reproduce.table import Column, Row, Table
 from shoal.runs.history import History
-from shoal.tables.table import Column, Row, Table
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 NEVER = "never"

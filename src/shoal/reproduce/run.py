@@ -10,16 +10,16 @@ from shoal.compare.comparison import played
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.interrupts import STOPS, stop_error
 from shoal.plugins.load import method_of
+from shoal.reproduce.figures import figures, published, refuse_nowhere
+from shoal.reproduce.sheet import Sheet
+from shoal.reproduce.table import Column, Row, Table
+from shoal.reproduce.table_file import RESERVED, read_table
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.history import History, read_history
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Watcher, spent
 from shoal.runs.store import Folder, refuse_taken
 from shoal.storage.durable import remove_strays
-from shoal.tables.figures import figures, published, refuse_nowhere
-from shoal.tables.file import RESERVED, read_table
-from shoal.tables.sheet import Sheet
-from shoal.tables.table import Column, Row, Table
 
 MARK = "table.json"
 """The file by which the folder of a reproduction is known."""

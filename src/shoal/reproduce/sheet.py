@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.reproduce.figures import DEVIATION, READERS, Figure, Value, reader_of
+from shoal.reproduce.table import Table
 from shoal.storage.files import write_bytes
-from shoal.tables.figures import DEVIATION, READERS, Figure, Value, reader_of
-from shoal.tables.table import Table
 
 MEANINGLESS = (
     "This is the scale smoke: two rounds or so, on noise where the data would have to be downloaded. "
