@@ -25,7 +25,7 @@ from shoal.engines.workers.fork import Pool
 from shoal.runs.build import Assembly, assemble
 from shoal.runs.engine_choice import Pick, crew_of
 from shoal.runs.recipe import Recipe
-from shoal.testing import machine_of
+from shoal.testing.laws import machine_of
 
 JOB = JOBS["small"]
 ROUNDS = 10

@@ -26,7 +26,7 @@ from shoal.remote.engine import Distant, Remote
 from shoal.remote.messages import Order, answered
 from shoal.remote.tree_bytes import unwrapped, wrapped
 from shoal.storage.memory import Memory
-from shoal.testing import Spy, memory_of, play, site_of
+from shoal.testing.laws import Spy, memory_of, play, site_of
 
 MOST = 1 << 24
 Answer = dict[str, Any]

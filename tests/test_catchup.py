@@ -16,7 +16,7 @@ from shoal.core.wire import Link, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import machine_of, play
+from shoal.testing.laws import machine_of, play
 
 
 def ran(method: str, sample: int = 3) -> shoal.Result:

@@ -31,7 +31,7 @@ from shoal.parts.signsgd import SignSGD, vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import memory_of, play
+from shoal.testing.laws import memory_of, play
 
 CODECS: list[Part] = [
     TopK(0.3),

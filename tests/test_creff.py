@@ -27,7 +27,7 @@ from shoal.parts.creff import CReFF, distance, joined, parted
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import Spy, check_pair, play
+from shoal.testing.laws import Spy, check_pair, play
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)
 WEIGHT, BIAS = "b.weight", "b.bias"

@@ -24,7 +24,7 @@ from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, adaptability, evenness, turned
 from shoal.parts.mixup import Mixup, blend
 from shoal.plugins.smoke_run import tiny_run, visits_of
-from shoal.testing import play
+from shoal.testing.laws import play
 
 DOUBLE = torch.float64
 

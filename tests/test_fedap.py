@@ -26,7 +26,7 @@ from shoal.parts.lib.label_counts import counted as labels_of
 from shoal.parts.lib.label_counts import degrees_of
 from shoal.parts.lib.unit_scores import scores
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import play
+from shoal.testing.laws import play
 
 SHAPE = (3, 32, 32)
 

@@ -26,7 +26,7 @@ from shoal.parts.lib.posterior import deviation
 from shoal.parts.lib.row_patterns import best, count, cut_rows, droppable, plan_of, put_rows, shapes_after
 from shoal.parts.lib.submodel_units import rows_of
 from shoal.plugins.smoke_run import scenes_of, tiny_run, visits_of
-from shoal.testing import check_part, close, memory_of, play
+from shoal.testing.laws import check_part, close, memory_of, play
 
 WORDS: dict[str, Any] = {
     "devices": 4,

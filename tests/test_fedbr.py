@@ -29,7 +29,7 @@ from shoal.parts.fedmlb import FedMLB
 from shoal.parts.lib.gmbs import counted, fresh, normalised, picked, rewarded, rewards
 from shoal.parts.lib.hybrid_paths import block_ends, hybrid
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import close, machine_of, play
+from shoal.testing.laws import close, machine_of, play
 
 
 # blocks -------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, judged, share_of, steps_of
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import close, machine_of, play
+from shoal.testing.laws import close, machine_of, play
 
 
 def half_time(part: FedDU, sizes=(5, 3)):

@@ -35,7 +35,7 @@ from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
-from shoal.testing import close, machine_of, memory_of, play
+from shoal.testing.laws import close, machine_of, memory_of, play
 
 PARTS: list[Part] = [BalancedSoftmax(), FedLC(), FedNTD(), FedDecorr(), FedROD()]
 OTHERS: list[Part] = [BalancedSoftmax(0.3), FedLC(0.1), FedNTD(beta=0.5, tau=3.0), FedDecorr(2.0)]

@@ -9,7 +9,7 @@ from tiny_parts import TINY
 from shoal.core.expression import parse
 from shoal.core.part import Part
 from shoal.parts import PRESETS, shipped
-from shoal.testing import check_pair, check_part
+from shoal.testing.laws import check_pair, check_part
 
 OTHER_VALUES = [
     "fedprox(mu=1.5)",

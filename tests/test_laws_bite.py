@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.testing import check_part, resumes_as_if_never_stopped
+from shoal.testing.laws import check_part, resumes_as_if_never_stopped
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def test_expanded_tensors_count_as_what_would_travel():
 
 def test_a_wrong_ledger_is_found(monkeypatch):
     from shoal.core import round
-    from shoal.testing import bytes_are_what_travels
+    from shoal.testing.laws import bytes_are_what_travels
 
     honest = round.cost
     monkeypatch.setattr(round, "cost", lambda *a: honest(*a) | {"bytes_down": honest(*a)["bytes_down"] + 1})

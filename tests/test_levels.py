@@ -19,7 +19,7 @@ from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import check_part, close, machine_of, play
+from shoal.testing.laws import check_part, close, machine_of, play
 
 
 @dataclass(frozen=True)

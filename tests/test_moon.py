@@ -30,7 +30,7 @@ from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
 from shoal.parts.moon import MOON, filled
 from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
-from shoal.testing import Spy, check_pair, close, machine_of, memory_of, play
+from shoal.testing.laws import Spy, check_pair, close, machine_of, memory_of, play
 
 DOUBLE = torch.float64
 

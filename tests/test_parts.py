@@ -28,7 +28,7 @@ from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
 from shoal.parts.trimmed_mean import TrimmedMean
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import memory_of, play, site_of
+from shoal.testing.laws import memory_of, play, site_of
 
 
 def test_fedavg_weighs_by_samples():

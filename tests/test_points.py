@@ -40,7 +40,7 @@ from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
 from shoal.plugins.smoke_run import probe, tiny_run
-from shoal.testing import Spy, memory_of, play
+from shoal.testing.laws import Spy, memory_of, play
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 """Parameters of the tiny net: 4-3-2 with biases, eight bytes each."""

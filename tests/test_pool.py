@@ -34,7 +34,7 @@ from shoal.engines.workers.shared_memory import Arena
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import tiny_run
-from shoal.testing import close, machine_of, memory_of, play, without_wall
+from shoal.testing.laws import close, machine_of, memory_of, play, without_wall
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")

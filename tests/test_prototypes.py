@@ -29,7 +29,7 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
-from shoal.testing import Spy, check_pair, play
+from shoal.testing.laws import Spy, check_pair, play
 
 WEIGHT, READ, SCALE = "b.prototypes.weight", "b.read", "b.scale"
 

@@ -37,7 +37,7 @@ from shoal.plugins.smoke_run import tiny_run
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
 from shoal.storage.memory import Memory
-from shoal.testing import check_pair, close, machine_of, play
+from shoal.testing.laws import check_pair, close, machine_of, play
 
 PARTS: list[Part] = [DataSharing(), HybridFL(), FedDF(), FedKT(), FedDA()]
 COMPOSITIONS = ["datasharing+fedprox", "hybridfl+scaffold", "feddf+fjord", "fedkt+topk(ratio=0.1)", "fedda+feddu"]

@@ -34,7 +34,7 @@ from shoal.parts.lib.submodel_units import first_units, fraction, left, normalis
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
-from shoal.testing import check_pair, machine_of, play
+from shoal.testing.laws import check_pair, machine_of, play
 
 PARTS: list[Part] = [FedDrop(), FjORD(), HeteroFL(), AFD(), FedMP()]
 

@@ -48,7 +48,7 @@ from shoal.parts.lib.weight_masks import (
 )
 from shoal.parts.prunefl import PruneFL, seconds, worthwhile
 from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
-from shoal.testing import Spy, play, site_of
+from shoal.testing.laws import Spy, play, site_of
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]
 BUSY: list[Part] = [

@@ -31,7 +31,7 @@ from shoal.runs.engine_trial import candidates
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, drive
 from shoal.runs.start import begun
-from shoal.testing import close, machine_of, without_wall
+from shoal.testing.laws import close, machine_of, without_wall
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL: dict[str, Any] = dict(devices=6, sample=6, rounds=2, split="dirichlet:0.5", fleet="tiers")
