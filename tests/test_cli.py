@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import shoal
-from shoal.cli import main
+from shoal.cli.commands import main
 from shoal.compare.comparison import compare
 from shoal.core.errors import REGISTRY
 from shoal.core.part import POINTS

@@ -14,9 +14,9 @@ from rich.console import Console
 
 import shoal
 from shoal import History, Recipe, Result
+from shoal.cli.budgets import budget_tables, by_blocks
 from shoal.compare.budgets import Budgets
 from shoal.compare.comparison import Comparison, compare, go_on
-from shoal.equal_cost import budget_tables, by_blocks
 
 TINY: dict[str, Any] = {"devices": 6, "sample": 3, "rounds": 4, "steps": "2", "batch": 8}
 RECIPE = Recipe(**TINY)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from shoal.cli import federation
 from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
-from shoal.devices import commands
 from shoal.models import build
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
@@ -254,15 +254,17 @@ def test_commands_say_what_is_missing(tmp_path):
     named = tmp_path / "cats.csv"
     named.write_text("x,label\n1,cat\n2,dog\n")
     tries = {
-        "No --key was given": lambda: commands.join("host:1", "nowhere"),
-        "There is no key at": lambda: commands.join("host:1", "nowhere", key=tmp_path / "none"),
-        "There is no .*ca.crt": lambda: commands.join("host:1", "nowhere", key=key),
-        "There is no nowhere": lambda: commands.join("host:1", "nowhere", insecure=True),
-        "every device would number": lambda: commands.join("h:1", str(named), tmp_path / "d", insecure=True),
-        "has no ca.crt": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
-        "0 devices": lambda: commands.keys(tmp_path / "keys", devices=0),
-        "0.0.0.0 can be reached": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"),
-        "fl.example.org can be": lambda: commands.server(tmp_path / "r.toml", tmp_path / "run", host="fl.example.org"),
+        "No --key was given": lambda: federation.join("host:1", "nowhere"),
+        "There is no key at": lambda: federation.join("host:1", "nowhere", key=tmp_path / "none"),
+        "There is no .*ca.crt": lambda: federation.join("host:1", "nowhere", key=key),
+        "There is no nowhere": lambda: federation.join("host:1", "nowhere", insecure=True),
+        "every device would number": lambda: federation.join("h:1", str(named), tmp_path / "d", insecure=True),
+        "has no ca.crt": lambda: federation.server(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
+        "0 devices": lambda: federation.keys(tmp_path / "keys", devices=0),
+        "0.0.0.0 can be reached": lambda: federation.server(tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"),
+        "fl.example.org can be": lambda: federation.server(
+            tmp_path / "r.toml", tmp_path / "run", host="fl.example.org"
+        ),
     }
     for problem, command in tries.items():
         with pytest.raises(ShoalError, match=problem):
@@ -274,7 +276,7 @@ def test_other_machines_reach_a_server_by_a_proxy(tmp_path):
     (tmp_path / "r.toml").write_text("devices = 3\nsample = 3\n")
     for host, behind in (("0.0.0.0", True), ("127.0.0.2", False), ("::1", False)):
         with pytest.raises(ShoalError, match="has no ca.crt"):
-            commands.server(tmp_path / "r.toml", tmp_path / "run", tmp_path, host=host, behind_proxy=behind)
+            federation.server(tmp_path / "r.toml", tmp_path / "run", tmp_path, host=host, behind_proxy=behind)
 
 
 def test_an_app_is_checked_before_it_is_run():

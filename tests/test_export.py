@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import shoal
-from shoal.cli import main
+from shoal.cli.commands import main
 from shoal.core.errors import REGISTRY
 from shoal.data.dataset import DATASETS
 from shoal.runs.export import Exported

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal import models
-from shoal.cli import main
+from shoal.cli.commands import main
 from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
 from shoal.data.user_data import dataset_of
@@ -230,7 +230,7 @@ def test_what_is_found_by_its_name_is_not_handed_over(tmp_path):
 def test_a_folder_without_fingerprints_takes_what_it_is_given_and_says_so(tmp_path, whole, caplog):
     out, data = tmp_path / "x", dataset_of(samples())
     datasets.HANDED_OVER["own-0"] = data
-    models.HANDED_OVER["own-0"] = lambda shape, classes: models.own.net_of(seeded(), shape, classes)
+    models.HANDED_OVER["own-0"] = lambda shape, classes: models.user_model.net_of(seeded(), shape, classes)
     recipe = Recipe().revised(method="scaffold", data="own-0", model="own-0", out=str(out), **TINY)
     with pytest.raises(ShoalError, match="Stopped"):
         run(recipe, stop_after(2))

@@ -18,7 +18,7 @@ import torch
 
 import shoal
 from shoal import Result
-from shoal.cli import main
+from shoal.cli.commands import main
 from shoal.compare.comparison import go_on
 from shoal.runs.start import opened
 from shoal.storage import durable
@@ -27,7 +27,7 @@ METHODS = ("fedavg", "scaffold", "feddyn", "fedprox+scaffold+fedavgm")
 TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 24, "steps": "2", "batch": 8, "lr": 0.05}
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "shoal.cli", "torch._dynamo"])
+FORKS.set_forkserver_preload(["pytest", "shoal.cli.commands", "torch._dynamo"])
 """Every process to be killed is a fork of one that has imported everything, which saves seconds each."""
 
 

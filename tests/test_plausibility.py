@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import shoal
-from shoal.cli import main
+from shoal.cli.commands import main
 from shoal.core.errors import REGISTRY
 from shoal.models import build
 

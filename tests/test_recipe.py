@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import shoal
 from shoal import Recipe, ShoalError
-from shoal.cli import resolved
+from shoal.cli.commands import resolved
 from shoal.core.streams import Streams
 from shoal.models import build
 from shoal.runs.build import workload

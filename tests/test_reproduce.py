@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal import History, Recipe, ShoalError
-from shoal.cli import main
+from shoal.cli.commands import main
 from shoal.core.measures.divergence import divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import hold_back, withheld

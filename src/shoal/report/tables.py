@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from shoal.cli.render import count, number, seconds, size
 from shoal.report.plots import COLOURS
-from shoal.show import count, number, seconds, size
 
 Cell = Callable[[dict[str, Any]], str]
 

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.show import number, seconds, size
+from shoal.cli.render import number, seconds, size
 
 
 def budget_tables(comparison) -> list[Table]:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from shoal.cli.render import listing
 from shoal.runs.recipe import Recipe, from_text
-from shoal.show import listing
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
 

@@ -1,4 +1,4 @@
-"""The command line: run, compare, reproduce and resume; what only looks is in `look.py`."""
+"""The command line: run, compare, reproduce and resume; what only looks is in `read_only.py`."""
 
 import inspect
 import json
@@ -14,17 +14,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from shoal import look
+from shoal.cli import federation, read_only
+from shoal.cli.budgets import budget_tables, by_blocks
+from shoal.cli.render import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
 from shoal.core.errors import REGISTRY, ShoalError
 from shoal.core.interrupts import sigterm_stops, was_terminated
-from shoal.devices import commands
-from shoal.equal_cost import budget_tables, by_blocks
 from shoal.reproduce.run import reproduce as reproduced
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe, from_file, from_text
 from shoal.runs.session import Watcher
-from shoal.show import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
 
 app = typer.Typer(
     add_completion=False,
@@ -291,13 +290,13 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
     refuse_all_void(result.history for results in comparison.results.values() for result in results)
 
 
-app.command("list")(look.list_)
-app.command()(commands.keys)
-app.command()(commands.server)
-app.command()(commands.join)
-app.command()(commands.proxy)
-app.command()(look.report)
-app.add_typer(look.data, name="data")
+app.command("list")(read_only.list_)
+app.command()(federation.keys)
+app.command()(federation.server)
+app.command()(federation.join)
+app.command()(federation.proxy)
+app.command()(read_only.report)
+app.add_typer(read_only.data, name="data")
 
 
 def main() -> None:
@@ -326,7 +325,3 @@ def main() -> None:
             f"Please report it with {file.name}; a run with --out can be resumed.", markup=False, soft_wrap=True
         )
         sys.exit(REGISTRY["bug"].code)
-
-
-if __name__ == "__main__":
-    main()
