@@ -22,10 +22,11 @@ test: $(VENV)/test  ## run every test of one machine
 test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, several processes each
 	$(PY) -m pytest tests/distributed -n 0
 
-check: $(VENV)/dev  ## format, lint, types, docs
+check: $(VENV)/dev  ## format, lint, types, imports, docs
 	$(VENV)/bin/ruff format --check src tests benchmarks
 	$(VENV)/bin/ruff check src tests benchmarks
 	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 docs: $(VENV)/dev  ## serve the documentation

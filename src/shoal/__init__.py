@@ -10,6 +10,7 @@ from shoal.compare.comparison import go_on as _go_on
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
+from shoal.core.version import VERSION
 from shoal.runs.export import export
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.given_objects import given_again, handed_over
@@ -20,7 +21,7 @@ from shoal.runs.session import Result, Watcher
 from shoal.runs.start import resume as _resume
 from shoal.runs.start import run as _run
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) -> Result:

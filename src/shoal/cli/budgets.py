@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.render import number, seconds, size
+from shoal.report.quantities import format_number, format_seconds, format_size
 
 
 def budget_tables(comparison) -> list[Table]:
@@ -24,7 +24,7 @@ def budget_tables(comparison) -> list[Table]:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("at equal cost", overflow="fold", min_width=12)
         for at in (column[0] for column in some):
-            told = seconds if at["cost"] == "seconds" else size
+            told = format_seconds if at["cost"] == "seconds" else format_size
             table.add_column(f"within {told(at['budget'])}", justify="right")
         best = [max((at["accuracy"] for at in column if at["seeds"]), default=None) for column in some]
         for nth, (method, results) in enumerate(comparison.results.items()):
@@ -37,11 +37,11 @@ def budget_tables(comparison) -> list[Table]:
 
 def reached(at: Mapping[str, Any], seeds: int) -> str:
     """The mean over the seeds that have a round within the budget, and how many have where not all of them."""
-    told = number(at["accuracy"], 3) + (f" ± {at['spread']:.3f}" if at["spread"] is not None else "")
+    told = format_number(at["accuracy"], 3) + (f" ± {at['spread']:.3f}" if at["spread"] is not None else "")
     return told if at["seeds"] in (0, seeds) else f"{at['seeds']}/{seeds}: {told}"
 
 
 def by_blocks(comparison) -> str:
     """What methods sent down if all blocks of a model were of one size; nothing where none counts so."""
     rows = [row for row in comparison.table() if "bytes_down_by_blocks" in row]
-    return ", ".join(f"{row['method']} {size(row['bytes_down_by_blocks'])}" for row in rows)
+    return ", ".join(f"{row['method']} {format_size(row['bytes_down_by_blocks'])}" for row in rows)

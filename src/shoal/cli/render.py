@@ -17,6 +17,7 @@ from rich.text import Text
 
 from shoal.core.errors import unknown
 from shoal.core.ledger import Row
+from shoal.report.quantities import format_count, format_number, format_seconds, format_size
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 
@@ -69,7 +70,8 @@ class Progress:
             self.tasks[key] = self.bar.add_task(name, total=recipe.rounds, told="")
         accuracy = history.last("accuracy")
         told = f"acc {accuracy:.3f}  " if accuracy is not None else ""
-        told += f"{seconds(history.total('sim_seconds'))} simulated  {size(history.total('bytes_down', 'bytes_up'))}"
+        told += f"{format_seconds(history.total('sim_seconds'))} simulated  "
+        told += format_size(history.total("bytes_down", "bytes_up"))
         if row.get("dropped"):
             told += f"  [yellow]{len(row['dropped'])} dropped[/yellow]"
         if row.get("void"):
@@ -101,13 +103,15 @@ def summary(result) -> Table:
     """The end of one run."""
     history: History = result.history
     table = Table(title=result.recipe.method, show_header=False, title_justify="left")
-    table.add_row("accuracy", number(result.accuracy, 4))
-    table.add_row("loss", number(history.last("loss"), 4))
+    table.add_row("accuracy", format_number(result.accuracy, 4))
+    table.add_row("loss", format_number(history.last("loss"), 4))
     table.add_row("rounds", str(len(history)))
-    table.add_row("sent down / up", f"{size(history.total('bytes_down'))} / {size(history.total('bytes_up'))}")
-    table.add_row("multiply-accumulates", count(history.total("macs_work")))
-    table.add_row("simulated time", seconds(history.total("sim_seconds")))
-    table.add_row("wall time", seconds(history.total("wall_seconds")))
+    table.add_row(
+        "sent down / up", f"{format_size(history.total('bytes_down'))} / {format_size(history.total('bytes_up'))}"
+    )
+    table.add_row("multiply-accumulates", format_count(history.total("macs_work")))
+    table.add_row("simulated time", format_seconds(history.total("sim_seconds")))
+    table.add_row("wall time", format_seconds(history.total("wall_seconds")))
     if result.engine:
         table.add_row("engine", str(result.engine))
     dropped = sum(len(row.get("dropped", ())) for row in history.rows)
@@ -116,13 +120,15 @@ def summary(result) -> Table:
     if result.recipe.target:
         cost = history.to_target(result.recipe.target)
         told = (
-            f"round {cost['rounds']}, {size(cost['bytes'])}, {seconds(cost['sim_seconds'])}" if cost else "not reached"
+            f"round {cost['rounds']}, {format_size(cost['bytes'])}, {format_seconds(cost['sim_seconds'])}"
+            if cost
+            else "not reached"
         )
         table.add_row(f"to {result.recipe.target:g}", told)
     if result.recipe.out:
         table.add_row("folder", result.recipe.out)
     if result.history.last("bytes_down_by_blocks") is not None:
-        table.add_row(BY_BLOCKS, size(result.history.total("bytes_down_by_blocks")))
+        table.add_row(BY_BLOCKS, format_size(result.history.total("bytes_down_by_blocks")))
     return table
 
 
@@ -137,9 +143,9 @@ def comparison_table(comparison) -> Table:
         table.add_column(f"to {comparison.target:g}", justify="right", no_wrap=True)
     top = max((row["accuracy"] for row in rows if row["accuracy"] is not None), default=None)
     for row in rows:
-        told = number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
+        told = format_number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
         cells = [row["method"], f"[bold]{told}[/bold]" if row["accuracy"] == top else told]
-        cells += [size(row["bytes"]), seconds(row["sim_seconds"])]
+        cells += [format_size(row["bytes"]), format_seconds(row["sim_seconds"])]
         if comparison.target:
             cells.append(cost_to_target(row))
         table.add_row(*cells)
@@ -163,7 +169,7 @@ def cost_to_target(row: dict[str, Any]) -> str:
     """The mean over the seeds that reached it, and how many did where not all of them."""
     if not row["reached"]:
         return "not reached"
-    told = f"{row['rounds_to_target']:.0f} rounds, {size(row['bytes_to_target'])}"
+    told = f"{row['rounds_to_target']:.0f} rounds, {format_size(row['bytes_to_target'])}"
     return told if row["reached"] == row["seeds"] else f"{row['reached']}/{row['seeds']}: {told}"
 
 
@@ -222,32 +228,3 @@ def described(thing: Any) -> str:
     first = " ".join((thing.__doc__ or "").strip().split("\n\n")[0].split())
     sentence, dot, _ = first.partition(". ")
     return sentence + dot.strip()
-
-
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def size(nbytes: float) -> str:
-    """Decimal units, as in the papers."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.4g} TB"
-
-
-def count(value: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if value < 1000:
-            return f"{value:.3g}{unit}"
-        value /= 1000
-    return f"{value:.4g}P"
-
-
-def seconds(value: float) -> str:
-    if value < 100:
-        return f"{value:.3g} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

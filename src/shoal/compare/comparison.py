@@ -13,7 +13,8 @@ from shoal.compare.parallel import apart
 from shoal.compare.spec import Listing, listed_in, write_list
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOPS
-from shoal.plugins.load import method_of, strangers_in
+from shoal.engines.part_faults import strangers_in
+from shoal.plugins.load import load_method
 from shoal.runs.build import Shelf, assemble
 from shoal.runs.engine_choice import Pick, crew_of
 from shoal.runs.given_objects import is_handed_over, refuse_missing, way_to_resume
@@ -111,7 +112,7 @@ def compare(
     listing = Listing(tuple(methods), recipe, seeds, tuple(vary), budgets)
     runs = listing.runs()
     for each in runs.values():
-        if strangers_in(method_of(each[0])):
+        if strangers_in(load_method(each[0].method, each[0].parts)):
             assemble(each[0])  # whatever is wrong with one part is told before another method trains
     if workers > 1 and is_handed_over(recipe.model):
         pickled_model(recipe.model)  # what is refused leaves no folder
@@ -159,7 +160,7 @@ def alike(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
     """Recipes that differ only in their seed and in numbers, so that their devices can share programs and calls."""
     groups: dict[tuple, list[Recipe]] = {}
     for recipe in recipes:
-        parts = tuple(type(p) for p in method_of(recipe).parts)
+        parts = tuple(type(p) for p in load_method(recipe.method, recipe.parts).parts)
         groups.setdefault((parts, replace(recipe, method="", seed=0, out="", **NUMBERS)), []).append(recipe)
     for group in groups.values():
         for first in range(0, len(group), AT_ONCE):

@@ -1,42 +1,34 @@
 """Parts from outside the package: a user's own file, or an installed package that offers them."""
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, told
 from shoal.core.expression import parse
 from shoal.core.part import Part
-from shoal.engines.deterministic import deterministic_fault
+from shoal.engines.part_faults import broken, strangers_in
 from shoal.parts import PRESETS, parts_in, shipped
 from shoal.plugins.smoke_run import Setting, probe
-from shoal.runs.recipe import Recipe
 from shoal.storage.python_file import module_of
 
 
-def method_of(recipe: Recipe) -> Method:
-    """The recipe's method.
+def load_method(expression: str, files: Sequence[str] = ()) -> Method:
+    """The method of an expression, with the parts of these files.
 
     Installed packages are asked only for names that nobody else knows, so a broken one harms nobody else.
     """
-    known = shipped() | in_files(recipe.parts)
+    known = shipped() | in_files(files)
     try:
-        method = parse(recipe.method, known, PRESETS)
+        method = parse(expression, known, PRESETS)
     except ShoalError as error:
         installed = in_packages() if error.kind.name == "unknown-name" else {}
         if not installed:
             raise
-        method = parse(recipe.method, installed | known, PRESETS)
+        method = parse(expression, installed | known, PRESETS)
     return method
-
-
-def strangers_in(method: Method) -> list[Part]:
-    """The parts of a method that are not of this package."""
-    return [part for part in method.parts if shipped().get(part.name()) is not type(part)]
 
 
 def probe_strangers(method: Method, kind: str, setting: Callable[[], Setting]) -> None:
@@ -93,24 +85,3 @@ def parts_of(path: Path) -> list[type[Part]]:
     if not found:
         raise broken(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
     return list(found.values())
-
-
-def blamed(error: Exception, method: Method) -> ShoalError | None:
-    """The part of a stranger that an exception came through, if any: it is no bug of ours.
-
-    Nor is an operation that torch refuses because the recipe is `deterministic`, whoever asked for it.
-    """
-    if fault := deterministic_fault(error):
-        return fault
-    files = {inspect.getfile(type(p)): p for p in strangers_in(method)}
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if frame.filename in files:
-            why = f"raises {told(error)} in `{frame.name}`, line {frame.lineno}"
-            return broken(
-                files[frame.filename].name(), f"it {why}", "Correct it there; a run with --out can be resumed."
-            )
-    return None
-
-
-def broken(source: object, why: str, advice: str) -> ShoalError:
-    return ShoalError("bad-part", f"{source} cannot be used: {why}.", advice)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from shoal.cli.render import count, number, seconds, size
 from shoal.report.plots import COLOURS
+from shoal.report.quantities import format_count, format_number, format_seconds, format_size
 
 Cell = Callable[[dict[str, Any]], str]
 
@@ -16,7 +16,9 @@ def summaries(groups: Sequence[dict[str, Any]]) -> str:
     made = []
     for at, group in enumerate(groups):
         row = group["table"]
-        told = f"{row['rounds']:.0f} rounds, {size(row['bytes'])}, {seconds(row['sim_seconds'])} simulated"
+        told = (
+            f"{row['rounds']:.0f} rounds, {format_size(row['bytes'])}, {format_seconds(row['sim_seconds'])} simulated"
+        )
         if row["target"]:
             rounds = f"in {row['rounds_to_target']:.0f} rounds" if row["reached"] else "not reached"
             told += f"; {row['target']:g} {rounds}{some(row)}"
@@ -35,26 +37,26 @@ def results_table(found: dict[str, Any]) -> str:
         ("", "seeds", lambda r: str(r["seeds"])),
         ("", "rounds", lambda r: f"{r['rounds']:.4g}"),
         ("at the end", "accuracy", accuracy),
-        ("at the end", "best", lambda r: number(r["best"], 4)),
+        ("at the end", "best", lambda r: format_number(r["best"], 4)),
     ]
     for metric, name in (("loss", "loss"), ("top3", "top-3"), ("perplexity", "perplexity")):
         if metric in found["metrics"]:
-            columns.append(("at the end", name, lambda r, metric=metric: number(r[metric], 4)))
-    columns.append(("in all", "down", lambda r: size(r["bytes_down"])))
+            columns.append(("at the end", name, lambda r, metric=metric: format_number(r[metric], 4)))
+    columns.append(("in all", "down", lambda r: format_size(r["bytes_down"])))
     by_blocks = any("bytes_down_by_blocks" in group["table"] for group in groups)
     if by_blocks:
         columns.append(("in all", "blocks alike", blocks_alike))
     columns += [
-        ("in all", "up", lambda r: size(r["bytes_up"])),
-        ("in all", "MACs", lambda r: count(r["macs"])),
-        ("in all", "simulated", lambda r: seconds(r["sim_seconds"])),
-        ("in all", "wall", lambda r: seconds(r["wall_seconds"])),
+        ("in all", "up", lambda r: format_size(r["bytes_up"])),
+        ("in all", "MACs", lambda r: format_count(r["macs"])),
+        ("in all", "simulated", lambda r: format_seconds(r["sim_seconds"])),
+        ("in all", "wall", lambda r: format_seconds(r["wall_seconds"])),
     ]
     return table(columns, groups, "Results of every method") + (BY_BLOCKS if by_blocks else "")
 
 
 def blocks_alike(row: dict[str, Any]) -> str:
-    return size(row["bytes_down_by_blocks"]) if "bytes_down_by_blocks" in row else "-"
+    return format_size(row["bytes_down_by_blocks"]) if "bytes_down_by_blocks" in row else "-"
 
 
 BY_BLOCKS = """
@@ -76,9 +78,9 @@ def targets_table(found: dict[str, Any]) -> str:
 
 TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("rounds_to_target", "rounds", lambda v: f"{v:.4g}"),
-    ("sim_seconds_to_target", "simulated", seconds),
-    ("bytes_to_target", "bytes", size),
-    ("macs_to_target", "MACs", count),
+    ("sim_seconds_to_target", "simulated", format_seconds),
+    ("bytes_to_target", "bytes", format_size),
+    ("macs_to_target", "MACs", format_count),
 )
 
 
@@ -86,7 +88,7 @@ def budgets_table(found: dict[str, Any]) -> str:
     """What each method reached within equal costs; nothing where one method is alone and no budget was given."""
     if not found["budgets"]:
         return ""
-    heads = {"seconds": ("within simulated time", seconds), "bytes": ("within bytes, both ways", size)}
+    heads = {"seconds": ("within simulated time", format_seconds), "bytes": ("within bytes, both ways", format_size)}
     columns: list[tuple[str, str, Cell]] = []
     for nth, at in enumerate(found["groups"][0]["table"]["at_budgets"]):
         head, told = heads[at["cost"]]
@@ -116,9 +118,9 @@ def devices_table(groups: Sequence[dict[str, Any]]) -> str:
         if any(v is not None for v in values):
             shown.append({"label": group["label"], "table": dict(zip(("mean", "worst", "spread"), values))})
     columns: list[tuple[str, str, Cell]] = [
-        ("", "mean", lambda r: number(r["mean"], 4)),
-        ("", "worst 10 %", lambda r: number(r["worst"], 4)),
-        ("", "spread", lambda r: number(r["spread"], 4)),
+        ("", "mean", lambda r: format_number(r["mean"], 4)),
+        ("", "worst 10 %", lambda r: format_number(r["worst"], 4)),
+        ("", "spread", lambda r: format_number(r["spread"], 4)),
     ]
     return table(columns, shown, "Accuracy over devices") if shown else ""
 
@@ -146,7 +148,7 @@ def table(columns: Sequence[tuple[str, str, Cell]], groups: Sequence[dict[str, A
 
 
 def accuracy(row: dict[str, Any]) -> str:
-    return number(row["accuracy"], 4) + (f" ± {row['spread']:.4f}" if row["spread"] is not None else "")
+    return format_number(row["accuracy"], 4) + (f" ± {row['spread']:.4f}" if row["spread"] is not None else "")
 
 
 def name_of(group: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.compare.comparison import played
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.interrupts import STOPS, stop_error
-from shoal.plugins.load import method_of
+from shoal.plugins.load import load_method
 from shoal.reproduce.figures import figures, published, refuse_nowhere
 from shoal.reproduce.sheet import Sheet
 from shoal.reproduce.table import Column, Row, Table
@@ -54,7 +54,7 @@ def reproduce(
     refuse_nowhere(table)
     for cell in cells:
         if cell.row.method in asked:
-            method_of(cell.recipes[0])
+            load_method(cell.recipes[0].method, cell.recipes[0].parts)
         for recipe in cell.recipes:
             refuse_other(recipe)
     sheet = Sheet(table, scale, seeds)

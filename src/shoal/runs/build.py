@@ -37,7 +37,7 @@ from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build
-from shoal.plugins.load import method_of, probe_strangers
+from shoal.plugins.load import load_method, probe_strangers
 from shoal.plugins.metrics import metric_makers
 from shoal.plugins.smoke_run import setting_of
 from shoal.runs.given_objects import refuse_missing
@@ -76,7 +76,7 @@ def assemble(
 
     With `elsewhere` devices hold their own samples, and nobody here knows how many.
     """
-    method = method_of(recipe)
+    method = load_method(recipe.method, recipe.parts)
     streams = Streams(recipe.seed)
     place = compute_device(recipe.compute)
     if recipe.deterministic and place.type == "cuda":

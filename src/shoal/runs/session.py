@@ -18,7 +18,7 @@ from shoal.core.server_state import Standing
 from shoal.core.types import Outcome
 from shoal.engines.base import Crew
 from shoal.engines.host import Machine
-from shoal.plugins.load import blamed
+from shoal.engines.part_faults import blamed
 from shoal.runs.build import Assembly
 from shoal.runs.engine_choice import Pick, computing_as
 from shoal.runs.given_objects import way_to_resume

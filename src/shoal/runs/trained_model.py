@@ -13,6 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params
 from shoal.core.streams import Streams
+from shoal.core.version import VERSION
 from shoal.data.dataset import Dataset
 from shoal.runs.build import Shelf, assemble, dataset_of
 from shoal.runs.engine_choice import Pick, computing_as, read_pick
@@ -108,11 +109,9 @@ def trained_in(path: Path) -> Trained:
 
 def facts(recipe: Recipe, history: History) -> dict[str, Any]:
     """What the recipe and the history tell; of paths only the last name, so that a file can be passed on."""
-    from shoal import __version__
-
     judged = [row for row in history.rows if row.get("accuracy") is not None]
     return {
-        "shoal": __version__,
+        "shoal": VERSION,
         "model": Path(recipe.model).name,
         "method": recipe.method,
         "rounds": len(history),

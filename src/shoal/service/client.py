@@ -25,7 +25,7 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.models import build
-from shoal.plugins.load import method_of
+from shoal.plugins.load import load_method
 from shoal.remote.messages import Order, Stamp, answered, excused
 from shoal.remote.tree_bytes import unwrapped, wrapped
 from shoal.runs.recipe import Recipe
@@ -135,7 +135,7 @@ def site_of(setup: dict[str, Any], samples: Samples) -> Site:
     if any(".py" in str(given[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().revised(**given)
-    method: Method = method_of(recipe)
+    method: Method = load_method(recipe.method, recipe.parts)
     streams = Streams(recipe.seed)
     net: Net = build(recipe.model, tuple(setup["shape"]), setup["classes"], streams.number("init"))
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32

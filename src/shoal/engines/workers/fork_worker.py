@@ -18,6 +18,7 @@ import torch
 from shoal.core.errors import ShoalError, told
 from shoal.core.local.device import Site
 from shoal.engines.base import Crew, Task
+from shoal.engines.part_faults import blamed
 from shoal.engines.workers.malloc import keep_memory
 from shoal.engines.workers.shared_memory import Arena
 
@@ -99,8 +100,6 @@ def flush(stream) -> None:
 
 def portable(error: BaseException, sites: Iterable[Site]) -> BaseException:
     """An exception that survives the way: a stranger's part is named here, where it can still be seen."""
-    from shoal.plugins.load import blamed
-
     faults = [blamed(error, site.method) for site in sites] if isinstance(error, Exception) else []
     if not isinstance(error, ShoalError) and any(faults):
         return next(fault for fault in faults if fault)

@@ -1,0 +1,3 @@
+"""The version of this package, for pyproject.toml and for files that outlive it."""
+
+VERSION = "0.1.0"
