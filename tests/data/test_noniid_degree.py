@@ -118,7 +118,7 @@ def test_a_split_has_the_degree_asked_for(target, devices):
 
 
 def test_the_table_in_the_documentation():
-    lines = (Path(__file__).parents[1] / "docs/how-to/splits.md").read_text().split("| degree |\n")[1].splitlines()[1:]
+    lines = (Path(__file__).parents[2] / "docs/how-to/splits.md").read_text().split("| degree |\n")[1].splitlines()[1:]
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[: lines.index("")]]
     assert len(rows) > 15
     for text, smallest, largest, told in rows:

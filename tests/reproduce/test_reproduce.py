@@ -187,7 +187,7 @@ def test_tables_of_a_paper_can_share_their_runs(paper, numbers):
 
 
 def test_the_names_in_recipes_lead_to_the_shipped_tables():
-    own = Path(__file__).parents[1] / "recipes"
+    own = Path(__file__).parents[2] / "recipes"
     assert {file.resolve() for file in own.iterdir() if file.is_symlink()} == {*SHIPPED.resolve().glob("*.toml")}
 
 
@@ -533,7 +533,7 @@ def test_ones_own_table_goes_before_a_shipped_one(here):
 
 
 def test_the_example_in_the_repository():
-    table = read_table(str(Path(__file__).parents[1] / "recipes/digits-table.toml"))
+    table = read_table(str(Path(__file__).parents[2] / "recipes/digits-table.toml"))
     for column in table.columns:
         for row in table.rows:
             assert isinstance(table.recipe(column, row, "full", {}), Recipe)

@@ -267,7 +267,7 @@ def test_a_metric_that_is_not_defined_is_told_once_and_leaves_a_gap(own, caplog)
 
 
 def test_the_metrics_of_the_guide(tmp_path):
-    guide = (Path(__file__).parents[1] / "docs/how-to/recipes.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/how-to/recipes.md").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(guide.split("## A metric of your own")[1].split("```python\n")[1].split("```")[0])
     data = sorted_by_class()
     metrics = (f"{tmp_path}/mine.py:f1", f"{tmp_path}/mine.py:Entropy")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import shoal
 from shoal.runs.recipe import Recipe, from_file
 
-VERSIONS = sorted(p for p in (Path(__file__).parent / "golden").iterdir() if (p / "expected.json").is_file())
+VERSIONS = sorted(p for p in (Path(__file__).parents[1] / "golden").iterdir() if (p / "expected.json").is_file())
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda path: path.name)

@@ -19,7 +19,7 @@ from shoal.models import MODELS, describe
 from shoal.parts import PRESETS, shipped
 from shoal.runs.recipe import Recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
