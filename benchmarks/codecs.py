@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from shoal.core import wire
-from shoal.core.expression import parse
+from shoal.core.expression import parse_method
 from shoal.core.model import tree
-from shoal.core.model.plan import WHOLE, Axis, Cut, Slicer
+from shoal.core.model.plan import WHOLE_MODEL, Axis, Cut, Slicer
 from shoal.core.part import Part
-from shoal.core.streams import Streams
-from shoal.core.wire import Link
+from shoal.core.streams import RandomStreams
+from shoal.core.wire import CodecLink
 from shoal.parts import PRESETS, shipped
 from shoal.parts.lib.row_patterns import best
 
@@ -63,17 +63,17 @@ def timed(
 ) -> tuple[float, float, int]:
     """The fewest seconds to encode and to decode, and the bytes in between."""
     rows = Axis("rows", len(values["t0"]), (Cut("t0", 0),))
-    link = Link("up", 0, 0, WHOLE, Slicer((rows,), values), Streams(0), values)
-    message = wire.pack_message(values, {}, WHOLE, link.slicer, list(values))
+    link = CodecLink("up", 0, 0, WHOLE_MODEL, Slicer((rows,), values), RandomStreams(0), values)
+    message = wire.pack_message(values, {}, WHOLE_MODEL, link.slicer, list(values))
     pattern = best(None, rows.size, 0.5, torch.Generator().manual_seed(0))
     memories = {"fedbiad": {"kept": {"rows": pattern}}}
     encode, decode, size = [], [], 0
     for _ in range(times):
         link = replace(link, known={})
         began = clock()
-        coded, memories = wire.encode(message, codecs, memories, link)
+        coded, memories = wire.encode_message(message, codecs, memories, link)
         middle = clock()
-        wire.decode(coded, codecs, link)
+        wire.decode_message(coded, codecs, link)
         encode.append(middle - began)
         decode.append(clock() - middle)
         size = coded.nbytes
@@ -82,10 +82,10 @@ def timed(
 
 def table(size: int, times: int, clock=perf_counter) -> list[str]:
     values = model_of(size)
-    whole = tree.nbytes(values)
+    whole = tree.count_tree_bytes(values)
     lines = ["| codec | encode, GB/s | decode, GB/s | bytes of the model's |", "| --- | --: | --: | --: |"]
     for text in METHODS:
-        encode, decode, small = timed(parse(text, shipped(), PRESETS).codecs("up"), values, times, clock)
+        encode, decode, small = timed(parse_method(text, shipped(), PRESETS).codecs_for("up"), values, times, clock)
         lines.append(f"| {text} | {whole / encode / 1e9:.2f} | {whole / decode / 1e9:.2f} | {small / whole:.3%} |")
         print(lines[-1], flush=True)
     return lines

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core.model.tree import Tree, nbytes
+from shoal.core.model.tree import Tree, count_tree_bytes
 from shoal.core.part import Part
 from shoal.core.types import Round
 from shoal.data.dataset import DATASETS, Dataset
@@ -71,11 +71,11 @@ def main() -> None:
         loop = replace(assembly.loop, evaluates=lambda row: False)
         standing, rounds = loop.start(assembly.net), 3 * given.devices // (2 * given.sample)
         for number in range(rounds):
-            standing, _ = loop.play(standing, number)
+            standing, _ = loop.play_round(standing, number)
             assembly.memory.commit(number)
             if number % 10 == 9:
                 print(f"{number + 1} of {rounds} rounds, peak {peak():.2f} GB", flush=True)
-        one = nbytes(assembly.memory.get(0))
+        one = count_tree_bytes(assembly.memory.get(0))
     line = (
         f"{given.devices} devices remember {one / 1e6:.1f} MB each, {one * given.devices / 1e9:.1f} GB in all; "
         f"{rounds} rounds of {given.sample} in {perf_counter() - began:.0f} s, peak RAM {peak():.2f} GB."

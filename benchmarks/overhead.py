@@ -41,11 +41,11 @@ def played(recipe: Recipe, rounds: int) -> tuple[float, float]:
     standing, server, devices = loop.start(assembly.net), [], []
     for number in range(rounds + 1):
         began = perf_counter()
-        asked = loop.ask(standing, number)
+        asked = loop.open_round(standing, number)
         told = perf_counter()
-        outcomes = loop.engine.fit(asked.wanted)
+        outcomes = loop.engine.fit(asked.jobs_to_train)
         back = perf_counter()
-        standing, _ = loop.take(asked, outcomes, back - told)
+        standing, _ = loop.close_round(asked, outcomes, back - told)
         server.append(told - began + perf_counter() - back)
         devices.append(back - told)
         assembly.memory.commit(number)

@@ -30,7 +30,7 @@ def measure(devices: int, rounds: int) -> None:
     spent = []
     for number in range(rounds + 1):
         began = time.perf_counter()
-        standing, _ = assembly.loop.play(standing, number)
+        standing, _ = assembly.loop.play_round(standing, number)
         spent.append(time.perf_counter() - began)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"devices": devices, "start": start, "round": median(spent[1:]), "memory": memory}))

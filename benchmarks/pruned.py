@@ -13,10 +13,10 @@ from time import perf_counter
 
 import torch
 
-from shoal.core.local.step import autograd, mean_loss
+from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
-from shoal.core.types import Batch, Scored
+from shoal.core.types import Batch, BatchScore
 from shoal.models import build
 from shoal.parts.lib.filter_choice import kept_filters, layer_rates
 from shoal.parts.lib.unit_scores import scores
@@ -38,12 +38,12 @@ def buffers_of(net: Net) -> dict[str, torch.Tensor]:
 def step(net: Net, batch: Batch) -> float:
     """Seconds of one pass forward and back."""
 
-    def score(params, batch) -> Scored:
-        logits, features, taps, buffers = net.apply(buffers_of(net) | params, batch.inputs, training=True)
-        return Scored(mean_loss(logits, batch), logits, features, taps, buffers, {})
+    def score(params, batch) -> BatchScore:
+        logits, features, taps, buffers = net.forward(buffers_of(net) | params, batch.inputs, training=True)
+        return BatchScore(compute_mean_loss(logits, batch), logits, features, taps, buffers, {})
 
     began = perf_counter()
-    autograd(score, {k: net.initial[k] for k in net.trainable}, batch)
+    compute_autograd_gradient(score, {k: net.initial[k] for k in net.trainable}, batch)
     return perf_counter() - began
 
 

@@ -69,7 +69,7 @@ def seconds(assembly: Assembly, crew: Crew, rounds: int) -> float:
     loop = replace(assembly.loop, evaluates=lambda row: False)
     standing, began = loop.start(assembly.net), perf_counter()
     for number in range(rounds):
-        standing, _ = loop.play(standing, number)
+        standing, _ = loop.play_round(standing, number)
     return perf_counter() - began
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core.model.net import deepcopy_of
+from shoal.core.model.net import copy_module
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.models import build
 from shoal.runs.build import assemble
@@ -54,7 +54,7 @@ class Plain:
 
     def __init__(self, job: Job, data: Dataset):
         self.job, self.data = job, data
-        self.model = deepcopy_of(build(job.model, job.shape, 10, seed=0)).train()
+        self.model = copy_module(build(job.model, job.shape, 10, seed=0)).train()
         self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(data.targets), generator=self.generator)
@@ -101,7 +101,7 @@ class Shoal:
         self.number = 0
 
     def round(self) -> None:
-        after, _ = self.assembly.loop.play(self.standing, self.number)
+        after, _ = self.assembly.loop.play_round(self.standing, self.number)
         self.assembly.memory.commit(self.number)
         self.standing, self.number = after, self.number + 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.data.dataset import digits
 from shoal.engines.host import Machine
 from shoal.remote.engine import LARGEST
@@ -62,7 +62,7 @@ def samples_file(folder: Path, device: int, **more: object) -> str:
     """A Python file that loads what a device holds in the simulation of a recipe."""
     assembly = assemble(Recipe().revised(**BASE | more))
     assert isinstance(assembly.loop.engine, Machine)
-    site: Site = assembly.loop.engine.site
+    site: TrainingSetup = assembly.loop.engine.site
     index, data = site.samples(device).index, digits()
     np.savez(folder / f"{device}.npz", x=data.inputs[index].numpy(), y=data.targets[index].numpy())
     code = f"""

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.compose import compose
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.server_state import Standing
-from shoal.core.streams import Streams
-from shoal.core.types import Batch, Local, Optimiser, Samples, Scored, Scorer, Work
+from shoal.core.server_state import ServerState
+from shoal.core.streams import RandomStreams
+from shoal.core.types import Batch, BatchScore, Local, Optimiser, Samples, Scorer, Work
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
@@ -33,7 +33,7 @@ class Squared(Part):
     replaces_loss: ClassVar = True
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def half(params: Params, batch: Batch) -> Scored:
+        def half(params: Params, batch: Batch) -> BatchScore:
             output = (batch.inputs * params["weight"]).sum(-1)
             scored = inner(params, batch)
             return scored._replace(loss=batch.mean((output - batch.targets[0][0]).square() / 2))
@@ -64,7 +64,7 @@ def one_weight(
 ) -> tuple[list[float], list[float], list[dict]]:
     """The weight that is broadcast and the one that is judged after each round, and the rows; from w = 0."""
     net = Net(OneWeight(), (1,), 8)
-    method, streams = compose([*parts, Squared()]), Streams(0)
+    method, streams = compose([*parts, Squared()]), RandomStreams(0)
     ends = np.cumsum([0, *map(len, targets)])
     y = torch.tensor([v for own in targets for v in own])
     scale = torch.ones(len(targets)) if x is None else torch.tensor(x)
@@ -76,7 +76,7 @@ def one_weight(
     sizes = np.array([len(own) for own in targets])
     loop = Loop(
         method,
-        Machine(Site(method, net, streams, optimiser, samples), Memory(), Serial()),
+        Machine(TrainingSetup(method, net, streams, optimiser, samples), Memory(), Serial()),
         Uniform(),
         streams,
         sizes,
@@ -87,9 +87,9 @@ def one_weight(
         optimiser,
     )
     sent, judged, rows = [], [], []
-    standing: Standing = loop.start(net)
+    standing: ServerState = loop.start(net)
     for number in range(rounds):
-        standing, row = loop.play(standing, number)
+        standing, row = loop.play_round(standing, number)
         assert isinstance(loop.engine, Machine)
         loop.engine.memory.commit(number)
         sent.append(float(standing.params["weight"]))

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.net import Net, copy_module
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Device, Local, Round, Samples, Scored, Scorer
-from shoal.core.wire import REQUEST, Link, Message, bits, unbits
+from shoal.core.types import SERVER, BatchScore, Device, Local, Round, Samples, Scorer
+from shoal.core.wire import REQUEST, CodecLink, Message, pack_bits, unpack_bits
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ExtraLayer(Part):
 
     def model(self, net: Net) -> Net:
         module = nn.Sequential()
-        module.add_module("inner", deepcopy_of(net))
+        module.add_module("inner", copy_module(net))
         module.add_module("scale", Scale(net.classes))
         inner = lambda axes: tuple(  # noqa: E731
             replace(a, cuts=tuple(replace(c, tensor=f"inner.{c.tensor}") for c in a.cuts)) for a in axes
@@ -124,10 +124,10 @@ class AskLoss(Part):
         return {d: dict(asked) for d in round.devices}, state
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        if not device.asked("loss"):
+        if not device.has_request("loss"):
             return {}
-        batch = device.samples.all()
-        logits = device.net.apply(params, batch.inputs)[0]
+        batch = device.samples.take_all()
+        logits = device.net.forward(params, batch.inputs)[0]
         return {"loss": nn.functional.cross_entropy(logits, batch.targets[0][0]).detach().float()}
 
     def init_server(self, round: Round) -> Tree:
@@ -143,7 +143,7 @@ class Twice(Part):
     """data: every sample counts twice."""
 
     def data(self, samples: Samples, memory: Tree, device: Device) -> Samples:
-        return samples.joined(samples)
+        return samples.join(samples)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class OwnLoss(Part):
     replaces_loss: ClassVar = True
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def squared(params: Params, batch) -> Scored:
+        def squared(params: Params, batch) -> BatchScore:
             scored = inner(params, batch)
             classes = torch.arange(scored.logits.shape[-1])
             hot = (batch.targets[0][0][:, None] == classes).to(scored.logits.dtype)
@@ -189,7 +189,7 @@ class KeepMask(Part):
             "seen": torch.zeros((), dtype=params[first].dtype),
         }
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         return update, state | {"seen": state["seen"] + scored.loss}
 
 
@@ -201,25 +201,25 @@ class DropRows(Part):
     directions: ClassVar = frozenset({"up", "down"})
     codes_delta: ClassVar = False
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         body = dict(message.body)
         for name in self.coded(link.shapes):
             kept = torch.ones(link.shapes[name][0], dtype=torch.bool)
             kept[0] = False
-            body[name] = body[name] | {"value": body[name]["value"][1:], "rows": bits(kept)}
+            body[name] = body[name] | {"value": body[name]["value"][1:], "rows": pack_bits(kept)}
         return replace(message, body=body), {"sent": memory.get("sent", 0) + 1}
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         def fewer(name: str) -> torch.Size:
-            kept = unbits(message.body[name]["rows"], shapes[name][:1]).sum()
+            kept = unpack_bits(message.body[name]["rows"], shapes[name][:1]).sum()
             return torch.Size([int(kept), *shapes[name][1:]])
 
         return shapes | {name: fewer(name) for name in self.coded(shapes)}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body = dict(message.body)
         for name in self.coded(link.shapes):
-            kept = unbits(body[name]["rows"], link.shapes[name][:1])
+            kept = unpack_bits(body[name]["rows"], link.shapes[name][:1])
             full = torch.zeros(link.shapes[name], dtype=body[name]["value"].dtype)
             full[kept] = body[name]["value"]
             covered = kept.view(-1, *[1] * (full.dim() - 1)).expand(full.shape)
@@ -237,20 +237,20 @@ class Largest(Part):
 
     stage: ClassVar = "sparsify"
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         names = list(message.body)
         owed = memory.get("owed") or {k: torch.zeros_like(link.like[k]) for k in names}
-        values = {k: message.body[k]["value"] + v for k, v in link.lower(owed).items()}
+        values = {k: message.body[k]["value"] + v for k, v in link.reduce_from_full(owed).items()}
         at = {k: v.flatten().abs().topk((v.numel() + 1) // 2).indices.sort().values for k, v in values.items()}
         rest = {k: v.flatten().index_fill(0, at[k], 0).view(v.shape) for k, v in values.items()}
-        seen, left = link.lift({k: torch.ones_like(v) for k, v in values.items()}), link.lift(rest)
+        seen, left = link.expand_to_full({k: torch.ones_like(v) for k, v in values.items()}), link.expand_to_full(rest)
         body = {k: message.body[k] | {"value": v.flatten()[at[k]], "at": at[k].int()} for k, v in values.items()}
         return replace(message, body=body), {"owed": {k: torch.where(seen[k] > 0, left[k], owed[k]) for k in names}}
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         return {name: torch.Size([(shape.numel() + 1) // 2]) for name, shape in shapes.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body = {}
         for name, entry in message.body.items():
             flat = torch.zeros(link.shapes[name].numel(), dtype=entry["value"].dtype)
@@ -272,11 +272,11 @@ class Half(Part):
     directions: ClassVar = frozenset({"up", "down"})
     codes_delta: ClassVar = False
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
-        return message.values(**{k: e["value"].float() for k, e in message.body.items()}), memory
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
+        return message.with_values(**{k: e["value"].float() for k, e in message.body.items()}), memory
 
-    def decode(self, message: Message, link: Link) -> Message:
-        return message.values(**{k: e["value"].double() for k, e in message.body.items()})
+    def decode(self, message: Message, link: CodecLink) -> Message:
+        return message.with_values(**{k: e["value"].double() for k, e in message.body.items()})
 
     def error(self, value: Tensor) -> Tensor:
         return value.abs() * 2**-24

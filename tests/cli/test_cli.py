@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import shoal
 from shoal.cli.commands import main
 from shoal.compare.comparison import compare
-from shoal.core.errors import REGISTRY
+from shoal.core.errors import ERROR_KINDS
 from shoal.core.part import POINTS
 
 SMALL = "--devices 4 --sample 2 --steps 2 --batch 8".split()
@@ -59,7 +59,7 @@ def _shoal(capsys, monkeypatch, tmp_path) -> Shoal:
 
 def assert_refused(said: Said, kind: str, *words: str) -> None:
     """Its own exit code, its kind by name, at most three lines, no traceback, and the words that matter."""
-    assert (said.code, said.kind) == (REGISTRY[kind].code, kind), said.err
+    assert (said.code, said.kind) == (ERROR_KINDS[kind].code, kind), said.err
     assert len(said.err.splitlines()) <= 3 and "Traceback" not in said.err
     assert said.out == ""
     for word in words:
@@ -406,7 +406,7 @@ def test_a_compute_device_that_is_not_there(shoal_):
 def test_a_name_that_is_no_text(shoal_):
     """Linux allows names that are not UTF-8; Python passes them on as lone surrogates."""
     said = shoal_("run", *TINY, "-q", "--out", os.fsdecode(b"run-\xff"))
-    assert said.code in (0, REGISTRY["bad-value"].code, REGISTRY["disk"].code), said.err
+    assert said.code in (0, ERROR_KINDS["bad-value"].code, ERROR_KINDS["disk"].code), said.err
 
 
 def test_a_folder_that_is_taken(shoal_):
@@ -439,7 +439,7 @@ def test_an_export_to_nowhere(shoal_):
 @pytest.mark.parametrize("words", [["nonsense"], ["run", "--nonsense"], ["run", "--rounds", "x"], ["resume"]])
 def test_a_command_line_that_cannot_be_read(shoal_, words):
     said = shoal_(*words)
-    assert said.code == REGISTRY["usage"].code and "Traceback" not in said.err
+    assert said.code == ERROR_KINDS["usage"].code and "Traceback" not in said.err
 
 
 # parts of one's own ---------------------------------------------------------------------------------------------------
@@ -656,7 +656,7 @@ def test_a_value_of_a_type_that_cannot_be_written(shoal_, value):
     """A field may be of any type; what cannot be given on the command line is told."""
     Path("mine.py").write_text(HEAD + "    size: int | None = None\n")
     said = shoal_("run", "--method", value, "--parts", "mine.py", *TINY, "-q")
-    assert said.code == 0 or said.code in (REGISTRY["bad-value"].code, REGISTRY["bad-part"].code), said.err
+    assert said.code == 0 or said.code in (ERROR_KINDS["bad-value"].code, ERROR_KINDS["bad-part"].code), said.err
 
 
 def installed(folder: Path, target: str, text: str = MINE) -> Path:

@@ -12,13 +12,13 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import Method
-from shoal.core.local.step import Rule, Scene, advance, autograd
+from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.model.plan import Axis, Cut, Plan, Slicer, spread
-from shoal.core.streams import Streams
+from shoal.core.model.plan import Axis, Cut, Plan, Slicer, expand_unit_indices
+from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, Optimiser
-from shoal.core.wire import Message, bits, unbits
+from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import digits as load_digits
 from shoal.models import build
@@ -30,18 +30,21 @@ from shoal.runs.recipe import Recipe
 
 
 def test_streams_differ_by_every_coordinate_and_repeat():
-    one = Streams(1)
+    one = RandomStreams(1)
     numbers = {
-        one.number("a", 0, 0),
-        one.number("b", 0, 0),
-        one.number("a", 1, 0),
-        one.number("a", 0, 1),
-        Streams(2).number("a", 0, 0),
-        one.number("a/0", 0, 0),
+        one.derive_seed("a", 0, 0),
+        one.derive_seed("b", 0, 0),
+        one.derive_seed("a", 1, 0),
+        one.derive_seed("a", 0, 1),
+        RandomStreams(2).derive_seed("a", 0, 0),
+        one.derive_seed("a/0", 0, 0),
     }
     assert len(numbers) == 6
-    assert torch.equal(torch.rand(3, generator=one.torch("a", 2, 3)), torch.rand(3, generator=one.torch("a", 2, 3)))
-    assert one.numpy("a", 2, 3).random() == one.numpy("a", 2, 3).random()
+    assert torch.equal(
+        torch.rand(3, generator=one.make_torch_generator("a", 2, 3)),
+        torch.rand(3, generator=one.make_torch_generator("a", 2, 3)),
+    )
+    assert one.make_numpy_generator("a", 2, 3).random() == one.make_numpy_generator("a", 2, 3).random()
 
 
 # trees ----------------------------------------------------------------------------------------------------------------
@@ -71,17 +74,17 @@ def test_a_tree_survives_being_written(tmp_path_factory, made):
 
     path = tmp_path_factory.mktemp("tree") / "tree.safetensors"
     write_tree(path, made)
-    assert tree.same(read_tree(path), made)
+    assert tree.is_same_tree(read_tree(path), made)
 
 
 def test_a_tree_that_is_no_tree_cannot_be_written():
     with pytest.raises(TypeError, match="may hold"):
-        tree.pack({"x": {1, 2}})
+        tree.pack_tree({"x": {1, 2}})
 
 
 def test_same_sees_every_difference():
     a = {"x": torch.zeros(2), "n": [1, (2.0,)]}
-    assert tree.same(a, {"x": torch.zeros(2), "n": [1, (2.0,)]})
+    assert tree.is_same_tree(a, {"x": torch.zeros(2), "n": [1, (2.0,)]})
     for b in (
         {"x": torch.zeros(2, dtype=torch.float64), "n": [1, (2.0,)]},
         {"x": torch.ones(2), "n": [1, (2.0,)]},
@@ -89,7 +92,7 @@ def test_same_sees_every_difference():
         {"x": torch.zeros(2), "n": [True, (2.0,)]},
         {"n": [1, (2.0,)], "x": torch.zeros(2)},
     ):
-        assert not tree.same(a, b)
+        assert not tree.is_same_tree(a, b)
 
 
 # plans ----------------------------------------------------------------------------------------------------------------
@@ -97,9 +100,9 @@ def test_same_sees_every_difference():
 
 def test_units_spread_over_spans_and_copies():
     axis = Axis("h", 3, ())
-    assert spread(torch.tensor([0, 2]), axis, Cut("w", 0)).tolist() == [0, 2]
-    assert spread(torch.tensor([0, 2]), axis, Cut("w", 0, span=2)).tolist() == [0, 1, 4, 5]
-    assert spread(torch.tensor([0, 2]), axis, Cut("w", 0, copies=2)).tolist() == [0, 2, 3, 5]
+    assert expand_unit_indices(torch.tensor([0, 2]), axis, Cut("w", 0)).tolist() == [0, 2]
+    assert expand_unit_indices(torch.tensor([0, 2]), axis, Cut("w", 0, span=2)).tolist() == [0, 1, 4, 5]
+    assert expand_unit_indices(torch.tensor([0, 2]), axis, Cut("w", 0, copies=2)).tolist() == [0, 2, 3, 5]
 
 
 units = st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True).map(lambda u: torch.tensor(sorted(u)))
@@ -120,7 +123,7 @@ def test_what_is_taken_is_placed_back_where_it_was(h, g, seed, masked):
     assert small["b"].shape == (2 * len(g), 2 * len(h)) and torch.equal(small["c"], full["c"])
     back = slicer.place(small, full, plan)
     for name, value in full.items():
-        covered = slicer.covered(name, value, plan)
+        covered = slicer.covered_mask(name, value, plan)
         assert covered is not None or name == "c"
         expected = value if covered is None else torch.where(covered, value, 0)
         assert torch.equal(back[name], expected)
@@ -147,10 +150,12 @@ def test_masked_and_sliced_models_are_the_same(make):
     lr = {"lr": torch.tensor(0.1, dtype=torch.float64)}
     ends = []
     for each, start, mask in ((net, masked, masks), (small, cut, {})):
-        rule = Rule(each, Method(), Optimiser(momentum=0.9, weight_decay=0.01))
-        course = rule.start(start, {})
+        rule = StepRule(each, Method(), Optimiser(momentum=0.9, weight_decay=0.01))
+        course = rule.init_state(start, {})
         for _ in range(3):
-            course, _ = advance(rule, course, Batch(x, ((y, None),)), Scene(start, {}, lr, {}, mask), autograd)
+            course, _ = advance(
+                rule, course, Batch(x, ((y, None),)), StepContext(start, {}, lr, {}, mask), compute_autograd_gradient
+            )
         ends.append(course.params)
     torch.testing.assert_close(net.slicer.take(ends[0], plan), ends[1])
 
@@ -174,13 +179,13 @@ def test_a_net_runs_with_any_parameters_and_never_trains_its_own():
     net = build("mlp", (1, 8, 8), 10, seed=1)
     before = {k: v.clone() for k, v in net.initial.items()}
     x = torch.randn(4, 1, 8, 8)
-    zero = tree.zeros(net.initial)
-    assert net.apply(zero, x)[0].abs().max() == 0
+    zero = tree.make_zeros(net.initial)
+    assert net.forward(zero, x)[0].abs().max() == 0
     plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     plain.load_state_dict(dict(zip(plain.state_dict(), net.initial.values())))
-    torch.testing.assert_close(net.apply(net.initial, x)[0], plain(x))
-    torch.testing.assert_close(net.apply(net.initial, x)[1], plain[:3](x))
-    assert tree.same(net.initial, before)
+    torch.testing.assert_close(net.forward(net.initial, x)[0], plain(x))
+    torch.testing.assert_close(net.forward(net.initial, x)[1], plain[:3](x))
+    assert tree.is_same_tree(net.initial, before)
 
 
 def test_first_weights_depend_on_the_seed_alone():
@@ -190,8 +195,8 @@ def test_first_weights_depend_on_the_seed_alone():
     drawn = torch.rand(1)
     torch.manual_seed(6)
     two = build("lenet", (1, 8, 8), 10, seed=1).initial
-    assert tree.same(one, two) and torch.equal(torch.rand(1), drawn)
-    assert not tree.same(one, build("lenet", (1, 8, 8), 10, seed=2).initial)
+    assert tree.is_same_tree(one, two) and torch.equal(torch.rand(1), drawn)
+    assert not tree.is_same_tree(one, build("lenet", (1, 8, 8), 10, seed=2).initial)
 
 
 def batch_normed() -> Net:
@@ -203,15 +208,15 @@ def test_batch_norm_moves_its_buffers_as_an_ordinary_module_does():
     net = batch_normed()
     plain = batch_normed().module.train()
     optimiser = torch.optim.SGD(plain.parameters(), lr=0.1)
-    rule = Rule(net, Method(), Optimiser())
-    course = rule.start(net.initial, {})
+    rule = StepRule(net, Method(), Optimiser())
+    course = rule.init_state(net.initial, {})
     for _ in range(3):
         x, y = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 2, (5,))
         optimiser.zero_grad()
         F.cross_entropy(plain(x), y).backward()
         optimiser.step()
-        scene = Scene(net.initial, {}, {"lr": torch.tensor(0.1, dtype=torch.float64)}, {}, {})
-        course, _ = advance(rule, course, Batch(x, ((y, None),)), scene, autograd)
+        scene = StepContext(net.initial, {}, {"lr": torch.tensor(0.1, dtype=torch.float64)}, {}, {})
+        course, _ = advance(rule, course, Batch(x, ((y, None),)), scene, compute_autograd_gradient)
     torch.testing.assert_close(course.params | course.buffers, plain.state_dict())
     assert int(net.initial["1.num_batches_tracked"]) == 0
 
@@ -226,8 +231,8 @@ def test_training_equals_a_plain_pytorch_loop(optimiser):
     net = replace(net, module=net.module.double())
     plain = build("lenet", (1, 8, 8), 10, seed=1).module.double().train()
     sgd = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=optimiser.momentum, weight_decay=optimiser.weight_decay)
-    rule = Rule(net, Method(), optimiser)
-    course = rule.start(net.initial, {})
+    rule = StepRule(net, Method(), optimiser)
+    course = rule.init_state(net.initial, {})
     for _ in range(4):
         x, y = torch.randn(5, 1, 8, 8, dtype=torch.float64), torch.randint(0, 10, (5,))
         sgd.zero_grad()
@@ -235,27 +240,27 @@ def test_training_equals_a_plain_pytorch_loop(optimiser):
         if optimiser.clip:
             nn.utils.clip_grad_norm_(plain.parameters(), optimiser.clip)
         sgd.step()
-        scene = Scene(net.initial, {}, {"lr": torch.tensor(0.1, dtype=torch.float64)}, {}, {})
-        course, _ = advance(rule, course, Batch(x, ((y, None),)), scene, autograd)
+        scene = StepContext(net.initial, {}, {"lr": torch.tensor(0.1, dtype=torch.float64)}, {}, {})
+        course, _ = advance(rule, course, Batch(x, ((y, None),)), scene, compute_autograd_gradient)
     torch.testing.assert_close(course.params, {k: v.detach() for k, v in plain.state_dict().items()})
 
 
 def test_several_targets_share_a_loss():
     """Mixup's form: the loss of each list of targets with its weight."""
     net = build("mlp", (4,), 3, seed=0)
-    score = Rule(net, Method(), Optimiser()).scorer({})
+    score = StepRule(net, Method(), Optimiser()).make_scorer({})
     x, a, b = torch.randn(5, 4), torch.randint(0, 3, (5,)), torch.randint(0, 3, (5,))
-    logits = net.apply(net.initial, x)[0]
+    logits = net.forward(net.initial, x)[0]
     mixed = score(net.initial, Batch(x, ((a, torch.full((5,), 0.3)), (b, torch.full((5,), 0.7)))))
     torch.testing.assert_close(mixed.loss, 0.3 * F.cross_entropy(logits, a) + 0.7 * F.cross_entropy(logits, b))
 
 
 def test_a_last_batch_of_one_is_dropped_where_batch_norm_would_fail():
-    from shoal.core.local.schedule import schedule
+    from shoal.core.local.schedule import make_schedule
     from shoal.core.types import Work
 
     def rows(n: int, mixes: bool) -> list[int]:
-        return [len(r) for r in schedule(torch.arange(n), Work(2.0, 0, 4, 0.1), torch.Generator(), mixes)]
+        return [len(r) for r in make_schedule(torch.arange(n), Work(2.0, 0, 4, 0.1), torch.Generator(), mixes)]
 
     assert rows(9, True) == [4, 4, 4, 4] and rows(9, False) == [4, 4, 1, 4, 4, 1]
     assert rows(6, True) == [4, 2, 4, 2] and rows(1, True) == [1, 1]
@@ -263,10 +268,10 @@ def test_a_last_batch_of_one_is_dropped_where_batch_norm_would_fail():
 
 @given(n=st.integers(1, 30), batch=st.integers(1, 12), epochs=st.integers(1, 3))
 def test_every_epoch_shows_every_sample_once(n, batch, epochs):
-    from shoal.core.local.schedule import schedule
+    from shoal.core.local.schedule import make_schedule
     from shoal.core.types import Work
 
-    rows = schedule(torch.arange(100, 100 + n), Work(epochs, 0, batch, 0.1), torch.Generator(), False)
+    rows = make_schedule(torch.arange(100, 100 + n), Work(epochs, 0, batch, 0.1), torch.Generator(), False)
     assert len(rows) == epochs * rows.per_epoch
     assert rows.sizes == [len(r) for r in rows]
     for epoch in range(epochs):
@@ -280,8 +285,8 @@ def test_every_epoch_shows_every_sample_once(n, batch, epochs):
 @given(st.lists(st.booleans(), max_size=40))
 def test_bits_come_back(flags):
     mask = torch.tensor(flags, dtype=torch.bool)
-    assert bits(mask).nbytes == (len(flags) + 7) // 8
-    assert torch.equal(unbits(bits(mask), mask.shape), mask)
+    assert pack_bits(mask).nbytes == (len(flags) + 7) // 8
+    assert torch.equal(unpack_bits(pack_bits(mask), mask.shape), mask)
 
 
 def test_a_payload_is_as_long_as_its_tensors():
@@ -327,9 +332,9 @@ def test_unknown_augmentations_are_refused(text):
 
 def test_the_same_recipe_gives_the_same_run():
     one, two = (shoal.run("fedprox+scaffold", rounds=3, augment="flip,crop:1", epochs="1-3") for _ in range(2))
-    assert one.history.same_course(two.history) and tree.same(one.params, two.params)
+    assert one.history.same_course(two.history) and tree.is_same_tree(one.params, two.params)
     other = shoal.run("fedprox+scaffold", rounds=3, augment="flip,crop:1", epochs="1-3", seed=1)
-    assert not tree.same(one.params, other.params)
+    assert not tree.is_same_tree(one.params, other.params)
 
 
 def test_compared_methods_see_the_same_devices_and_batches():
@@ -354,7 +359,9 @@ def test_dropout_layers_are_reproducible_and_leave_other_randomness_alone():
         drawn = torch.get_rng_state()
         two = shoal.run(model="dropping", rounds=2)
         assert torch.equal(torch.get_rng_state(), drawn)
-        assert tree.same(one.params, two.params) and not tree.same(one.params, shoal.run(rounds=2).params)
+        assert tree.is_same_tree(one.params, two.params) and not tree.is_same_tree(
+            one.params, shoal.run(rounds=2).params
+        )
     finally:
         del MODELS["dropping"]
 
@@ -362,20 +369,20 @@ def test_dropout_layers_are_reproducible_and_leave_other_randomness_alone():
 def test_learning_rate_decays_per_round():
     from shoal.runs.build import workload
 
-    work = workload(Recipe().revised(lr=0.2, lr_decay=0.5), Streams(0))
+    work = workload(Recipe().revised(lr=0.2, lr_decay=0.5), RandomStreams(0))
     assert [work(t, 0).lr for t in range(3)] == [0.2, 0.1, 0.05]
 
 
 def test_unequal_work_is_drawn_anew_and_repeats():
     from shoal.runs.build import workload
 
-    work = workload(Recipe().revised(epochs="1-5"), Streams(0))
+    work = workload(Recipe().revised(epochs="1-5"), RandomStreams(0))
     drawn = [[work(t, d).epochs for d in range(40)] for t in range(2)]
     assert set(drawn[0]) == {1, 2, 3, 4, 5} and drawn[0] != drawn[1]
     assert drawn[1] == [work(1, d).epochs for d in range(40)]
-    steps = workload(Recipe().revised(steps="5-6"), Streams(0))
+    steps = workload(Recipe().revised(steps="5-6"), RandomStreams(0))
     assert {steps(0, d).steps for d in range(20)} == {5, 6}
-    part = workload(Recipe().revised(epochs=0.5), Streams(0))
+    part = workload(Recipe().revised(epochs=0.5), RandomStreams(0))
     assert part(0, 0).epochs == 0.5
 
 

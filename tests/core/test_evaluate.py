@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.core.measures.evaluate import Judge, by_device, spread
+from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy, summarise_device_accuracy
 from shoal.core.model.net import Net
 from shoal.core.types import Samples
 from shoal.plugins.metrics import COLUMNS
@@ -34,7 +34,7 @@ def judged(logits: list[list[float]], targets: list[int], *metrics: str, **more)
     x = torch.tensor(logits)
     net = Net(Table(), (x.shape[1],), x.shape[1])
     samples = Samples(x, torch.tensor(targets), torch.arange(len(targets)))
-    return Judge(samples, x.shape[1], metrics, **more)(net, net.initial)
+    return Evaluator(samples, x.shape[1], metrics, **more)(net, net.initial)
 
 
 LOGITS = [[4.0, 3, 2, 1], [4.0, 3, 2, 1], [4.0, 3, 2, 1], [1.0, 2, 3, 4]]
@@ -60,7 +60,7 @@ def test_a_device_is_judged_on_its_own_mix_of_labels():
     # class 0 is always right, class 3 half of the time, the others are not tested
     labels = np.array([[10, 0, 0, 0], [0, 0, 0, 7], [1, 5, 0, 1], [0, 9, 0, 0]])
     right, total = torch.tensor([2.0, 0, 0, 1]), torch.tensor([2.0, 0, 0, 2])
-    values = by_device(labels, right, total)
+    values = compute_device_accuracy(labels, right, total)
     assert values[:3].tolist() == [1.0, 0.5, 0.75] and np.isnan(values[3])
     found = judged(LOGITS, [0, 0, 3, 3], "devices", labels=labels)
     assert found["device_mean"] == 0.75 and found["device_worst"] == 0.5
@@ -68,14 +68,14 @@ def test_a_device_is_judged_on_its_own_mix_of_labels():
 
 
 def test_the_worst_tenth():
-    assert spread(np.arange(30) / 100)["device_worst"] == pytest.approx(0.01)
+    assert summarise_device_accuracy(np.arange(30) / 100)["device_worst"] == pytest.approx(0.01)
 
 
 def test_sequences_are_judged_by_position():
     logits = torch.tensor([[[5.0, 0, 0], [0, 5.0, 0]], [[0, 0, 5.0], [0, 0, 5.0]]])
     net = Net(Table(), (2, 3), 3)
     samples = Samples(logits, torch.tensor([[0, 1], [2, 0]]), torch.arange(2))
-    found = Judge(samples, 3, ("per_class",), chunk=1)(net, net.initial)
+    found = Evaluator(samples, 3, ("per_class",), chunk=1)(net, net.initial)
     assert found["accuracy"] == 0.75 and found["per_class"] == [0.5, 1.0, 1.0]
 
 

@@ -14,7 +14,7 @@ from shoal.parts import PRESETS, shipped
 
 
 def parse(text: str) -> Method:
-    return expression.parse(text, shipped(), PRESETS)
+    return expression.parse_method(text, shipped(), PRESETS)
 
 
 def refusal(text: str) -> ShoalError:

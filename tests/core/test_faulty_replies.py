@@ -10,14 +10,14 @@ from torch import Tensor
 
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
-from shoal.core.expression import parse
+from shoal.core.expression import parse_method
 from shoal.core.ledger import Row
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
-from shoal.core.model.flops import Tally
+from shoal.core.model.flops import FlopCache
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.server_state import Standing
+from shoal.core.server_state import ServerState
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.parts import PRESETS, shipped
@@ -55,17 +55,17 @@ ROUNDS, STRIDE = 16, 7
 
 def talks(text: str) -> bool:
     """Whether devices send anything but the change of their model."""
-    parts = parse(text, shipped(), PRESETS).parts
+    parts = parse_method(text, shipped(), PRESETS).parts
     return any(p.acts_at("measure") or p.acts_at("enrol") or p.stage for p in parts)
 
 
 class Elsewhere:
     """Devices behind a wire: they read orders and write answers as bytes, and remember what they did."""
 
-    def __init__(self, site: Site, tamper: Tamper):
+    def __init__(self, site: TrainingSetup, tamper: Tamper):
         self.site, self.tamper = site, tamper
         self.memories: dict[tuple[int, int], Any] = {}
-        self.pruned: dict[int, Site] = {0: site}
+        self.pruned: dict[int, TrainingSetup] = {0: site}
         """The site by how often the model was pruned."""
 
     def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
@@ -88,7 +88,7 @@ class Elsewhere:
             if cut is not None:
                 site = self.pruned[number]
                 held = held and site.net.slicer.cut_tree(held, cut)
-                self.pruned.setdefault(number + 1, replace(site, net=site.net.cut(cut), tally=Tally()))
+                self.pruned.setdefault(number + 1, replace(site, net=site.net.cut(cut), tally=FlopCache()))
         if held:
             memory.held[device] = held
         [outcome] = Machine(self.pruned[len(order.cuts)], memory, Serial()).fit([order.job])
@@ -97,7 +97,7 @@ class Elsewhere:
         return unwrapped(answered(order.stamp, outcome, device in memory.held), MOST)
 
 
-def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, Standing]:
+def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState]:
     """A tiny run with devices that are elsewhere, before its first round."""
     loop, net = tiny_run(method, sizes)
     site = site_of(loop)
@@ -193,7 +193,7 @@ CASES = [(text, sizes) for text in METHODS for sizes in ((5, 3, 4), (4, 5)) if l
 @pytest.mark.parametrize(("text", "sizes"), CASES, ids=lambda case: case if isinstance(case, str) else len(case))
 def test_no_answer_ends_a_run_or_is_half_used(text, sizes):
     """Where the liar was not heard, the model and all states are those of a run in which it was away."""
-    method = parse(text, shipped(), PRESETS)
+    method = parse_method(text, shipped(), PRESETS)
     liar = Liar(device=1)
     loop, first = federation(method, sizes, liar)
     last, rows, number = first, [], 0
@@ -213,7 +213,7 @@ def test_no_answer_ends_a_run_or_is_half_used(text, sizes):
 
     loop, first = federation(method, sizes, away)
     expected, _ = play(loop, first, 0, len(rows))
-    assert tree.same([last.params, last.states], [expected.params, expected.states])
+    assert tree.is_same_tree([last.params, last.states], [expected.params, expected.states])
 
 
 CARDS: dict[str, Callable[[Tensor], Any]] = ODD | {"text": lambda t: "labels", "far too many": lambda t: t * 10**6}
@@ -228,9 +228,9 @@ def test_no_card_ends_a_run(text, sizes, odd):
     def tamper(device: int, round: int, answer: Answer) -> Answer:
         return altered(answer, ("card", "labels"), CARDS[odd]) if device == 1 and round < 0 else answer
 
-    loop, first = federation(parse(text, shipped(), PRESETS), sizes, tamper)
+    loop, first = federation(parse_method(text, shipped(), PRESETS), sizes, tamper)
     last, rows = play(loop, first, 0, 3)
-    assert not any(row.get("void") for row in rows) and tree.finite([last.params, last.states])
+    assert not any(row.get("void") for row in rows) and tree.is_tree_finite([last.params, last.states])
     assert all(gone["device"] == 1 for row in rows for gone in row.get("dropped", ()))
 
 
@@ -238,7 +238,9 @@ def test_labels_count_no_more_than_the_samples_they_belong_to():
     def tamper(device: int, round: int, answer: Answer) -> Answer:
         return altered(answer, ("card", "labels"), lambda t: t * 10**6) if device == 1 and round < 0 else answer
 
-    told = [federation(parse("feddh", shipped(), PRESETS), (5, 3, 4), t)[1].states["feddh"] for t in (honest, tamper)]
+    told = [
+        federation(parse_method("feddh", shipped(), PRESETS), (5, 3, 4), t)[1].states["feddh"] for t in (honest, tamper)
+    ]
     for one, other in zip(*(state["labels"].values() for state in told)):
         torch.testing.assert_close(one, other)
 
@@ -261,10 +263,10 @@ class Asks(Part):
     """Wants to know every device, before the first round and before each one."""
 
     def init_server(self, round):
-        return {"known": sorted(round.roster.ask([int(d) for d in round.eligible]))}
+        return {"known": sorted(round.roster.fetch_cards([int(d) for d in round.eligible]))}
 
     def select(self, devices, state, round):
-        round.roster.ask([int(d) for d in round.eligible])
+        round.roster.fetch_cards([int(d) for d in round.eligible])
         return devices, state
 
 
@@ -292,7 +294,7 @@ class BreaksAlways(Part):
         raise OSError("no such luck")
 
 
-def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, Standing, list[Row]]:
+def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState, list[Row]]:
     """Three rounds of a simulation in which one answer is exchanged."""
     loop, net = tiny_run(compose([part]), sizes)
     spy = Spy(loop.engine)
@@ -384,6 +386,6 @@ def test_what_is_told_of_an_answer_holds_no_text_of_its_device():
 
 def test_a_server_that_fails_for_another_reason_says_so():
     """What is raised with every answer is raised: here, by a server that has nothing to train on."""
-    loop, net = tiny_run(parse("feddu", shipped(), PRESETS))
+    loop, net = tiny_run(parse_method("feddu", shipped(), PRESETS))
     with pytest.raises(ShoalError, match="needs samples|trains on"):
         replace(loop, server=None).start(net)

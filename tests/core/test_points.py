@@ -29,7 +29,7 @@ from tiny_parts import (
 
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
-from shoal.core.local.device import PERSONAL
+from shoal.core.local.device import PERSONAL_KEY
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut
@@ -60,7 +60,7 @@ def test_a_model_may_grow_and_personal_tensors_stay_on_their_device():
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * 8 * WEIGHTS
     assert all("scale.by" not in job.message.body for jobs in spy.jobs for job in jobs)
     assert standing.params["scale.by"].tolist() == [1.0, 1.0]
-    kept = [memory_of(loop).get(d)[PERSONAL]["scale.by"] for d in (0, 1)]
+    kept = [memory_of(loop).get(d)[PERSONAL_KEY]["scale.by"] for d in (0, 1)]
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[0], torch.ones(2))
 
 
@@ -108,7 +108,7 @@ def test_what_was_not_sent_starts_from_memory():
     for device in (0, 1):
         message = first[device]
         assert message is not None
-        assert tree.same(
+        assert tree.is_same_tree(
             memory_of(loop).get(device)["lasttensors"]["saved"]["a.weight"], message.body["a.weight"]["value"]
         )
 
@@ -152,9 +152,9 @@ def test_draws_do_not_depend_on_order_or_company():
 
 def test_the_loss_can_be_replaced_and_its_part_is_innermost():
     for order in ([OwnLoss(), FedProx(mu=0.5)], [FedProx(mu=0.5), OwnLoss()]):
-        assert [p.name() for p in compose(order).at("objective")] == ["fedprox", "ownloss"]
+        assert [p.name() for p in compose(order).parts_at("objective")] == ["fedprox", "ownloss"]
     ends = [played(*order)[2].params for order in ([OwnLoss(), FedProx(mu=0.5)], [FedProx(mu=0.5), OwnLoss()])]
-    assert tree.same(*ends) and not tree.same(ends[0], played(OwnLoss())[2].params)
+    assert tree.is_same_tree(*ends) and not tree.is_same_tree(ends[0], played(OwnLoss())[2].params)
 
 
 def test_a_mask_in_a_state_holds_even_against_momentum():
@@ -198,8 +198,8 @@ def test_what_was_not_sent_is_owed():
 
 def test_three_codecs_run_in_the_order_of_their_stages():
     method = compose([Half(), Largest(), DropRows()])
-    assert [p.name() for p in method.codecs("up")] == ["droprows", "largest", "half"]
-    assert [p.name() for p in method.codecs("down")] == ["droprows", "half"]
+    assert [p.name() for p in method.codecs_for("up")] == ["droprows", "largest", "half"]
+    assert [p.name() for p in method.codecs_for("down")] == ["droprows", "half"]
     _, spy, _, rows = played(Half(), Largest(), DropRows())
     entry = next(o.message.body["a.weight"] for o in spy.outcomes[0] if o.message)
     assert entry["value"].dtype == torch.float32 and entry["value"].shape == (4,) and entry["rows"].shape == (1,)
@@ -209,7 +209,7 @@ def test_codecs_follow_a_plan():
     loop, spy, standing, _ = played(HalfWidth(), Largest(), DropRows(), rounds=3)
     owed = memory_of(loop).get(0)["largest"]["owed"]
     assert {k: v.shape for k, v in owed.items()} == {k: v.shape for k, v in standing.params.items()}
-    assert tree.finite(standing.params)
+    assert tree.is_tree_finite(standing.params)
 
 
 def test_the_server_takes_part_at_no_cost_and_counts_only_if_a_part_says_so():
@@ -221,7 +221,7 @@ def test_the_server_takes_part_at_no_cost_and_counts_only_if_a_part_says_so():
     _, _, quiet, quiet_rows = played(Joins())
     _, _, alone, alone_rows = played()
     _, _, loud, loud_rows = played(ServerJoins())
-    assert tree.same(quiet.params, alone.params) and not tree.same(loud.params, alone.params)
+    assert tree.is_same_tree(quiet.params, alone.params) and not tree.is_same_tree(loud.params, alone.params)
     for column in ("bytes_down", "bytes_up", "macs_work", "sim_seconds"):
         assert [r[column] for r in quiet_rows] == [r[column] for r in alone_rows] == [r[column] for r in loud_rows]
     assert loud_rows[0]["devices"] == [0, 1, SERVER]
@@ -231,7 +231,7 @@ def test_a_server_without_data_cannot_take_part():
     loop, net = tiny_run(compose([ServerJoins()]))
     loop = replace(loop, server=None)
     with pytest.raises(ShoalError, match="no data"):
-        loop.play(loop.start(net), 0)
+        loop.play_round(loop.start(net), 0)
 
 
 def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
@@ -258,7 +258,7 @@ def test_a_memory_on_disk_is_cut_when_it_is_next_read():
 def test_the_judged_model_may_differ_from_the_one_that_is_broadcast():
     loop, _, standing, rows = played(Smoothed())
     before = played(Smoothed(), rounds=1)[2].params
-    final = loop.final(standing, 2)
+    final = loop.make_final_params(standing, 2)
     torch.testing.assert_close(final["a.bias"], (standing.params["a.bias"] + before["a.bias"]) / 2)
     assert rows[0]["loss"] != rows[0]["loss_newest"] and "accuracy_newest" in rows[0]
 
@@ -302,10 +302,10 @@ def test_a_selection_of_nobody_or_strangers_is_refused():
     for which in ("7", "0 0", "-5"):
         loop, net = tiny_run(compose([Picks(which)]))
         with pytest.raises(ShoalError, match="selection"):
-            loop.play(loop.start(net), 0)
+            loop.play_round(loop.start(net), 0)
     loop, net = tiny_run(compose([Picks("")]))
-    standing, row = loop.play(loop.start(net), 0)
-    assert row["void"] and tree.same(standing.params, net.initial)
+    standing, row = loop.play_round(loop.start(net), 0)
+    assert row["void"] and tree.is_same_tree(standing.params, net.initial)
 
 
 def test_weights_that_are_no_weights_are_refused():
@@ -320,16 +320,16 @@ def test_weights_that_are_no_weights_are_refused():
     for kind in ("nan", "negative", "short"):
         loop, net = tiny_run(compose([Weighs(kind)]))
         with pytest.raises(ShoalError, match="weights"):
-            loop.play(loop.start(net), 0)
+            loop.play_round(loop.start(net), 0)
 
 
 def test_a_device_that_fails_is_named_and_the_rest_goes_on():
     loop, net = tiny_run(compose([]))
     spy = Spy(loop.engine)
     spy.fit = lambda jobs, inner=spy.inner: [Outcome(0, problem="its battery is empty"), *inner.fit(jobs)[1:]]
-    standing, row = replace(loop, engine=spy).play(loop.start(net), 0)
+    standing, row = replace(loop, engine=spy).play_round(loop.start(net), 0)
     assert row["dropped"] == [{"device": 0, "why": "its battery is empty"}]
-    assert not tree.same(standing.params, net.initial)
+    assert not tree.is_same_tree(standing.params, net.initial)
 
 
 def test_taps_show_what_was_asked_for():
@@ -345,7 +345,7 @@ def test_taps_show_what_was_asked_for():
             return update, state
 
     loop, net = tiny_run(compose([Looks()]))
-    loop.play(loop.start(net), 0)
+    loop.play_round(loop.start(net), 0)
     taps, features = seen[0]
     assert set(taps) == {"a", "relu"} and taps["a"].shape == (2, 3)
     assert torch.equal(taps["a"].clamp(min=0), taps["relu"]) and torch.equal(taps["relu"], features)
@@ -361,7 +361,7 @@ def test_a_model_that_is_not_finite_is_never_taken():
             return {k: v / 0 for k, v in params.items()}, {"rounds": state["rounds"] + 1}
 
     _, _, standing, rows = played(Explodes())
-    assert tree.same(standing.params, standing.net.initial) and all(row["void"] for row in rows)
+    assert tree.is_same_tree(standing.params, standing.net.initial) and all(row["void"] for row in rows)
     assert standing.states["explodes"] == {"rounds": 0}
 
 
@@ -371,7 +371,7 @@ def test_cards_are_asked_for_in_one_go():
     @dataclass(frozen=True)
     class Asks(Part):
         def select(self, devices, state, round):
-            assert round.roster.ask([0, 1]) == round.roster.ask([0, 1])
+            assert round.roster.fetch_cards([0, 1]) == round.roster.fetch_cards([0, 1])
             return devices, state
 
     loop, net = tiny_run(compose([Asks()]))

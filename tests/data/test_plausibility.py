@@ -12,7 +12,7 @@ from torch import nn
 
 import shoal
 from shoal.cli.commands import main
-from shoal.core.errors import REGISTRY
+from shoal.core.errors import ERROR_KINDS
 from shoal.models import build
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, steps="1", batch=4, split="iid")
@@ -125,7 +125,7 @@ def test_the_command_line_says_it_on_stderr(command, flags, count):
 # nothing learnt -------------------------------------------------------------------------------------------------------
 def test_a_run_without_a_round_that_counts_has_its_own_exit_code_and_loses_nothing(command):
     code, out, err = command(f"run --lr 1e38 --clip 0 {FLAGS} --steps 5 --out x")
-    assert code == REGISTRY["nothing-learnt"].code == 40
+    assert code == ERROR_KINDS["nothing-learnt"].code == 40
     assert err[-2] == (
         "nothing-learnt: In all 2 rounds no reply could be used (its update is not finite): "
         "the model is as it was before the run."

@@ -72,7 +72,7 @@ def driven(crew: Crew, **recipe: Any) -> Result:
 
 def same(one: Result, other: Result) -> bool:
     rows = [[without_wall(row) for row in result.history.rows] for result in (one, other)]
-    return rows[0] == rows[1] and tree.same(one.params, other.params)
+    return rows[0] == rows[1] and tree.is_same_tree(one.params, other.params)
 
 
 # what comes out ---------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
     assembly = assemble(Recipe().revised(**SMALL, server_data="share:0.05"))
     loop, engine = assembly.loop, machine_of(assembly.loop)
     engine.crew = kept
-    loop.play(loop.start(assembly.net), 0)
+    loop.play_round(loop.start(assembly.net), 0)
     engine.learn(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
     sites = [ref for site, (_, ref) in kept.crew.sites.items() if site in (engine.site, engine.plain)]
     crates: list[Any] = [ray.get(ref) for ref in sites]
@@ -143,12 +143,12 @@ def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     engine.crew = crew = Cluster(workers=2)
     standing = loop.start(assembly.net)
     for number in range(2):
-        standing, _ = loop.play(standing, number)
+        standing, _ = loop.play_round(standing, number)
         assert crew.lent and crew.room > 0
         assert all(array() is None for array in crew.lent)
-    kept = engine.fit(loop.ask(standing, 2).wanted)
+    kept = engine.fit(loop.open_round(standing, 2).jobs_to_train)
     assert crew.room > 0 and any(array() is not None for array in crew.lent)
-    more = engine.fit(loop.ask(standing, 3).wanted)
+    more = engine.fit(loop.open_round(standing, 3).jobs_to_train)
     assert crew.room == 0 and not crew.lent
     assert len(kept) == len(more) == SMALL["sample"]
     crew.close()
@@ -363,5 +363,5 @@ def test_tensors_come_out_as_they_went_in(dtype):
     for copy in (True, False):
         crate = packed({"all": made, "again": made[3]}, lambda t: ("far", 0) if t is made[3] else None)
         found = unpacked(ray.get(ray.put(crate)), [far], copy=copy)
-        assert tree.same(found["all"], made) and found["again"] is found["all"][3]
+        assert tree.is_same_tree(found["all"], made) and found["again"] is found["all"][3]
         assert all(t.data_ptr() % 64 == 0 for t in found["all"] if t.numel())

@@ -10,7 +10,7 @@ from doc_blocks import Block, differ, run_block, run_page
 from torch import nn
 
 import shoal
-from shoal.core.errors import REGISTRY
+from shoal.core.errors import ERROR_KINDS
 from shoal.data.dataset import DATASETS
 from shoal.data.sources import SOURCES
 from shoal.data.splits import SPLITS
@@ -82,7 +82,7 @@ def test_every_method_is_in_both_lists():
 def test_exit_codes_are_those_of_the_registry():
     rows = table_rows((DOCS / "reference/exit-codes.md").read_text(), "code")
     told = {int(cells[0]): (cells[1].strip("`"), cells[2]) for cells in rows if cells[0] != "0"}
-    assert told == {kind.code: (kind.name, kind.meaning) for kind in REGISTRY.values()}
+    assert told == {kind.code: (kind.name, kind.meaning) for kind in ERROR_KINDS.values()}
 
 
 def test_recipe_keys_are_listed_with_their_defaults():

@@ -42,7 +42,7 @@ def ends(crew: Crew, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
     loop.engine.crew = crew
     standing, rows = loop.start(assembly.net), []
     for number in range(rounds):
-        standing, row = loop.play(standing, number)
+        standing, row = loop.play_round(standing, number)
         assembly.memory.commit(number)
         rows.append(row)
     return [standing.params, standing.states], rows
@@ -53,7 +53,7 @@ def ran(recipe: dict[str, Any], **more: Any) -> shoal.Result:
 
 
 def apart(a: Any, b: Any) -> float:
-    pairs = zip(tree.tensors(a), tree.tensors(b), strict=True)
+    pairs = zip(tree.collect_tensors(a), tree.collect_tensors(b), strict=True)
     return max((x.double() - y.double()).abs().max().item() for x, y in pairs if x.numel())
 
 
@@ -198,12 +198,12 @@ def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     loop.engine.crew = crew()
 
     def by_torch(samples: Samples) -> dict[str, Tensor]:
-        batch = samples.all()
+        batch = samples.take_all()
         return trained_by_torch(module, batch.inputs, batch.targets[0][0], 4)
 
     alone = [by_torch(loop.engine.site.samples(device)) for device in range(3)]
     shares = (loop.sizes / loop.sizes.sum()).tolist()
-    standing, _ = loop.play(loop.start(assembly.net), 0)
+    standing, _ = loop.play_round(loop.start(assembly.net), 0)
     assert apart(standing.params, {k: sum(s * one[k] for s, one in zip(shares, alone)) for k in standing.params}) < 1e-9
     learnt = loop.engine.learn(assembly.net.initial, loop.work(0, SERVER), 0)
     assert apart(learnt, by_torch(loop.server)) < 1e-9
@@ -506,7 +506,7 @@ def test_resume_is_bit_for_bit_on_every_engine(tmp_path):
         ran(setting, out=str(tmp_path / engine))
         resumed = shoal.resume(tmp_path / engine, rounds=4)
         assert straight.history.same_course(resumed.history)
-        assert tree.same(straight.params, resumed.params)
+        assert tree.is_same_tree(straight.params, resumed.params)
 
 
 # precision ------------------------------------------------------------------------------------------------------------

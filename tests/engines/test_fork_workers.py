@@ -58,7 +58,7 @@ def course(parts: list[Part], crew: Crew, rounds: int = 2):
 def first_round(part: Part, pool: Pool):
     loop, net = tiny_run(Method((part,)), SIZES)
     machine_of(loop).crew = pool
-    return loop.play(loop.start(net), 0)
+    return loop.play_round(loop.start(net), 0)
 
 
 def gone(process: int) -> bool:
@@ -108,7 +108,7 @@ def test_workers_agree_with_serial(parts, inner):
 def test_the_number_of_workers_changes_no_bit(inner):
     courses = [course([Scaffold()], Pool(workers, 2, inner)) for workers in (1, 2, 3)]
     for one, other in pairwise(courses):
-        assert tree.same(one[0], other[0]) and one[1] == other[1]
+        assert tree.is_same_tree(one[0], other[0]) and one[1] == other[1]
 
 
 def test_nobody_to_train():
@@ -151,7 +151,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path):
     wanted, rows = course([Scaffold()], Pool(1, 2, Serial))
     found, same_rows = course([Scaffold(), Dies(str(tmp_path), 2, os.getpid())], Pool(1, 2, Serial))
     assert len(os.listdir(tmp_path)) == 2 and same_rows == rows
-    assert tree.same(found[0], wanted[0])
+    assert tree.is_same_tree(found[0], wanted[0])
 
 
 def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
@@ -168,7 +168,7 @@ def test_workers_that_die_between_rounds_are_replaced():
     for worker in pool.workers:
         os.kill(worker.process, signal.SIGKILL)
     standing, _ = play(loop, standing, 1, 2)
-    assert tree.same(standing.params, course_of_fedavg(2))
+    assert tree.is_same_tree(standing.params, course_of_fedavg(2))
     pool.close()
 
 
@@ -232,7 +232,7 @@ def test_a_part_that_raises_is_blamed():
     with pytest.raises(SystemExit):
         first_round(Raises("exit"), pool)
     standing, _ = first_round(Raises(), pool)
-    assert tree.same(standing.params, course_of_fedavg(1))
+    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
     pool.close()
 
 
@@ -273,7 +273,7 @@ def test_ctrl_c_ends_the_workers_at_once_and_the_pool_can_go_on():
     thread.join()
     assert len(seen) == 2 and all(map(gone, seen)) and time.monotonic() - began < 10
     standing, _ = first_round(Raises(), pool)
-    assert tree.same(standing.params, course_of_fedavg(1))
+    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
     pool.close()
 
 
@@ -366,7 +366,7 @@ def test_where_workers_cannot_be_the_sentence_says_what_to_use(monkeypatch):
         patch.setattr("torch.autograd.grad", Mock(side_effect=RuntimeError("Unable to handle autograd's threading")))
         first_round(Raises(), pool)
     standing, _ = first_round(Raises(), pool)
-    assert tree.same(standing.params, course_of_fedavg(1))
+    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
     pool.close()
 
 
@@ -409,7 +409,7 @@ def test_trees_come_out_of_an_arena_as_they_went_in(told):
     for thing in told:
         pickled = arena.write(thing)
         for copy in (False, True):
-            assert tree.same(arena.read(pickled, copy), thing)
+            assert tree.is_same_tree(arena.read(pickled, copy), thing)
     arena.write([torch.ones(1000)])
 
 
@@ -448,7 +448,7 @@ def test_an_arena_grows_on_both_sides_of_a_fork():
     near.send_bytes(b"")
     process.join()
     for sent, found in kept:
-        assert tree.same(found, [2 * t for t in sent])
+        assert tree.is_same_tree(found, [2 * t for t in sent])
 
 
 def test_what_cannot_be_sent_is_told_and_leaves_the_pool_usable():
@@ -462,5 +462,5 @@ def test_what_cannot_be_sent_is_told_and_leaves_the_pool_usable():
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         first_round(Local(), pool)
     standing, _ = first_round(Raises(), pool)
-    assert tree.same(standing.params, course_of_fedavg(1))
+    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
     pool.close()

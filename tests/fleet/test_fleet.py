@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.core.ledger import Patience
-from shoal.core.streams import Streams
+from shoal.core.ledger import Deadlines
+from shoal.core.streams import RandomStreams
 from shoal.fleet.fleets import FORMS, parse_fleet
 from shoal.fleet.profile import Profile
 
@@ -19,7 +19,7 @@ LONGER: dict[str, Any] = TINY | {"rounds": 6}
 
 
 def fleet(text: str, devices: int = 20, rounds: int = 30):
-    return parse_fleet(text, Streams(3), devices, rounds)
+    return parse_fleet(text, RandomStreams(3), devices, rounds)
 
 
 # profiles and fleets --------------------------------------------------------------------------------------------------
@@ -240,15 +240,15 @@ def test_a_trace_with_any_letter_changed_is_read_or_refused(tmp_path_factory, ma
 
 def test_who_is_late_and_when_the_round_ends():
     times = {0: 1.0, 1: 2.0, 2: 5.0, 3: 9.0}
-    assert Patience().late(times, 4, 4) == (set(), 9.0)
-    assert Patience(deadline=5.0).late(times, 4, 4) == ({3}, 5.0)
-    assert Patience(over_select=1.0).late(times, 2, 4) == ({2, 3}, 2.0)
-    assert Patience(over_select=1.0, deadline=1.5).late(times, 2, 4) == ({1, 2, 3}, 1.5)
+    assert Deadlines().find_late_devices(times, 4, 4) == (set(), 9.0)
+    assert Deadlines(deadline=5.0).find_late_devices(times, 4, 4) == ({3}, 5.0)
+    assert Deadlines(over_select=1.0).find_late_devices(times, 2, 4) == ({2, 3}, 2.0)
+    assert Deadlines(over_select=1.0, deadline=1.5).find_late_devices(times, 2, 4) == ({1, 2, 3}, 1.5)
     # somebody never answers: the server waits until the deadline, if there is one
-    assert Patience(deadline=20.0).late(times, 5, 5) == (set(), 20.0)
-    assert Patience().late(times, 5, 5) == (set(), 9.0)
-    assert Patience(deadline=3.0).late({}, 2, 2) == (set(), 3.0)
-    assert Patience(over_select=0.3).asked(10) == 13
+    assert Deadlines(deadline=20.0).find_late_devices(times, 5, 5) == (set(), 20.0)
+    assert Deadlines().find_late_devices(times, 5, 5) == (set(), 9.0)
+    assert Deadlines(deadline=3.0).find_late_devices({}, 2, 2) == (set(), 3.0)
+    assert Deadlines(over_select=0.3).count_devices_to_ask(10) == 13
 
 
 def test_devices_that_fail_are_named_and_cost_only_the_downlink():

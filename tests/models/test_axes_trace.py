@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.core.model import tree
-from shoal.core.model.feature_maps import BeforePooling
+from shoal.core.model.feature_maps import TrackPoolingInputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut, Plan
 from shoal.core.model.tree import Params
@@ -333,8 +333,8 @@ def test_the_channels_of_a_stage_are_seen_where_its_first_reader_reads_them():
 
 
 def seen_at(net: Net, tap: str, x: Tensor) -> Tensor:
-    with BeforePooling():
-        return net.apply(net.initial, x, (tap,))[2][tap]
+    with TrackPoolingInputs():
+        return net.forward(net.initial, x, (tap,))[2][tap]
 
 
 @pytest.mark.parametrize(
@@ -512,7 +512,7 @@ def some_inputs(net: Net, generator: torch.Generator) -> Tensor:
 def slopes(net: Net, params: Params, x: Tensor, training: bool) -> tuple[Tensor, Params]:
     """What a net says; its gradients, and its buffers after the pass."""
     leaves = {name: params[name].clone().requires_grad_() for name in net.trainable}
-    logits, _, _, buffers = net.apply(params | leaves, x, training=training)
+    logits, _, _, buffers = net.forward(params | leaves, x, training=training)
     loss = (logits * torch.linspace(-1, 2, CLASSES)).square().sum()
     return logits, dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())))) | buffers
 
@@ -524,7 +524,7 @@ def test_masked_and_sliced_models_are_the_same(name, seed):
     net, generator = stranger(name), torch.Generator().manual_seed(seed)
     plan, x = some_plan(net, generator), some_inputs(net, generator)
     shift = lambda v: v + 0.1 * torch.rand(v.shape, generator=generator) if v.is_floating_point() else v  # noqa: E731
-    start = tree.map(shift, net.initial)
+    start = tree.map_tensors(shift, net.initial)
     cut = net.slicer.take(start, plan)
     small, fresh = net.cut(plan), stranger(name, *map(len, plan.kept.values()))
     masked = net.slicer.place(cut, start, plan)
@@ -536,7 +536,7 @@ def test_masked_and_sliced_models_are_the_same(name, seed):
             torch.testing.assert_close(ended, net.slicer.take(moved, plan))
     assert small.macs_forward == fresh.macs_forward
     assert small.shapes == fresh.shapes == tuple((k, v.shape, v.dtype) for k, v in cut.items())
-    assert tree.nbytes(cut) == tree.nbytes(fresh.initial)
+    assert tree.count_tree_bytes(cut) == tree.count_tree_bytes(fresh.initial)
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
@@ -544,8 +544,8 @@ def test_units_that_nobody_reads_are_as_if_cut_out(name):
     net, generator = stranger(name), torch.Generator().manual_seed(5)
     plan, x = some_plan(net, generator), some_inputs(net, generator)
     kept = {a.name: torch.zeros(a.size).double().index_fill(0, plan.kept[a.name], 1) for a in net.axes}
-    unread = net.apply(net.slicer.scaled(net.initial, kept), x)[0]
-    torch.testing.assert_close(unread, net.cut(plan).apply(net.slicer.take(net.initial, plan), x)[0])
+    unread = net.forward(net.slicer.scale_unit_outputs(net.initial, kept), x)[0]
+    torch.testing.assert_close(unread, net.cut(plan).forward(net.slicer.take(net.initial, plan), x)[0])
 
 
 @pytest.mark.parametrize("name", ["plain", "residual", "lstm-both", "positions", "mobile", "signals"])
@@ -574,14 +574,14 @@ def test_a_model_that_insists_on_its_precision():
 def test_looking_for_axes_leaves_no_trace(name, capfd):
     make, shape, _ = STRANGERS[name]
     module = make().train()
-    before, words = tree.map(torch.clone, module.state_dict()), shape == WORDS
+    before, words = tree.map_tensors(torch.clone, module.state_dict()), shape == WORDS
     state, layers = torch.get_rng_state(), str(module)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         once = axes_of(module, shape, words)
     assert once == axes_of(module, shape, words) and not told and not any(capfd.readouterr())
     assert torch.equal(state, torch.get_rng_state()) and module.training and str(module) == layers
-    assert tree.same(before, module.state_dict())
+    assert tree.is_same_tree(before, module.state_dict())
     assert not any(layer._forward_hooks or "forward" in vars(layer) for layer in module.modules())
 
 

@@ -13,13 +13,13 @@ from torch.func import grad_and_value, vmap
 import shoal
 from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.local.device import Site
-from shoal.core.local.step import Rule, Scene, advance, autograd
+from shoal.core.local.device import TrainingSetup
+from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model import tree
-from shoal.core.model.flops import counted
+from shoal.core.model.flops import count_macs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, Job, Optimiser, Samples, Work
 from shoal.engines.base import Task
 from shoal.engines.serial import alone
@@ -96,22 +96,22 @@ def test_the_bytes_that_papers_state():
 def test_batch_norm_costs_four_per_number(training):
     layer = nn.BatchNorm2d(3).train(training)
     x = torch.randn(5, 3, 4, 4)
-    assert counted(lambda: layer(x)) == 4 * x.numel()
-    assert counted(lambda: layer(x.clone().requires_grad_()).sum().backward()) == 4 * x.numel()
+    assert count_macs(lambda: layer(x)) == 4 * x.numel()
+    assert count_macs(lambda: layer(x.clone().requires_grad_()).sum().backward()) == 4 * x.numel()
 
 
 def test_fused_layers_cost_what_their_products_cost():
     """A user's own model may use them; torch alone counts 0 for each."""
     x = torch.randn(3, 7, 12)
     layers = nn.LSTM(12, 20, 2, batch_first=True)
-    assert counted(lambda: layers(x)) == 3 * 7 * 80 * (12 + 20 + 20 + 20)
-    assert counted(lambda: layers(x)[0].sum().backward()) == 3 * 3 * 7 * 80 * (12 + 20 + 20 + 20)
+    assert count_macs(lambda: layers(x)) == 3 * 7 * 80 * (12 + 20 + 20 + 20)
+    assert count_macs(lambda: layers(x)[0].sum().backward()) == 3 * 3 * 7 * 80 * (12 + 20 + 20 + 20)
     encoder = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True, dropout=0).eval()
     products = 3 * (7 * (4 * 12 * 12 + 2 * 12 * 24) + 2 * 7 * 7 * 12)
-    assert counted(lambda: encoder(x)) == products
+    assert count_macs(lambda: encoder(x)) == products
     with torch.no_grad():
-        assert counted(lambda: encoder(x)) == products
-        assert counted(lambda: encoder.self_attn(x, x, x)) == products - 3 * 7 * 2 * 12 * 24
+        assert count_macs(lambda: encoder(x)) == products
+        assert count_macs(lambda: encoder.self_attn(x, x, x)) == products - 3 * 7 * 2 * 12 * 24
 
 
 # slices ---------------------------------------------------------------------------------------------------------------
@@ -168,18 +168,18 @@ def test_masked_and_sliced_models_are_the_same(name, seed):
     start = {k: v + 0.1 * torch.rand_like(v) if v.is_floating_point() else v for k, v in net.initial.items()}
     cut = net.slicer.take(start, plan)
     masked = net.slicer.place(cut, start, plan)
-    torch.testing.assert_close(net.apply(masked, x)[0], small.apply(cut, x)[0])
+    torch.testing.assert_close(net.forward(masked, x)[0], small.forward(cut, x)[0])
 
-    covers = {k: net.slicer.covered(k, masked[k], plan) for k in masked}
+    covers = {k: net.slicer.covered_mask(k, masked[k], plan) for k in masked}
     masks = {k: m.double() for k, m in covers.items() if m is not None}
     lr = {"lr": torch.tensor(0.05, dtype=torch.float64)}
     ends, slopes = [], []
     for each, begin, mask in ((net, masked, masks), (small, cut, {})):
-        rule = Rule(each, Method(), Optimiser(momentum=0.9, weight_decay=0.01))
-        course = rule.start(begin, {})
-        slopes.append(autograd(rule.scorer(course.buffers), course.params, batch)[0])
+        rule = StepRule(each, Method(), Optimiser(momentum=0.9, weight_decay=0.01))
+        course = rule.init_state(begin, {})
+        slopes.append(compute_autograd_gradient(rule.make_scorer(course.buffers), course.params, batch)[0])
         for _ in range(2):
-            course, _ = advance(rule, course, batch, Scene(begin, {}, lr, {}, mask), autograd)
+            course, _ = advance(rule, course, batch, StepContext(begin, {}, lr, {}, mask), compute_autograd_gradient)
         ends.append(course.params | course.buffers)
     torch.testing.assert_close(net.slicer.take(slopes[0], plan), slopes[1])
     torch.testing.assert_close(net.slicer.take(ends[0], plan), ends[1])
@@ -193,7 +193,9 @@ def test_a_whole_local_run_of_the_masked_model_is_that_of_the_sliced_one(name, s
     generator = torch.Generator().manual_seed(seed)
     plan = some_plan(net, generator)
     x, y = some_batch(net, 10, generator)
-    site = Site(Method(), net, Streams(0), Optimiser(0.5), lambda device: Samples(x, y, torch.arange(10)))
+    site = TrainingSetup(
+        Method(), net, RandomStreams(0), Optimiser(0.5), lambda device: Samples(x, y, torch.arange(10))
+    )
     message = wire.pack_message(net.initial, {}, plan, net.slicer, list(net.initial))
     told = []
     for level in (False, True):
@@ -214,7 +216,7 @@ def test_axes_leave_inputs_and_classes_alone_and_reach_every_hidden_width(name):
     generator = torch.Generator().manual_seed(0)
     one = net.cut(Plan({a.name: torch.tensor([a.size // 2]) for a in net.axes}))
     x, _ = some_batch(net, 2, generator)
-    assert one.apply(one.initial, x)[0].shape == net.apply(net.initial, x)[0].shape
+    assert one.forward(one.initial, x)[0].shape == net.forward(net.initial, x)[0].shape
     for axis in net.axes:
         for part in axis.cuts:
             assert net.initial[part.tensor].shape[part.dim] == axis.size * part.span * part.copies
@@ -250,7 +252,7 @@ def by_hand(net: Net) -> int:
 
     handles = [layer.register_forward_hook(note) for layer in net.module.modules()]
     x, _ = some_batch(net, 1, torch.Generator())
-    net.apply(net.initial, x)
+    net.forward(net.initial, x)
     for handle in handles:
         handle.remove()
     return total
@@ -281,7 +283,7 @@ def test_blocks_cover_the_model_and_run_in_order(name):
     out = x
     for child in children:
         out = net.module.eval().get_submodule(child)(out)
-    torch.testing.assert_close(out, net.apply(net.initial, x)[0])
+    torch.testing.assert_close(out, net.forward(net.initial, x)[0])
 
 
 def test_the_six_blocks_of_resnet18():
@@ -303,11 +305,11 @@ def test_many_models_train_as_one_at_a_time(name):
     starts = {k: v + noise(v) if v.is_floating_point() else v.expand(2) for k, v in net.initial.items()}
     pairs = [some_batch(net, 3, generator) for _ in range(2)]
     x, y = (torch.stack(part) for part in zip(*pairs))
-    rule = Rule(net, Method(), Optimiser())
+    rule = StepRule(net, Method(), Optimiser())
 
     def step(tensors, x, y):
         params, buffers = ({k: tensors[k] for k in keys} for keys in (net.trainable, net.buffers))
-        score = rule.scorer(buffers)
+        score = rule.make_scorer(buffers)
 
         def loss(params):
             scored = score(params, Batch(x, ((y, None),)))
@@ -328,8 +330,8 @@ def test_many_models_cost_as_much_as_one_after_the_other():
     x, _ = some_batch(net, 3, torch.Generator().manual_seed(1))
     many = {k: torch.stack([v, v]) for k, v in net.initial.items()}
     for training in (False, True):
-        run = lambda p, training=training: net.apply(p, x, training=training)[0]  # noqa: E731
-        assert counted(lambda: vmap(run)(many)) == 2 * counted(lambda: run(net.initial))
+        run = lambda p, training=training: net.forward(p, x, training=training)[0]  # noqa: E731
+        assert count_macs(lambda: vmap(run)(many)) == 2 * count_macs(lambda: run(net.initial))
 
 
 # the language model ---------------------------------------------------------------------------------------------------
@@ -369,7 +371,7 @@ def test_a_word_sees_only_the_words_before_it():
     one, _ = some_batch(net, 2, torch.Generator().manual_seed(0))
     two = one.clone()
     two[:, 3:] = 0
-    a, b = (net.apply(net.initial, x)[0] for x in (one, two))
+    a, b = (net.forward(net.initial, x)[0] for x in (one, two))
     assert a.shape == (2, 5, 11) and torch.equal(a[:, :3], b[:, :3]) and not torch.equal(a[:, 3:], b[:, 3:])
 
 
@@ -385,7 +387,7 @@ def test_models_take_other_sizes(name, shape):
                 MODELS[name](shape, 4)
         else:
             net = MODELS[name](shape, 4)
-            assert net.apply(net.initial, torch.zeros(2, *shape))[0].shape == (2, 4)
+            assert net.forward(net.initial, torch.zeros(2, *shape))[0].shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lstm", "mlp", "mlp-256")])
@@ -505,13 +507,15 @@ def own(tmp_path):
 @pytest.mark.parametrize("name", ["Net", "Both", "Turned", "Bare", "Reversed", "made", "lazy", "own_net", "ready"])
 def test_a_model_of_a_file(own, name):
     net = build(f"{own}:{name}", (1, 8, 8), 10, seed=1)
-    assert net.apply(net.initial, torch.zeros(3, 1, 8, 8))[0].shape == (3, 10)
+    assert net.forward(net.initial, torch.zeros(3, 1, 8, 8))[0].shape == (3, 10)
     assert net.macs_forward > 0 and not net.token_inputs
 
 
 def test_a_file_is_called_with_a_seed_of_its_own(own):
     one, two = (build(f"{own}:Net", (1, 8, 8), 10, seed=1).initial for _ in range(2))
-    assert tree.same(one, two) and not tree.same(one, build(f"{own}:Net", (1, 8, 8), 10, seed=2).initial)
+    assert tree.is_same_tree(one, two) and not tree.is_same_tree(
+        one, build(f"{own}:Net", (1, 8, 8), 10, seed=2).initial
+    )
 
 
 def test_a_file_that_changed_is_read_again(own):
@@ -586,9 +590,9 @@ def test_files_that_hold_no_model(tmp_path, text, says):
 def test_a_module_is_copied_and_stays_the_users():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     net = net_of(module, (1, 8, 8), 10)
-    net.apply(tree.zeros(net.initial), torch.ones(2, 1, 8, 8))
+    net.forward(tree.make_zeros(net.initial), torch.ones(2, 1, 8, 8))
     assert module(torch.ones(2, 1, 8, 8)).abs().max() > 0
-    assert tree.same(net.initial, net_of(module, (1, 8, 8), 10).initial)
+    assert tree.is_same_tree(net.initial, net_of(module, (1, 8, 8), 10).initial)
 
 
 def test_a_module_by_hand():

@@ -10,9 +10,9 @@ from shoal.core import wire
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
-from shoal.core.model.plan import WHOLE, Slicer
-from shoal.core.streams import Streams
-from shoal.core.wire import Link, Message
+from shoal.core.model.plan import WHOLE_MODEL, Slicer
+from shoal.core.streams import RandomStreams
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
 from shoal.plugins.smoke_run import tiny_run
@@ -49,8 +49,8 @@ def test_what_the_server_leaves_out_is_owed():
     with_debt, _ = play(loop, loop.start(net), 0, 1)
     without, _ = play(free, free.start(net), 0, 1)
     owed = with_debt.states["stc"]["owed"]
-    torch.testing.assert_close(tree.plus(with_debt.params, owed), without.params)
-    change = tree.minus(with_debt.params, net.initial)
+    torch.testing.assert_close(tree.add_params(with_debt.params, owed), without.params)
+    change = tree.subtract_params(with_debt.params, net.initial)
     for value in change.values():
         sizes = value.abs()[value != 0]
         torch.testing.assert_close(sizes, sizes[:1].expand(sizes.shape))
@@ -59,11 +59,11 @@ def test_what_the_server_leaves_out_is_owed():
 def test_a_device_that_did_not_answer_is_sent_everything():
     loop, net = tiny_run(compose([STC(0.3, down=True), CatchUp()]), (5, 3, 4))
     standing, _ = play(loop, loop.start(net), 0, 1)
-    asked = loop.ask(standing, 1)
+    asked = loop.open_round(standing, 1)
     outcomes = machine_of(loop).fit([job for job in asked.jobs if job.device != 1])
-    standing, _ = loop.take(asked, outcomes, 0.0)
-    sizes = {job.device: job.message.bytes_by["model"] for job in loop.ask(standing, 2).jobs}
-    assert sizes[1] == tree.nbytes(net.initial) and sizes[0] == sizes[2] < sizes[1]
+    standing, _ = loop.close_round(asked, outcomes, 0.0)
+    sizes = {job.device: job.message.bytes_by["model"] for job in loop.open_round(standing, 2).jobs}
+    assert sizes[1] == tree.count_tree_bytes(net.initial) and sizes[0] == sizes[2] < sizes[1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,17 +77,17 @@ def test_any_history_of_changes_is_caught_up_with(rounds, data):
         changed = torch.where(torch.tensor(touched), number, changed).to(torch.int32)
     thought = data.draw(st.integers(0, len(rounds)))
     saw = data.draw(st.integers(thought, len(rounds)))
-    link = Link("down", 0, len(rounds), WHOLE, Slicer((), ("w",)), Streams(0), {"w": models[-1]})
+    link = CodecLink("down", 0, len(rounds), WHOLE_MODEL, Slicer((), ("w",)), RandomStreams(0), {"w": models[-1]})
     state = {"catchup": {"changed": {"w": changed}, "seen": torch.tensor([thought], dtype=torch.int32)}}
-    coded, _ = wire.encode(Message({"w": {"value": models[-1]}}), [CatchUp()], state, link)
-    back = wire.decode(coded, [CatchUp()], link, {"catchup": {"model": {"w": models[saw]}}})
+    coded, _ = wire.encode_message(Message({"w": {"value": models[-1]}}), [CatchUp()], state, link)
+    back = wire.decode_message(coded, [CatchUp()], link, {"catchup": {"model": {"w": models[saw]}}})
     assert torch.equal(back.body["w"]["value"], models[-1])
     assert coded.nbytes <= models[-1].nbytes
 
 
 def test_changes_for_a_device_that_remembers_nothing_are_refused():
-    link = Link("down", 0, 1, WHOLE, Slicer((), ("w",)), Streams(0), {"w": torch.zeros(40)})
+    link = CodecLink("down", 0, 1, WHOLE_MODEL, Slicer((), ("w",)), RandomStreams(0), {"w": torch.zeros(40)})
     state = {"catchup": {"changed": {"w": torch.zeros(40, dtype=torch.int32)}, "seen": torch.tensor([0])}}
-    coded, _ = wire.encode(Message({"w": {"value": torch.zeros(40)}}), [CatchUp()], state, link)
+    coded, _ = wire.encode_message(Message({"w": {"value": torch.zeros(40)}}), [CatchUp()], state, link)
     with pytest.raises(ShoalError, match="does not remember"):
-        wire.decode(coded, [CatchUp()], link)
+        wire.decode_message(coded, [CatchUp()], link)

@@ -16,11 +16,11 @@ from shoal.core import wire
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
-from shoal.core.model.plan import WHOLE, Axis, Cut, Plan, Slicer
+from shoal.core.model.plan import WHOLE_MODEL, Axis, Cut, Plan, Slicer
 from shoal.core.part import Part
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.core.types import Outcome, Reply
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.dgc import DGC
 from shoal.parts.fedpaq import FedPAQ
 from shoal.parts.half import Half
@@ -64,16 +64,18 @@ quick = settings(
 )
 
 
-def link_of(like: dict[str, Tensor], round: int = 0, plan: Plan = WHOLE, axes: tuple[Axis, ...] = ()) -> Link:
-    return Link("up", 0, round, plan, Slicer(axes, like), Streams(0), like)
+def link_of(
+    like: dict[str, Tensor], round: int = 0, plan: Plan = WHOLE_MODEL, axes: tuple[Axis, ...] = ()
+) -> CodecLink:
+    return CodecLink("up", 0, round, plan, Slicer(axes, like), RandomStreams(0), like)
 
 
-def sent(values: dict[str, Tensor], codecs: list[Part], memory=None, link: Link | None = None):
+def sent(values: dict[str, Tensor], codecs: list[Part], memory=None, link: CodecLink | None = None):
     """A message through codecs: what travels, what comes back, what is remembered."""
     link = link or link_of(values)
     plain = wire.pack_message(values, {}, link.plan, link.slicer, list(values))
-    coded, memory = wire.encode(plain, codecs, memory or {}, link)
-    back = wire.decode(coded, codecs, link)
+    coded, memory = wire.encode_message(plain, codecs, memory or {}, link)
+    back = wire.decode_message(coded, codecs, link)
     return coded, {k: e["value"] for k, e in back.body.items()}, memory
 
 
@@ -130,7 +132,7 @@ def mutated(tensor: Tensor, how: str, where: int, bit: int) -> Tensor:
         return torch.cat((flat, flat[-1:]))
     if how == "type":
         return tensor.to(torch.int16 if tensor.dtype != torch.int16 else torch.float32)
-    raw = np.frombuffer(wire.raw(tensor), np.uint8).copy()
+    raw = np.frombuffer(wire.copy_tensor_bytes(tensor), np.uint8).copy()
     raw[where % len(raw)] ^= 1 << bit
     return torch.from_numpy(raw).view(tensor.dtype).view(tensor.shape)
 
@@ -144,7 +146,7 @@ def refused_or_sound(codecs: list[Part], value: Tensor, how: str, where: int, bi
             continue
         damaged = Message({"w": coded.body["w"] | {key: mutated(tensor, how, where, bit)}})
         try:
-            back = wire.decode(damaged, codecs, link).body["w"]["value"]
+            back = wire.decode_message(damaged, codecs, link).body["w"]["value"]
         except ShoalError as error:
             assert error.kind.name == "damaged" and str(error).count(". ") == 1
             continue
@@ -201,7 +203,7 @@ def test_an_entry_without_its_positions_is_refused():
     value = torch.arange(10.0)
     coded, _, _ = sent({"w": value}, [TopK(0.3)])
     with pytest.raises(ShoalError, match="belongs"):
-        wire.decode(Message({"w": {"value": coded.body["w"]["value"]}}), [TopK(0.3)], link_of({"w": value}))
+        wire.decode_message(Message({"w": {"value": coded.body["w"]["value"]}}), [TopK(0.3)], link_of({"w": value}))
 
 
 def test_signs_without_positions_are_refused():
@@ -210,7 +212,7 @@ def test_signs_without_positions_are_refused():
     for gone in ("at", "signs"):
         entry = {k: v for k, v in coded.body["w"].items() if k != gone}
         with pytest.raises(ShoalError, match="without"):
-            wire.decode(Message({"w": entry}), [STC()], link_of({"w": value}))
+            wire.decode_message(Message({"w": entry}), [STC()], link_of({"w": value}))
 
 
 # positions --------------------------------------------------------------------------------------------------------
@@ -478,22 +480,22 @@ def test_codecs_stand_behind_each_other_and_behind_plans_and_rows(codecs: list[P
     for before in ([], [DropRows()], [HalfWidth()], [HalfWidth(), DropRows()]):
         loop, net = tiny_run(compose([*before, *codecs]))
         standing, rows = play(loop, loop.start(net), 0, 3)
-        assert tree.finite(standing.params) and not any(row.get("void") or row.get("dropped") for row in rows)
-        assert not tree.same(standing.params, net.initial)
+        assert tree.is_tree_finite(standing.params) and not any(row.get("void") or row.get("dropped") for row in rows)
+        assert not tree.is_same_tree(standing.params, net.initial)
 
 
 def test_what_a_sparsifier_leaves_out_is_covered_and_what_a_plan_leaves_out_is_not():
     like = {"w": torch.arange(12.0).view(4, 3)}
     link = link_of(like, 0, Plan({"a": torch.tensor([0, 2])}), (AXIS,))
     coded, _, _ = sent(like, [TopK(0.1), FedPAQ()], link=link)
-    message = wire.decode(coded, [TopK(0.1), FedPAQ()], link)
+    message = wire.decode_message(coded, [TopK(0.1), FedPAQ()], link)
     values, covered, _ = wire.open_message(message, like, link.plan, link.slicer)
     assert covered["w"].tolist() == [[True] * 3, [False] * 3, [True] * 3, [False] * 3]
     assert values["w"].flatten().nonzero().flatten().tolist() == [8]
 
 
 @dataclass(frozen=True, eq=False)
-class Told(Link):
+class Told(CodecLink):
     """A link that says which tensors are trained."""
 
     trained: frozenset[str] | None = None
@@ -502,7 +504,7 @@ class Told(Link):
 @pytest.mark.parametrize("codec", [TopK(), DGC(), STC(), FedPAQ(), RandomK(feedback=False), SignSGD()], ids=str)
 def test_running_statistics_travel_as_they_are(codec: Part):
     like = {"w": torch.randn(100), "running": torch.randn(100)}
-    link = Told("up", 0, 0, WHOLE, Slicer((), like), Streams(0), like, trained=frozenset({"w"}))
+    link = Told("up", 0, 0, WHOLE_MODEL, Slicer((), like), RandomStreams(0), like, trained=frozenset({"w"}))
     coded, back, _ = sent(like, [codec], link=link)
     assert torch.equal(back["running"], like["running"]) and coded.body["w"]["value"].nbytes < 400
 

@@ -15,13 +15,13 @@ import shoal
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.server_state import Register
-from shoal.core.streams import Streams
+from shoal.core.server_state import EnrolmentRegister
+from shoal.core.streams import RandomStreams
 from shoal.core.types import Device, Outcome, Reply, Round, Samples
-from shoal.core.wire import bits, unbits
+from shoal.core.wire import pack_bits, unpack_bits
 from shoal.data.user_data import dataset_of
 from shoal.parts.creff import CReFF, distance, joined, parted
 from shoal.parts.fednh import FedNH
@@ -42,9 +42,9 @@ def test_pairs(other: Part):
 # what devices tell ---------------------------------------------------------------------------------------------------
 
 
-def told_by(net: Net, inputs: Tensor, targets: Tensor, head: Params, plan: Plan = WHOLE) -> dict[str, Tensor]:
+def told_by(net: Net, inputs: Tensor, targets: Tensor, head: Params, plan: Plan = WHOLE_MODEL) -> dict[str, Tensor]:
     samples = Samples(inputs, targets, torch.arange(len(inputs)))
-    device = Device(0, 0, samples, net, {}, net.initial, {}, {"head": head}, plan, Streams(0), "creff")
+    device = Device(0, 0, samples, net, {}, net.initial, {}, {"head": head}, plan, RandomStreams(0), "creff")
     return QUICK.measure(net.initial | {"a.weight": torch.zeros(3, 4).double()}, {}, device)
 
 
@@ -55,7 +55,7 @@ def test_a_gradient_worked_out_by_hand():
     nn.init.zeros_(module.get_parameter("a.bias"))
     head = {WEIGHT: torch.zeros(2, 1).double(), BIAS: torch.zeros(2).double()}
     told = told_by(Net(module, (1,), 2), torch.tensor([[2.0], [4.0]]).double(), torch.tensor([1, 1]), head)
-    assert unbits(told["held"], torch.Size([2])).tolist() == [False, True]
+    assert unpack_bits(told["held"], torch.Size([2])).tolist() == [False, True]
     assert told["slopes"].tolist() == [[1.5, 0.5, -1.5, -0.5]]
 
 
@@ -67,8 +67,8 @@ def test_gradients_are_those_of_the_head_that_was_sent_on_the_features_that_were
     x, y = torch.randn(9, 4).double(), torch.tensor([0, 3, 3, 1, 0, 3, 3, 1, 3])
     head = {k: torch.randn(net.initial[k].shape).double() for k in (WEIGHT, BIAS) if k in net.initial}
     told = told_by(net, x, y, head)
-    assert unbits(told["held"], torch.Size([5])).nonzero().flatten().tolist() == [0, 1, 3]
-    features = net.apply(net.initial, x)[1]
+    assert unpack_bits(told["held"], torch.Size([5])).nonzero().flatten().tolist() == [0, 1, 3]
+    features = net.forward(net.initial, x)[1]
     for label, slope in zip((0, 1, 3), told["slopes"].unflatten(1, (5, -1)), strict=True):
         leaves = [v.requires_grad_() for v in head.values()]
         loss = F.cross_entropy(F.linear(features[y == label], *leaves), y[y == label])
@@ -84,13 +84,13 @@ def test_gradients_are_those_of_the_head_that_was_sent_on_the_features_that_were
 def a_round(told: list[tuple[list[int], Tensor]], weights: list[float], plans: dict[int, Plan] | None = None) -> Round:
     """Replies with gradients of these classes; the tiny net has 2 classes and 3 features, and so 8 elements."""
     loop, net = tiny_run(Method((QUICK,)), (2,) * len(told))
-    round = loop.opening(loop.start(net), 0, Register({}, loop.engine.enrol))
+    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
     replies = []
     for device, (held, slopes) in enumerate(told):
         mask = torch.zeros(2, dtype=torch.bool).index_fill(0, torch.tensor(held), True)
-        report = {"creff": {"held": bits(mask), "slopes": slopes.double()}}
+        report = {"creff": {"held": pack_bits(mask), "slopes": slopes.double()}}
         replies.append(Reply(device, 2, {}, {}, report, Outcome(device)))
-    plans = {d: WHOLE for d in range(len(told))} | (plans or {})
+    plans = {d: WHOLE_MODEL for d in range(len(told))} | (plans or {})
     return replace(round, replies=replies, plans=plans, weights=torch.tensor(weights).double(), part="creff")
 
 

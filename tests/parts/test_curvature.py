@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shoal
-from shoal.core.model.kernels import differentiable_kernels
+from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.types import Batch
 from shoal.models.user_model import net_of
 from shoal.parts.lib.curvature import Loss
@@ -86,7 +86,7 @@ def test_a_hessian_vector_product_through_it_is_a_difference_of_gradients(name):
 
 def test_fused_attention_comes_back_after_a_measurement():
     allowed = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
-    with differentiable_kernels(Attention(), torch.device("cpu"), twice=True):
+    with use_differentiable_kernels(Attention(), torch.device("cpu"), twice=True):
         assert not torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()
     assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()) == allowed
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import shoal
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import sample_losses
-from shoal.core.measures.confusion import class_matrix, distance, sums_by_class
-from shoal.core.measures.evaluate import Judge
-from shoal.core.measures.local_models import LocalModels, local_model
+from shoal.core.local.step import compute_sample_losses
+from shoal.core.measures.confusion import compute_class_matrix, measure_class_divergence, sum_by_class
+from shoal.core.measures.evaluate import Evaluator
+from shoal.core.measures.local_models import LocalModelEvaluator, rebuild_local_model
 from shoal.core.model import tree
-from shoal.core.types import Batch, Local, Scored
+from shoal.core.types import Batch, BatchScore, Local
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, adaptability, evenness, turned
@@ -82,7 +82,9 @@ def test_losses_are_finite_where_the_model_is_sure(far):
     assert bool(loss.isfinite()) and bool(grad.isfinite().all())
 
 
-def scored_by(part: FedACD, f: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, there=None, batch=None) -> Scored:
+def scored_by(
+    part: FedACD, f: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, there=None, batch=None
+) -> BatchScore:
     """The part's loss of given logits, the matrix being what it is."""
     classes = f.shape[-1]
     state = {
@@ -94,7 +96,7 @@ def scored_by(part: FedACD, f: torch.Tensor, y: torch.Tensor, matrix: torch.Tens
     }
     local = Local(mlp((2,), classes), {}, {}, {"epoch": torch.zeros((), dtype=DOUBLE)}, {}, state)
     batch = batch or Batch(f, ((y, None),))
-    inner = lambda params, b: Scored(f.sum() * 0, params["f"], f, {}, {}, {})  # noqa: E731
+    inner = lambda params, b: BatchScore(f.sum() * 0, params["f"], f, {}, {}, {})  # noqa: E731
     return part.objective(inner, local)({"f": f}, batch)
 
 
@@ -121,7 +123,7 @@ def test_a_symmetric_matrix_leaves_cross_entropy():
     f, y = logits_of(3)
     matrix = matrix_of(3)
     loss = scored_by(FedACD(), f, y, (matrix + matrix.T) / 2).loss
-    torch.testing.assert_close(loss, (evenness(f, y) + sample_losses(f, y)).mean())
+    torch.testing.assert_close(loss, (evenness(f, y) + compute_sample_losses(f, y)).mean())
 
 
 def test_margins_of_class_counts_are_the_balanced_softmax():
@@ -129,7 +131,7 @@ def test_margins_of_class_counts_are_the_balanced_softmax():
     f, y = logits_of(4)
     counts = torch.tensor([5.0, 1.0, 3.0, 1.0], dtype=DOUBLE)
     loss = scored_by(FedACD(), f, y, (counts / counts.sum()).expand(4, 4)).loss - evenness(f, y).mean()
-    torch.testing.assert_close(loss, sample_losses(f + counts.log(), y).mean())
+    torch.testing.assert_close(loss, compute_sample_losses(f + counts.log(), y).mean())
 
 
 def test_a_class_more_often_taken_for_another_is_held_to_a_larger_margin():
@@ -158,8 +160,8 @@ def test_the_matrix_is_the_mean_output_by_class():
     loop, net = tiny_run(Method())
     visit = visits_of(loop, loop.start(net))[0]
     samples = visit.device.samples
-    matrix, counts = class_matrix(net, net.initial, samples)
-    p, y = net.apply(net.initial, samples.all().inputs)[0].softmax(-1), samples.all().targets[0][0]
+    matrix, counts = compute_class_matrix(net, net.initial, samples)
+    p, y = net.forward(net.initial, samples.take_all().inputs)[0].softmax(-1), samples.take_all().targets[0][0]
     for c in range(2):
         assert int(counts[c]) == int((y == c).sum())
         expected = p[y == c].mean(0) if (y == c).any() else torch.full((2,), 0.5, dtype=DOUBLE)
@@ -170,7 +172,7 @@ def test_blended_samples_count_in_the_rows_of_both_labels():
     f, _ = logits_of(6, rows=2, classes=3)
     weights = torch.tensor([0.3, 0.3], dtype=DOUBLE)
     targets = ((torch.tensor([0, 1]), weights), (torch.tensor([1, 0]), 1 - weights))
-    sums, counts = sums_by_class(f, Batch(f, targets))
+    sums, counts = sum_by_class(f, Batch(f, targets))
     p = f.softmax(-1)
     torch.testing.assert_close(sums[0], 0.3 * p[0] + 0.7 * p[1])
     torch.testing.assert_close(sums[1], 0.7 * p[0] + 0.3 * p[1])
@@ -181,7 +183,7 @@ def test_padding_counts_in_no_row():
     f, y = logits_of(7)
     weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=DOUBLE)
     padded, short = Batch(f, ((y, None),), weight), Batch(f[:3], ((y[:3], None),))
-    for one, two in zip(sums_by_class(f, padded), sums_by_class(f[:3], short)):
+    for one, two in zip(sum_by_class(f, padded), sum_by_class(f[:3], short)):
         torch.testing.assert_close(one, two)
 
 
@@ -201,7 +203,7 @@ def test_cadences_train_differently():
     for cadence in ("epoch", "batch_ema", "round"):
         loop, net = tiny_run(Method((FedACD(cadence=cadence),)), (8, 6))
         ends.append(play(loop, loop.start(net), 0, 2)[0].params)
-    assert tree.tensors(ends[0])[0].tolist() != tree.tensors(ends[1])[0].tolist()
+    assert tree.collect_tensors(ends[0])[0].tolist() != tree.collect_tensors(ends[1])[0].tolist()
 
 
 # weights ------------------------------------------------------------------------------------------------------------
@@ -210,10 +212,12 @@ def test_v_by_hand():
     tau = 0.9
     rows = [0.8 * log(0.8 / 0.9) + 0.2 * log(0.2 / 0.1), 0.4 * log(0.4 / 0.1) + 0.6 * log(0.6 / 0.9)]
     counts = torch.tensor([3.0, 5.0])
-    assert float(distance(matrix, counts, tau)) == pytest.approx(sum(rows) / 2)
-    assert float(distance(matrix, counts, tau, "sum")) == pytest.approx(sum(rows))
-    assert float(distance(matrix, torch.tensor([3.0, 0.0]), tau)) == pytest.approx(rows[0])
-    assert float(adaptability(distance(matrix, counts, tau))) == pytest.approx(1 / (1 + exp(-2 / sum(rows))))
+    assert float(measure_class_divergence(matrix, counts, tau)) == pytest.approx(sum(rows) / 2)
+    assert float(measure_class_divergence(matrix, counts, tau, "sum")) == pytest.approx(sum(rows))
+    assert float(measure_class_divergence(matrix, torch.tensor([3.0, 0.0]), tau)) == pytest.approx(rows[0])
+    assert float(adaptability(measure_class_divergence(matrix, counts, tau))) == pytest.approx(
+        1 / (1 + exp(-2 / sum(rows)))
+    )
 
 
 @given(st.floats(0, 1e6))
@@ -225,19 +229,21 @@ def test_v_is_between_a_half_and_one(value):
 def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
     for part in (FedACD(), FedACD(weights="uniform")):
         loop, net = tiny_run(Method((part,)), (5, 3, 4))
-        asked = loop.ask(loop.start(net), 0)
-        outcomes = loop.engine.fit(asked.wanted)
-        replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
+        asked = loop.open_round(loop.start(net), 0)
+        outcomes = loop.engine.fit(asked.jobs_to_train)
+        replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
         round = replace(asked.round, replies=replies)
         weights, _ = part.weigh(torch.zeros(3, dtype=DOUBLE), {}, round)
         if part.weights == "uniform":
             assert weights.tolist() == [1, 1, 1] and not replies[0].report
             continue
         for reply, weight in zip(replies, weights):
-            found = class_matrix(
-                net, local_model(reply, round), visits_of(loop, loop.start(net))[reply.device].device.samples
+            found = compute_class_matrix(
+                net, rebuild_local_model(reply, round), visits_of(loop, loop.start(net))[reply.device].device.samples
             )
-            assert float(weight) == pytest.approx(float(adaptability(distance(*found, part.tau))), rel=1e-9)
+            assert float(weight) == pytest.approx(
+                float(adaptability(measure_class_divergence(*found, part.tau))), rel=1e-9
+            )
 
 
 def test_the_score_costs_four_bytes():
@@ -300,17 +306,17 @@ def test_compositions_train_in_one_batch(method, caplog):
 def test_the_risk_of_local_models_is_over_the_labels_of_all_devices():
     labels = np.array([[5, 1], [0, 4], [2, 2]])
     loop, net = tiny_run(Method(), (5, 3, 4))
-    asked = loop.ask(loop.start(net), 0)
-    replies, _ = loop.post.replies(asked.jobs, loop.engine.fit(asked.wanted), asked.round, set())
+    asked = loop.open_round(loop.start(net), 0)
+    replies, _ = loop.exchange.open_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())
     round = replace(asked.round, replies=replies)
     judge = loop.judge
-    assert isinstance(judge, Judge)
-    judge = Judge(judge.samples, 2, (), labels)
-    found = LocalModels(judge, lambda device: judge.samples, ("local",))(round)
+    assert isinstance(judge, Evaluator)
+    judge = Evaluator(judge.samples, 2, (), labels)
+    found = LocalModelEvaluator(judge, lambda device: judge.samples, ("local",))(round)
     expected = []
-    batch = judge.samples.all()
+    batch = judge.samples.take_all()
     for reply in replies:
-        guess = net.apply(local_model(reply, round), batch.inputs)[0].argmax(-1)
+        guess = net.forward(rebuild_local_model(reply, round), batch.inputs)[0].argmax(-1)
         y = batch.targets[0][0]
         errors = np.array([float((guess[y == c] != c).float().mean()) if (y == c).any() else np.nan for c in (0, 1)])
         for own in labels:

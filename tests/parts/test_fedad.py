@@ -11,8 +11,8 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import Method
-from shoal.core.model.flops import Tally, trusted
-from shoal.core.model.flops_by_width import Widths, counts_needed
+from shoal.core.model.flops import FlopCache, verify_width_formula
+from shoal.core.model.flops_by_width import FlopsByWidth, count_models_to_cut
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
@@ -45,7 +45,7 @@ def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them()
     params["conv1.weight"][2] = params["conv1.bias"][2] = 0.0
     params["fc1.weight"][5] *= 10
     found = scores(net, params, x)
-    after = net.apply(params, x, ("relu1",))[2]["relu1"]
+    after = net.forward(params, x, ("relu1",))[2]["relu1"]
     assert after.shape[1:] == (6, 28, 28) and float(found["conv1"][2]) == 0.0
     assert float(found["conv1"][0]) == pytest.approx(float(torch.linalg.matrix_rank(after[:, 0]).float().mean()) / 28)
     sums = params["fc1.weight"].abs().sum(1) + params["fc1.bias"].abs()
@@ -57,7 +57,7 @@ def test_heads_are_scored_by_the_rank_of_what_they_put_out():
     net = build("vit", IMAGES, 10, 0)
     axis = next(a for a in net.axes if a.name == "layer1.heads")
     x = torch.randn(3, *IMAGES)
-    made = net.apply(net.initial, x, (axis.tap,))[2][axis.tap]
+    made = net.forward(net.initial, x, (axis.tap,))[2][axis.tap]
     assert maps(made, axis).shape == (3, 4, 64, 16)
     torch.testing.assert_close(maps(made, axis)[1, 2], made[1, :, 32:48])
     found = scores(net, net.initial, x)
@@ -216,7 +216,7 @@ def test_a_trained_lenet_can_lose_about_half_of_its_weights():
     run = shoal.run(rounds=2, engine="serial", **setting)
     assert run.history.rows[-1]["accuracy"] > 0.5
     x = torch.rand(50, *run.net.input_shape, generator=torch.Generator().manual_seed(0))
-    loss = Loss(run.net, run.params, Batch(x, ((run.net.apply(run.params, x)[0].argmax(1), None),)))
+    loss = Loss(run.net, run.params, Batch(x, ((run.net.forward(run.params, x)[0].argmax(1), None),)))
     share = rate("slq_plateau", loss, run.net.initial, run.params, 30, torch.Generator().manual_seed(1))
     assert share is not None and 0.35 < share < 0.65
 
@@ -322,8 +322,8 @@ def test_scaled_activations_are_in_the_mean_what_they_were():
         plan = Plan({axis.name: kept})
         scale = torch.from_numpy(1 / (1 - rates))
         sliced = net.slicer.place(net.slicer.take(net.initial, plan), net.initial, plan)
-        total += net.apply(net.slicer.scaled(sliced, {axis.name: scale}), x)[0]
-    torch.testing.assert_close(total / 4000, net.apply(net.initial, x)[0], rtol=0, atol=0.06)
+        total += net.forward(net.slicer.scale_unit_outputs(sliced, {axis.name: scale}), x)[0]
+    torch.testing.assert_close(total / 4000, net.forward(net.initial, x)[0], rtol=0, atol=0.06)
 
 
 # the part -------------------------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def test_bytes_and_products_of_a_plan_are_those_of_the_cut_out_model(widths):
     net = build("lenet", IMAGES, 10, 0)
     plan = Plan({a.name: torch.randperm(a.size)[:n].sort().values for a, n in zip(net.axes, widths)})
     params, macs = lenet_of(*widths)
-    assert Tally().forward(net, plan) == macs
+    assert FlopCache().count_forward(net, plan) == macs
     assert sum(v.nbytes for v in net.slicer.take(net.initial, plan).values()) == 4 * params
 
 
@@ -447,12 +447,12 @@ def test_bytes_and_products_of_a_plan_are_those_of_the_cut_out_model(widths):
 )
 def test_what_widths_cost_follows_from_a_few_counts(model, shape, classes):
     net = build(model, shape, classes, 0)
-    tally, generator = Tally(), torch.Generator().manual_seed(0)
-    needed = counts_needed(len(net.axes))
+    tally, generator = FlopCache(), torch.Generator().manual_seed(0)
+    needed = count_models_to_cut(len(net.axes))
     for number in range(needed + 5):
         sizes = [int(torch.randint(1, a.size + 1, (), generator=generator)) for a in net.axes]
         plan = Plan({a.name: torch.arange(n) for a, n in zip(net.axes, sizes)})
-        found = tally.forward(net, plan)
+        found = tally.count_forward(net, plan)
         if number >= needed:
             assert found == net.cut(plan).macs_forward
     assert tally.widths is not None
@@ -461,7 +461,7 @@ def test_what_widths_cost_follows_from_a_few_counts(model, shape, classes):
 def test_a_formula_that_does_not_fit_is_not_used():
     net = build("lenet", IMAGES, 10, 0)
     wrong = {(("conv1", 3),): 1}
-    assert trusted(Widths(net), wrong) is None
+    assert verify_width_formula(FlopsByWidth(net), wrong) is None
 
 
 @pytest.mark.parametrize("method", ["fedad", "feddrop", "fjord", "heterofl", "afd", "fedmp", "afd(filters=False)"])

@@ -11,9 +11,9 @@ from torch import nn
 
 import shoal
 from shoal.core.compose import compose
-from shoal.core.expression import parse
-from shoal.core.measures.divergence import degree_against, degrees
-from shoal.core.model.flops import counted
+from shoal.core.expression import parse_method
+from shoal.core.measures.divergence import measure_label_degree, measure_label_degrees
+from shoal.core.model.flops import count_macs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.models import build
@@ -96,9 +96,9 @@ def test_a_curvature_that_is_not_finite_is_not_counted():
     """The server's here; a device whose own is not finite sends none."""
     part = FedAP(at=1)
     loop, net = tiny_run(compose([part]), (6, 3))
-    asked = loop.ask(loop.start(net), 0)
-    outcomes = loop.engine.fit(asked.wanted)
-    replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
+    asked = loop.open_round(loop.start(net), 0)
+    outcomes = loop.engine.fit(asked.jobs_to_train)
+    replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
     round = replace(asked.round, replies=replies, params={k: v * float("nan") for k, v in net.initial.items()})
     state = {"labels": {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}}
     silent = [replace(r, report={}) for r in replies]
@@ -113,7 +113,7 @@ def test_the_pruned_net_is_the_masked_one_and_its_operations_are_those_of_its_la
     small = net.cut(plan)
     x = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(2))
     masked = net.slicer.place(net.slicer.take(net.initial, plan), net.initial, plan)
-    torch.testing.assert_close(small.apply(small.initial, x)[0], net.apply(masked, x)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(small.forward(small.initial, x)[0], net.forward(masked, x)[0], rtol=1e-4, atol=1e-5)
     assert layers_of(small) + normed(small) == small.macs_forward < net.macs_forward
 
 
@@ -123,7 +123,7 @@ def normed(net: Net) -> int:
     for layer in net.module.modules():
         if isinstance(layer, nn.BatchNorm2d):
             hooks.append(layer.register_forward_hook(lambda _m, _i, out: made.append(4 * out.numel())))
-    net.apply(net.initial, torch.zeros(1, *net.input_shape))
+    net.forward(net.initial, torch.zeros(1, *net.input_shape))
     for hook in hooks:
         hook.remove()
     return sum(made)
@@ -143,7 +143,7 @@ def layers_of(net: Net) -> int:
     for layer in net.module.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             seen.append(layer.register_forward_hook(note))
-    net.apply(net.initial, torch.zeros(1, *net.input_shape))
+    net.forward(net.initial, torch.zeros(1, *net.input_shape))
     for hook in seen:
         hook.remove()
     return total[0]
@@ -170,7 +170,7 @@ def test_the_model_that_comes_out_is_as_large_as_was_trained():
 
 
 def test_momenta_and_memories_have_the_pruned_shape():
-    loop, net = tiny_run(parse("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", shipped(), {}))
+    loop, net = tiny_run(parse_method("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", shipped(), {}))
     standing, _ = play(loop, loop.start(net), 0, 2)
     width = len(standing.params["a.bias"])
     assert width < 3
@@ -181,9 +181,9 @@ def test_momenta_and_memories_have_the_pruned_shape():
 def test_rates_are_weighed_by_samples_and_likeness():
     part = FedAP(at=1, epsilon=0.01)
     loop, net = tiny_run(compose([part]), (6, 3))
-    asked = loop.ask(loop.start(net), 0)
-    outcomes = loop.engine.fit(asked.wanted)
-    replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
+    asked = loop.open_round(loop.start(net), 0)
+    outcomes = loop.engine.fit(asked.jobs_to_train)
+    replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
     told = [float(r.report["fedap"]["rate"]) for r in replies]
     assert all(0 <= rate <= 0.8 for rate in told)
     round = replace(asked.round, replies=replies, params=asked.round.anchor, server=None)
@@ -197,18 +197,21 @@ def test_rates_are_weighed_by_samples_and_likeness():
 def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
     part = FedAP(at=1, epsilon=0.01)
     loop, net = tiny_run(compose([part]), (6, 3))
-    asked = loop.ask(loop.start(net), 0)
+    asked = loop.open_round(loop.start(net), 0)
     round = replace(asked.round, replies=[], params=asked.round.anchor)
     assert round.server is not None
     seed = int(round.generator("server").integers(2**62))
     own = part.share(net, round.anchor, round.anchor, round.server, torch.Generator().manual_seed(seed))
     assert own is not None
     told = {0: 0.1, 1: 0.3}
-    asked_two = loop.post.replies(asked.jobs, loop.engine.fit(asked.wanted), asked.round, set())[0]
+    asked_two = loop.exchange.open_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())[0]
     replies = [replace(r, report={"fedap": {"rate": torch.tensor(told[r.device])}}) for r in asked_two]
     labels = {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}
     counts = labels_of(round.server, 2).double()
-    js = [*degrees(np.array([[4, 2], [0, 3]])), degree_against(counts.numpy(), np.array([4.0, 5.0]))]
+    js = [
+        *measure_label_degrees(np.array([[4, 2], [0, 3]])),
+        measure_label_degree(counts.numpy(), np.array([4.0, 5.0])),
+    ]
     weights = [n / (d + 0.01) for n, d in zip((6, 3, len(round.server)), js)]
     expected = np.average([0.1, 0.3, own], weights=weights)
     assert part.mean({"labels": labels}, replace(round, replies=replies)) == pytest.approx(expected)
@@ -218,8 +221,8 @@ def test_a_device_that_lost_its_round_does_not_stop_the_pruning():
     """The round in which it is due is void: nobody answered. It comes in the next one."""
     loop, net = tiny_run(compose([FedAP(at=2)]))
     standing, _ = play(loop, loop.start(net), 0, 1)
-    asked = loop.ask(standing, 1)
-    void, row = loop.take(asked, [], 0.0)
+    asked = loop.open_round(standing, 1)
+    void, row = loop.close_round(asked, [], 0.0)
     assert row["void"] and not void.states["fedap"]["done"]
     after, _ = play(loop, void, 2, 3)
     assert after.states["fedap"]["done"]
@@ -243,7 +246,7 @@ def test_operations_are_counted_from_the_pruned_pass():
     net = lenet(SHAPE, 10)
     small = net.cut(pruned_by(net, 0.5))
     x = torch.zeros(1, *SHAPE)
-    assert small.macs_forward == counted(lambda: small.apply(small.initial, x))
+    assert small.macs_forward == count_macs(lambda: small.forward(small.initial, x))
 
 
 def test_a_pruned_run_is_taken_up_with_what_devices_remember(tmp_path):

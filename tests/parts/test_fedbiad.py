@@ -13,11 +13,11 @@ import shoal
 import shoal.models
 from shoal.core import wire
 from shoal.core.compose import Method
-from shoal.core.expression import parse
-from shoal.core.local.step import Rule, advance, autograd
-from shoal.core.model.plan import WHOLE, Plan
-from shoal.core.streams import Streams
-from shoal.core.types import Local, Optimiser, Scored, Work
+from shoal.core.expression import parse_method
+from shoal.core.local.step import StepRule, advance, compute_autograd_gradient
+from shoal.core.model.plan import WHOLE_MODEL, Plan
+from shoal.core.streams import RandomStreams
+from shoal.core.types import BatchScore, Local, Optimiser, Work
 from shoal.models import MODELS, build
 from shoal.models.lstm import lstm
 from shoal.parts import shipped
@@ -97,17 +97,17 @@ def steps_of(part: FedBIAD, losses: list[float], late: bool = False) -> list[dic
     """The patterns before each step and at the end, when the losses are these; one that is drawn is always another."""
     loop, net = tiny_run(Method((part,)), (6,))
     visit = visits_of(loop, loop.start(net), part.early if late else 0)[0]
-    state, patterns = visit.course.states["fedbiad"], []
-    own = visit.at("fedbiad")
+    state, patterns = visit.state.states["fedbiad"], []
+    own = visit.device_for_part("fedbiad")
     generator = own.generator("draw")
-    update = {k: torch.zeros_like(v) for k, v in visit.course.params.items()}
+    update = {k: torch.zeros_like(v) for k, v in visit.state.params.items()}
     for step, loss in enumerate(losses):
         patterns.append(state["kept"])
-        numbers = visit.scene.numbers | {"step": torch.tensor(float(step)), "steps": torch.tensor(float(len(losses)))}
+        numbers = visit.context.numbers | {"step": torch.tensor(float(step)), "steps": torch.tensor(float(len(losses)))}
         drawn = part.draw(generator, own, step)
         draws = drawn | {k: 1 - kept for k, kept in state["kept"].items() if drawn[k].any()}
-        local = Local(net, visit.scene.anchor, {}, numbers, draws, state)
-        scored = Scored(torch.tensor(loss), torch.zeros(0), torch.zeros(0), {}, {}, {})
+        local = Local(net, visit.context.anchor, {}, numbers, draws, state)
+        scored = BatchScore(torch.tensor(loss), torch.zeros(0), torch.zeros(0), {}, {}, {})
         update, state = part.step(update, state, scored, local)
     assert all(kept.any() for pattern in (*patterns, state["kept"]) for kept in pattern.values())
     return [*patterns, state["kept"]]
@@ -149,17 +149,17 @@ def test_a_loss_that_is_no_number_skips_the_step_and_counts_as_a_rise():
     part = FedBIAD(rate=0.4, window=2)
     loop, net = tiny_run(Method((part,)), (6,))
     visit = visits_of(loop, loop.start(net))[0]
-    state, own = visit.course.states["fedbiad"], visit.at("fedbiad")
+    state, own = visit.state.states["fedbiad"], visit.device_for_part("fedbiad")
     local = Local(
         net,
-        visit.scene.anchor,
+        visit.context.anchor,
         {},
-        visit.scene.numbers | {"step": torch.tensor(0.0)},
+        visit.context.numbers | {"step": torch.tensor(0.0)},
         part.draw(own.generator(), own, 0),
         state,
     )
-    scored = Scored(torch.tensor(torch.nan), torch.zeros(0), torch.zeros(0), {}, {}, {})
-    update, _ = part.step({k: torch.ones_like(v) for k, v in visit.course.params.items()}, state, scored, local)
+    scored = BatchScore(torch.tensor(torch.nan), torch.zeros(0), torch.zeros(0), {}, {}, {})
+    update, _ = part.step({k: torch.ones_like(v) for k, v in visit.state.params.items()}, state, scored, local)
     assert all(not u.any() for u in update.values())
 
 
@@ -167,14 +167,14 @@ def test_rows_score_where_the_loss_fell_and_where_both_patterns_keep_them():
     part = FedBIAD(rate=0.4, window=1)
     loop, net = tiny_run(Method((part,)), (6,))
     visit = visits_of(loop, loop.start(net))[0]
-    state, own = visit.course.states["fedbiad"], visit.at("fedbiad")
-    generator, update = own.generator("draw"), {k: torch.zeros_like(v) for k, v in visit.course.params.items()}
+    state, own = visit.state.states["fedbiad"], visit.device_for_part("fedbiad")
+    generator, update = own.generator("draw"), {k: torch.zeros_like(v) for k, v in visit.state.params.items()}
     expected = torch.zeros(3, dtype=torch.float64)
     for step, loss in enumerate([3.0, 3.0, 2.0, 5.0, 4.0, 4.0, 9.0]):
         draws, before = part.draw(generator, own, step), state["kept"]["a"]
-        numbers = visit.scene.numbers | {"step": torch.tensor(float(step)), "steps": torch.tensor(7.0)}
-        scored = Scored(torch.tensor(loss), torch.zeros(0), torch.zeros(0), {}, {}, {})
-        update, state = part.step(update, state, scored, Local(net, visit.scene.anchor, {}, numbers, draws, state))
+        numbers = visit.context.numbers | {"step": torch.tensor(float(step)), "steps": torch.tensor(7.0)}
+        scored = BatchScore(torch.tensor(loss), torch.zeros(0), torch.zeros(0), {}, {}, {})
+        update, state = part.step(update, state, scored, Local(net, visit.context.anchor, {}, numbers, draws, state))
         if step in (2, 4, 5):
             expected = expected + before
         elif step == 3:
@@ -187,11 +187,11 @@ def test_dropped_rows_have_no_gradient_and_do_not_move():
     part = FedBIAD(rate=0.4)
     loop, net = tiny_run(Method((part,)), (5,))
     visit = visits_of(loop, loop.start(net))[0]
-    rule = Rule(net, loop.method, Optimiser(momentum=0.9, weight_decay=0.1))
-    course = rule.start(visit.course.params, visit.course.states)
+    rule = StepRule(net, loop.method, Optimiser(momentum=0.9, weight_decay=0.1))
+    course = rule.init_state(visit.state.params, visit.state.states)
     for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
-        course, _ = advance(rule, course, visit.device.samples.batch(rows), scene, autograd)
-    gone = visit.course.states["fedbiad"]["kept"]["a"] == 0
+        course, _ = advance(rule, course, visit.device.samples.take_batch(rows), scene, compute_autograd_gradient)
+    gone = visit.state.states["fedbiad"]["kept"]["a"] == 0
     assert int(gone.sum()) == 1
     for name, dim in (("a.weight", 0), ("a.bias", 0), ("b.weight", 1)):
         moved = (course.params[name] - net.initial[name]).movedim(dim, 0)
@@ -248,7 +248,7 @@ def test_uploads_of_the_language_model_are_those_of_table_1(words, published):
     sizes = [message.nbytes]
     for kinds in (["output"], ["output", "input"], ["embedding", "output", "recurrent"]):
         plan = plan_of({g.name: best(None, g.size, 0.5, torch.Generator()) for g in rows_of(net, kinds)})
-        sizes.append(cut_rows(message, lambda name: net.slicer.lines(name, net.initial[name], plan)).nbytes)
+        sizes.append(cut_rows(message, lambda name: net.slicer.find_kept_lines(name, net.initial[name], plan)).nbytes)
     assert [size / 1e6 for size in sizes] == pytest.approx(published, rel=0.01)
 
 
@@ -275,7 +275,7 @@ def coded_rows(seed: int = 0):
     kept = {g.name: best(None, g.size, 0.5, generator) for g in droppable(net, False, False)}
     message = wire.pack_message(net.initial, {}, Plan(), net.slicer, list(net.initial))
     shapes = {k: v.shape for k, v in net.initial.items()}
-    lines = lambda name: net.slicer.lines(name, net.initial[name], plan_of(kept))  # noqa: E731
+    lines = lambda name: net.slicer.find_kept_lines(name, net.initial[name], plan_of(kept))  # noqa: E731
     return net, kept, shapes, cut_rows(message, lines)
 
 
@@ -351,16 +351,16 @@ def test_a_device_keeps_its_scores_and_late_patterns_follow_them():
 def test_a_device_whose_message_cannot_be_read_is_left_out():
     """Removing it equals not having asked it; the history says why."""
     loop, net = tiny_run(Method((FedBIAD(0.4, s_tilde=0.0),)), (4, 4))
-    asked = loop.ask(loop.start(net), 0)
-    good, bad = loop.engine.fit(asked.wanted)
+    asked = loop.open_round(loop.start(net), 0)
+    good, bad = loop.engine.fit(asked.jobs_to_train)
     assert bad.message is not None
     name, entry = next((k, e) for k, e in bad.message.body.items() if "kept 0" in e)
     empty = replace(bad.message, body=bad.message.body | {name: {}})
-    _, told = loop.take(asked, [good, replace(bad, message=empty)], 0.0)
+    _, told = loop.close_round(asked, [good, replace(bad, message=empty)], 0.0)
     assert "no values for 'a.weight'" in told["dropped"][0]["why"]
     broken = replace(bad.message, body=bad.message.body | {name: entry | {"value": entry["value"][:-1]}})
-    standing, row = loop.take(asked, [good, replace(bad, message=broken)], 0.0)
-    alone, _ = loop.take(asked, [good, replace(bad, message=None, problem="it failed")], 0.0)
+    standing, row = loop.close_round(asked, [good, replace(bad, message=broken)], 0.0)
+    alone, _ = loop.close_round(asked, [good, replace(bad, message=None, problem="it failed")], 0.0)
     assert row["dropped"][0]["device"] == 1 and "does not fit" in row["dropped"][0]["why"]
     close(standing.params, alone.params, 0.0, "a broken message left a trace")
 
@@ -386,11 +386,11 @@ def test_uploads_of_codecs_are_those_of_table_2(words, method):
         method.partition("+")[0], []
     )
     kept = {g.name: best(None, g.size, 0.5, generator) for g in rows_of(net, kinds)}
-    plan = plan_of(kept) if method.startswith("afd") else WHOLE
+    plan = plan_of(kept) if method.startswith("afd") else WHOLE_MODEL
     expression = method.removeprefix("afd+").replace("dgc", "dgc(warmup='')")
-    parts = parse(expression, shipped(), {}).codecs("up")
+    parts = parse_method(expression, shipped(), {}).codecs_for("up")
     values = {k: torch.randn(v.shape, generator=generator) for k, v in net.initial.items()}
-    link = wire.Link("up", 0, 0, plan, net.slicer, Streams(0), net.initial)
+    link = wire.CodecLink("up", 0, 0, plan, net.slicer, RandomStreams(0), net.initial)
     message = wire.pack_message(values, {}, plan, net.slicer, list(values))
-    coded, _ = wire.encode(message, parts, {"fedbiad": {"kept": kept}}, link)
+    coded, _ = wire.encode_message(message, parts, {"fedbiad": {"kept": kept}}, link)
     assert coded.nbytes == pytest.approx(SIZES[words][method], rel=0.07)

@@ -13,13 +13,13 @@ from torch import nn
 import shoal
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
-from shoal.core.ledger import by_blocks
-from shoal.core.local.device import receive
-from shoal.core.local.step import autograd, mean_loss
+from shoal.core.ledger import count_bytes_by_blocks
+from shoal.core.local.device import receive_model
+from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.streams import Streams
-from shoal.core.types import Batch, Local, Scored
+from shoal.core.streams import RandomStreams
+from shoal.core.types import Batch, BatchScore, Local
 from shoal.engines.batched.engine import Batched
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build
@@ -37,14 +37,14 @@ from shoal.testing.laws import close, machine_of, play
 def test_a_model_runs_on_from_any_block(model):
     net = build(model, (3, 32, 32), 10, 0)
     x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    logits, _, taps, _ = net.apply(net.initial, x, block_ends(net))
+    logits, _, taps, _ = net.forward(net.initial, x, block_ends(net))
     for number, name in enumerate(block_ends(net), 1):
-        torch.testing.assert_close(net.through(net.initial, taps[name], number), logits)
+        torch.testing.assert_close(net.forward_from_block(net.initial, taps[name], number), logits)
 
 
 def test_the_papers_blocks():
     net = build("resnet18-nobias", (3, 32, 32), 10, 0)
-    sizes = [sum(net.initial[k].numel() for k in block if k in net.trainable) for block in net.by_block]
+    sizes = [sum(net.initial[k].numel() for k in block if k in net.trainable) for block in net.names_by_block]
     assert sizes == [1856, 147968, 525568, 2099712, 8393728, 5130]
     net = build("resnet18-imagenet", (3, 32, 32), 10, 0)
     assert sum(net.initial[k].numel() for k in net.trainable) == 11_181_642 and len(net.blocks) == 6
@@ -64,9 +64,9 @@ def scene():
     )
     local = Local(net, received, {}, {}, {}, {})
 
-    def inner(params, b) -> Scored:
-        logits, features, taps, buffers = net.apply(params, b.inputs, block_ends(net), training=True)
-        return Scored(mean_loss(logits, b), logits, features, taps, buffers, {})
+    def inner(params, b) -> BatchScore:
+        logits, features, taps, buffers = net.forward(params, b.inputs, block_ends(net), training=True)
+        return BatchScore(compute_mean_loss(logits, b), logits, features, taps, buffers, {})
 
     return net, received, own, batch, inner, local
 
@@ -75,14 +75,15 @@ def test_the_loss_is_what_is_printed():
     net, received, own, batch, inner, local = scene()
     found = hybrid(inner, local, (1, 2), 0.7, 0.3, 2.0)(own, batch)
     y = batch.targets[0][0]
-    logits, _, taps, _ = net.apply(own, batch.inputs, block_ends(net))
+    logits, _, taps, _ = net.forward(own, batch.inputs, block_ends(net))
     q_l, blocks = (logits / 2).log_softmax(1), len(net.blocks)
     paths = []
     for j in (1, 2):
         mixed = {
-            k: received[k] if any(k in net.by_block[b] for b in range(blocks - j, blocks)) else own[k] for k in own
+            k: received[k] if any(k in net.names_by_block[b] for b in range(blocks - j, blocks)) else own[k]
+            for k in own
         }
-        q_h = net.apply(mixed, batch.inputs)[0]
+        q_h = net.forward(mixed, batch.inputs)[0]
         apart = F.kl_div(q_l, (q_h / 2).softmax(1), reduction="batchmean")
         paths.append(0.7 * F.cross_entropy(q_h, y) + 0.3 * apart)
     torch.testing.assert_close(found.loss, F.cross_entropy(logits, y) + sum(paths) / 2)
@@ -96,7 +97,7 @@ def test_where_local_and_received_blocks_are_equal_paths_are_the_local_one():
 
 def test_gradients_go_through_received_blocks_into_the_local_ones_before_them():
     net, received, own, batch, inner, local = scene()
-    last = net.by_block[-1]
+    last = net.names_by_block[-1]
     for way in range(1, len(net.blocks)):
 
         def alone(params, b, way=way):
@@ -104,8 +105,8 @@ def test_gradients_go_through_received_blocks_into_the_local_ones_before_them():
             full = hybrid(inner, local, (way,), 1.0, 0.0, 1.0)(params, b)
             return full._replace(loss=full.loss - scored.loss)
 
-        grads, _ = autograd(alone, own, batch)
-        assert grads[net.by_block[0][0]].abs().max() > 0
+        grads, _ = compute_autograd_gradient(alone, own, batch)
+        assert grads[net.names_by_block[0][0]].abs().max() > 0
         assert max(float(grads[k].abs().max()) for k in last) < 1e-12
     assert all(torch.equal(received[k], net.initial[k]) for k in received)
 
@@ -147,22 +148,22 @@ def test_a_device_completes_what_it_is_sent_from_its_own_model():
     standing, _ = play(loop, loop.start(net), 0, 1)
     machine = machine_of(loop)
     own = machine.memory.get(0)["fedbr"]["model"]
-    job = loop.ask(standing, 1).jobs[0]
-    anchor, covered, _ = receive(machine.site, job, machine.memory.get(0))
+    job = loop.open_round(standing, 1).jobs[0]
+    anchor, covered, _ = receive_model(machine.site, job, machine.memory.get(0))
     assert not covered
     assert torch.equal(anchor["a.weight"], own["a.weight"]) and torch.equal(
         anchor["b.weight"], standing.params["b.weight"]
     )
     with pytest.raises(ShoalError, match="does not remember"):
-        receive(machine.site, job, {})
+        receive_model(machine.site, job, {})
 
 
 def test_who_did_not_answer_or_is_long_gone_is_sent_everything():
     loop, net = tiny_run(compose([FedBR(max_age=2)]), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
     assert len(sent(loop, standing, 5)[0]) == 4 and len(sent(loop, standing, 1)[0]) == 2
-    asked = loop.ask(standing, 1)
-    after, _ = loop.take(asked, machine_of(loop).fit([asked.jobs[0]]), 0.0)
+    asked = loop.open_round(standing, 1)
+    after, _ = loop.close_round(asked, machine_of(loop).fit([asked.jobs[0]]), 0.0)
     assert len(sent(loop, after, 3)[1]) == 4 and len(sent(loop, after, 3)[0]) == 2
 
 
@@ -198,8 +199,8 @@ def test_both_ways_of_counting_traffic():
     assert rows[0]["bytes_down_by_blocks"] == whole
     loop, net = tiny_run(compose([FedBR()]), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
-    jobs = loop.ask(standing, 1).jobs
-    assert by_blocks(jobs, net) == 2 * tree.nbytes(net.initial) // 2
+    jobs = loop.open_round(standing, 1).jobs
+    assert count_bytes_by_blocks(jobs, net) == 2 * tree.count_tree_bytes(net.initial) // 2
     assert sum(job.message.bytes_by["model"] for job in jobs) == 2 * 8 * 8
 
 
@@ -217,7 +218,7 @@ def test_always_whole_is_what_the_paper_counts():
 @pytest.mark.parametrize("seconds, rounds, published", [(4.0, 130, 1075), (7.25, 109, 1258), (6.75, 107, 1182)])
 def test_the_simulated_clock_gives_the_papers_times(seconds, rounds, published):
     """Of FedAvg, FedMLB and MOON, each device alike: 160 Mbit/s, 42.65e6 bytes both ways."""
-    profile = parse_fleet(f"fedbr-even:{seconds}", Streams(0), 10, rounds).profile(0, 0)
+    profile = parse_fleet(f"fedbr-even:{seconds}", RandomStreams(0), 10, rounds).profile(0, 0)
     total = profile.times(int(42.65e6), 10**9, int(42.65e6)).total
     assert rounds * total == pytest.approx(published, rel=0.01)
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import shoal
-from shoal.core.aggregate import holders_mean
+from shoal.core.aggregate import aggregate_holders
 from shoal.core.compose import Method
-from shoal.core.measures.divergence import degrees, divergence
+from shoal.core.measures.divergence import jensen_shannon_divergence, measure_label_degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.server_state import Register
+from shoal.core.server_state import EnrolmentRegister
 from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
 from shoal.data.user_data import dataset_of
@@ -34,7 +34,7 @@ SIZES = (6, 3, 5)
 def a_round(sizes=SIZES, masked: bool = False, seed: int = 0) -> Round:
     """Replies with random changes to the tiny net; if masked, some coordinates have one holder or none."""
     loop, net = tiny_run(Method(), sizes)
-    round = loop.opening(loop.start(net), 0, Register({}, loop.engine.enrol))
+    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
     generator = torch.Generator().manual_seed(seed)
 
     def reply(device: int) -> Reply:
@@ -63,7 +63,7 @@ def weights_of(part: FedDH, state: dict, round: Round) -> Tensor:
 def test_weights_are_sizes_over_degrees():
     """Two devices with one of two classes each and one with both: the pooled mix is even, JS is 0.3113 twice and 0."""
     histograms = [[4, 0], [0, 4], [1, 1]]
-    js = degrees(np.array(histograms))
+    js = measure_label_degrees(np.array(histograms))
     assert js.round(4).tolist() == [0.3113, 0.3113, 0.0]
     floor = max(1e-3, 0.02 * js.mean())
     found = weights_of(FedDH(), state_of(histograms), a_round((4, 4, 2)))
@@ -73,7 +73,7 @@ def test_weights_are_sizes_over_degrees():
 
 def test_control_parameters_are_a_line_through_the_degree():
     state = state_of(HISTOGRAMS, {key(0): [2.0, 0.1], key(2): [1.0, 0.5]})
-    js = degrees(np.array(HISTOGRAMS))
+    js = measure_label_degrees(np.array(HISTOGRAMS))
     expected = [2 * js[0] + 0.1, js[1], js[2] + 0.5]
     torch.testing.assert_close(FedDH().degree(state, [0, 1, 2]), torch.tensor(expected, dtype=torch.float64))
 
@@ -107,7 +107,7 @@ def loss_of(params: Params) -> Tensor:
 @pytest.mark.parametrize("seed", range(3))
 def test_slopes_are_those_of_finite_differences(masked: bool, seed: int):
     round = a_round(masked=masked, seed=seed)
-    js = degrees(np.array(HISTOGRAMS))
+    js = measure_label_degrees(np.array(HISTOGRAMS))
     v, b = torch.tensor([1.0, 0.7, 1.3]).double(), torch.tensor([0.1, 0.3, 0.2]).double()
     sizes = torch.tensor([6.0, 3.0, 5.0]).double()
 
@@ -115,7 +115,7 @@ def test_slopes_are_those_of_finite_differences(masked: bool, seed: int):
         degree = v * torch.from_numpy(js) + b
         weights = sizes / degree
         weights = weights / weights.sum()
-        return holders_mean(replace(round, weights=weights)), weights, degree
+        return aggregate_holders(replace(round, weights=weights)), weights, degree
 
     params, weights, degree = combined(v, b)
     gradient = {k: p.cos() + p**2 for k, p in params.items()}
@@ -139,7 +139,7 @@ def test_pulls_sum_to_nothing():
 
 
 def test_a_common_factor_on_all_degrees_changes_nothing():
-    js = degrees(np.array(HISTOGRAMS))
+    js = measure_label_degrees(np.array(HISTOGRAMS))
     one = weights_of(FedDH(), state_of(HISTOGRAMS), a_round())
     many = weights_of(FedDH(), state_of(HISTOGRAMS, {key(d): [7.0, 0.0] for d in range(len(js))}), a_round())
     torch.testing.assert_close(one, many)
@@ -196,10 +196,10 @@ def test_the_order_of_devices_does_not_matter():
 def test_degrees_do_not_depend_on_what_classes_are_called():
     counts = np.array([[5, 0, 2, 1], [0, 3, 3, 0], [1, 1, 1, 9]])
     for order in permutations(range(4)):
-        np.testing.assert_allclose(degrees(counts), degrees(counts[:, order]))
+        np.testing.assert_allclose(measure_label_degrees(counts), measure_label_degrees(counts[:, order]))
     even = np.full(10, 0.1)
-    assert divergence(np.repeat([0.5, 0.0], [2, 8]), even).round(4) == 0.61
-    assert divergence(np.repeat([0.2, 0.0], [5, 5]), even).round(4) == 0.3113
+    assert jensen_shannon_divergence(np.repeat([0.5, 0.0], [2, 8]), even).round(4) == 0.61
+    assert jensen_shannon_divergence(np.repeat([0.2, 0.0], [5, 5]), even).round(4) == 0.3113
 
 
 # where gradients come from -------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_degrees_do_not_depend_on_what_classes_are_called():
 
 def test_the_pseudo_gradient_is_the_change_over_the_steps_it_took():
     part, round = FedDH(), replace(a_round(), weights=torch.tensor([0.5, 0.2, 0.3]).double())
-    change = {k: v - round.anchor[k] for k, v in holders_mean(round).items()}
+    change = {k: v - round.anchor[k] for k, v in aggregate_holders(round).items()}
     for name, found in part.uphill(round.anchor, round).items():
         torch.testing.assert_close(found, -change[name] / (0.1 * 2))
 
@@ -254,8 +254,8 @@ def test_a_second_combination_in_the_same_round_uses_the_new_weights():
     part, round = FedDH(lr_v=0.0, lr_b=5.0, reaggregate=True), a_round()
     state = state_of(HISTOGRAMS)
     round = replace(round, weights=weights_of(part, state, round))
-    params, after = part.serve(holders_mean(round), state, round)
-    torch.testing.assert_close(params, holders_mean(replace(round, weights=weights_of(part, after, round))))
+    params, after = part.serve(aggregate_holders(round), state, round)
+    torch.testing.assert_close(params, aggregate_holders(replace(round, weights=weights_of(part, after, round))))
 
 
 # FedDHE --------------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_server_that_sees_only_a_model_finds_the_classes_it_was_trained_on():
     params = {k: v.clone() for k, v in net.initial.items()}
     for _ in range(100):
         leaves = {k: p.requires_grad_() for k, p in params.items()}
-        loss = torch.nn.functional.cross_entropy(net.apply(leaves, x[few])[0], y[few])
+        loss = torch.nn.functional.cross_entropy(net.forward(leaves, x[few])[0], y[few])
         grads = torch.autograd.grad(loss, list(leaves.values()))
         params = {k: (p - 0.5 * g).detach() for (k, p), g in zip(leaves.items(), grads)}
     rows = torch.cat([(y == c).nonzero().flatten()[:10] for c in range(10)])

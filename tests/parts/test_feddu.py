@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.core.compose import compose
-from shoal.core.measures.divergence import degree_against
+from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model import tree
 from shoal.core.types import Work
 from shoal.engines.batched.engine import Batched
@@ -24,8 +24,8 @@ from shoal.testing.laws import close, machine_of, play
 def half_time(part: FedDU, sizes=(5, 3)):
     """The state and the round of a tiny run when the replies are in."""
     loop, net = tiny_run(compose([part]), sizes)
-    asked = loop.ask(loop.start(net), 0)
-    replies, _ = loop.post.replies(asked.jobs, machine_of(loop).fit(asked.wanted), asked.round, set())
+    asked = loop.open_round(loop.start(net), 0)
+    replies, _ = loop.exchange.open_replies(asked.jobs, machine_of(loop).fit(asked.jobs_to_train), asked.round, set())
     weights = torch.tensor([r.size for r in replies], dtype=torch.float64)
     return asked.states["feddu"], replace(asked.round, replies=replies, weights=weights / weights.sum())
 
@@ -55,16 +55,16 @@ def test_alpha_by_hand():
     assert round.server is not None
     correct, _ = judged(round.net, round.anchor, round.server)
     labels = [state["labels"][f"device {d}"].numpy() for d in (0, 1)]
-    batch = round.server.all().targets[0][0]
+    batch = round.server.take_all().targets[0][0]
     own = np.bincount(batch.numpy(), minlength=2).astype(float)
     everybody = labels[0] + labels[1]
-    taken = 4 * degree_against(everybody, everybody)  # everybody took part: their labels are everybody's
+    taken = 4 * measure_label_degree(everybody, everybody)  # everybody took part: their labels are everybody's
     assert taken == 0
     assert part.share(correct, state["labels"], round) == pytest.approx(
-        0 if degree_against(own, everybody) else 4 / 12 * (1 - correct)
+        0 if measure_label_degree(own, everybody) else 4 / 12 * (1 - correct)
     )
     one = replace(round, replies=round.replies[:1], number=3)
-    up, down = 4 * degree_against(labels[0], everybody), 5 * degree_against(own, everybody)
+    up, down = 4 * measure_label_degree(labels[0], everybody), 5 * measure_label_degree(own, everybody)
     assert part.share(0.25, state["labels"], one) == pytest.approx(0.75 * up / (up + down) * 0.5**3)
     inverse = FedDU(accuracy="inverse", epsilon=0.05, decay=1.0)
     assert inverse.share(0.25, state["labels"], one) == pytest.approx(up / (up + down) / 0.3)
@@ -127,9 +127,9 @@ def test_a_running_mean_of_equal_changes_is_that_change():
     state = part.init_server(round)
     change = {k: torch.ones_like(v) for k, v in round.anchor.items()}
     for _ in range(200):
-        params, state = part.serve(tree.minus(round.anchor, change), state, round)
+        params, state = part.serve(tree.subtract_params(round.anchor, change), state, round)
     close(state["m"], change, 1e-8, "m is not the change")
-    close(params, tree.minus(round.anchor, change), 1e-8, "the step is not the change")
+    close(params, tree.subtract_params(round.anchor, change), 1e-8, "the step is not the change")
 
 
 def test_the_first_change_is_taken_as_it_is():
@@ -139,7 +139,7 @@ def test_the_first_change_is_taken_as_it_is():
     params, state = part.serve(moved, part.init_server(round), round)
     close(params, moved, 1e-12, "the first step")
     _, state = part.serve({k: v - 1.0 for k, v in round.anchor.items()}, state, round)
-    assert float(tree.tensors(state["m"])[0].flatten()[0]) == pytest.approx(0.9 * 2 + 0.1 * 1)
+    assert float(tree.collect_tensors(state["m"])[0].flatten()[0]) == pytest.approx(0.9 * 2 + 0.1 * 1)
 
 
 def test_device_momentum_by_hand():

@@ -13,13 +13,20 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
-from shoal.core.local.device import PERSONAL, prepare
-from shoal.core.local.step import Course, Rule, Scene, advance, autograd, sample_losses
+from shoal.core.local.device import PERSONAL_KEY, prepare_training
+from shoal.core.local.step import (
+    LocalState,
+    StepContext,
+    StepRule,
+    advance,
+    compute_autograd_gradient,
+    compute_sample_losses,
+)
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE
+from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.part import Part
-from shoal.core.types import Batch, Device, Local, Optimiser, Samples, Scored
+from shoal.core.types import Batch, BatchScore, Device, Local, Optimiser, Samples
 from shoal.engines.base import Crew
 from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
@@ -82,12 +89,12 @@ def device_of(net: Net, labels: list[int]) -> Device:
     return replace(visits_of(loop, loop.start(tiny))[0].device, net=net, samples=samples, anchor=net.initial)
 
 
-def seen(part: Part, batch: Batch, labels: list[int], moved: dict[str, Tensor] | None = None) -> Scored:
+def seen(part: Part, batch: Batch, labels: list[int], moved: dict[str, Tensor] | None = None) -> BatchScore:
     """The score of a batch whose inputs are the logits; `moved` are tensors that are no longer as received."""
     net = part.model(straight(batch.inputs.shape[-1]))
     _, state = part.begin(net.initial, {}, device_of(net, labels))
     local = Local(net, net.initial, {}, {}, {}, state)
-    scorer = Rule(net, Method(), Optimiser()).scorer({})
+    scorer = StepRule(net, Method(), Optimiser()).make_scorer({})
     return part.objective(scorer, local)(net.initial | (moved or {}), batch)
 
 
@@ -129,7 +136,7 @@ def test_margins_of_fedlc_by_hand():
 def test_even_labels_leave_cross_entropy(part: Part):
     f, y = drawn(5, 3), torch.tensor([0, 1, 2, 2, 1])
     loss = seen(part, Batch(f, ((y, None),)), [0, 1, 2] * 4).loss
-    torch.testing.assert_close(loss, sample_losses(f, y).mean())
+    torch.testing.assert_close(loss, compute_sample_losses(f, y).mean())
 
 
 @pytest.mark.parametrize("part", [BalancedSoftmax(), FedLC(), FedROD()], ids=str)
@@ -140,7 +147,7 @@ def test_a_device_with_one_class_teaches_next_to_nothing_about_the_others(part: 
     _, state = part.begin(net.initial, {}, device_of(net, [2, 2, 2]))
     head = {f"rod.{k}": torch.zeros_like(v) for k, v in zip(("weight", "bias"), net.initial.values())}
     f = drawn(3, 4).to(dtype).requires_grad_()
-    inner = lambda params, batch: Scored(f.sum() * 0, f, f, {}, {}, {})  # noqa: E731
+    inner = lambda params, batch: BatchScore(f.sum() * 0, f, f, {}, {}, {})  # noqa: E731
     scored = part.objective(inner, Local(net, {}, {}, {}, {}, state))(head, Batch(f, ((torch.full((3,), 2), None),)))
     grad = torch.autograd.grad(scored.loss, f)[0]
     assert bool(scored.loss.isfinite()) and float(grad.abs().max()) < 1e-9
@@ -222,7 +229,10 @@ def test_the_received_model_is_as_narrow_as_the_local_one():
     net, draws = tiny_net(), {"a": torch.tensor([1.0, 0.0, 0.0], dtype=DOUBLE)}
     net = replace(net, module=nn.Sequential(OrderedDict(a=nn.Linear(4, 3), relu=nn.Tanh(), b=nn.Linear(3, 5))).double())
     local = Local(net, net.initial, {}, {}, draws, {})
-    score, batch = Rule(net, Method(), Optimiser()).scorer({}), Batch(drawn(2, 4), ((torch.tensor([0, 3]), None),))
+    score, batch = (
+        StepRule(net, Method(), Optimiser()).make_scorer({}),
+        Batch(drawn(2, 4), ((torch.tensor([0, 3]), None),)),
+    )
     ntd, fjord = FedNTD(), FjORD()
     narrow = fjord.objective(score, local)(net.initial, batch).loss
     before = ntd.objective(fjord.objective(score, local), local)(net.initial, batch).loss
@@ -301,18 +311,18 @@ def test_masked_and_cut_out_models_train_alike(part: Part):
     site, changed = machine_of(loop).site, 0.0
     for visit in visits_of(loop, loop.start(net)):
         plan, slicer = visit.job.plan, site.net.slicer
-        small = Rule(site.net.cut(plan), loop.method, site.optimiser)
-        masked, sliced = visit.course, Course(*(slicer.cut_tree(field, plan) for field in visit.course))
-        own = replace(visit.device, net=small.net, plan=WHOLE)
-        _, state = part.begin(slicer.take(visit.scene.anchor, plan), {}, own)
+        small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
+        masked, sliced = visit.state, LocalState(*(slicer.cut_tree(field, plan) for field in visit.state))
+        own = replace(visit.device, net=small.net, plan=WHOLE_MODEL)
+        _, state = part.begin(slicer.take(visit.context.anchor, plan), {}, own)
         sliced = sliced._replace(states=sliced.states | {part.name(): state})
         for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
-            batch = visit.device.samples.batch(rows)
-            masked, _ = advance(site.rule, masked, batch, scene, autograd)
-            cut = Scene(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
-            sliced, _ = advance(small, sliced, batch, cut, autograd)
+            batch = visit.device.samples.take_batch(rows)
+            masked, _ = advance(site.rule, masked, batch, scene, compute_autograd_gradient)
+            cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
+            sliced, _ = advance(small, sliced, batch, cut, compute_autograd_gradient)
         close(slicer.take(masked.params, plan), sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
-        changed += float(tree.tensors(tree.minus(masked.params, visit.course.params))[0].abs().sum())
+        changed += float(tree.collect_tensors(tree.subtract_params(masked.params, visit.state.params))[0].abs().sum())
     assert changed > 0
 
 
@@ -332,12 +342,14 @@ def test_the_generic_model_is_that_of_balanced_softmax():
 def test_a_head_stays_on_its_device_and_goes_on_from_there():
     loop, net = tiny_run(Method((FedROD(),)), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
-    first = [memory_of(loop).get(d)[PERSONAL] for d in (0, 1)]
+    first = [memory_of(loop).get(d)[PERSONAL_KEY] for d in (0, 1)]
     assert set(first[0]) == {"rod.weight", "rod.bias"}
     assert first[0]["rod.bias"].any() and not torch.equal(first[0]["rod.bias"], first[1]["rod.bias"])
     site = machine_of(loop).site
-    job = loop.ask(standing, 1).jobs[0]
-    assert torch.equal(prepare(site, job, memory_of(loop).get(0)).course.params["rod.bias"], first[0]["rod.bias"])
+    job = loop.open_round(standing, 1).jobs[0]
+    assert torch.equal(
+        prepare_training(site, job, memory_of(loop).get(0)).state.params["rod.bias"], first[0]["rod.bias"]
+    )
 
 
 def test_nothing_more_travels_than_with_fedavg():
@@ -360,7 +372,7 @@ def test_the_head_moves_by_cross_entropy_of_the_sum_and_the_model_does_not_feel_
     prior = torch.tensor([0.5, 0.25, 0.25], dtype=DOUBLE)
     generic = ((f + prior.log()).softmax(-1) - nn.functional.one_hot(y, 3)) / 4
     torch.testing.assert_close(grads["fc.bias"], generic.sum(0))
-    expected = sample_losses(f + prior.log(), y).mean() + sample_losses(both, y).mean()
+    expected = compute_sample_losses(f + prior.log(), y).mean() + compute_sample_losses(both, y).mean()
     torch.testing.assert_close(loss.detach(), expected)
 
 
@@ -380,14 +392,14 @@ def test_the_head_learns_what_its_device_has():
     loop, memory = assembly.loop, assembly.memory
     standing = loop.start(assembly.net)
     for number in range(8):
-        standing, _ = loop.play(standing, number)
+        standing, _ = loop.play_round(standing, number)
         memory.commit(number)
     assert isinstance(loop.engine, Machine)
     right = torch.zeros(2)
     for device in range(4):
-        batch = loop.engine.site.samples(device).all()
-        logits, features, _, _ = assembly.net.apply(standing.params, batch.inputs)
-        own = memory.get(device)[PERSONAL]
+        batch = loop.engine.site.samples(device).take_all()
+        logits, features, _, _ = assembly.net.forward(standing.params, batch.inputs)
+        own = memory.get(device)[PERSONAL_KEY]
         both = logits + nn.functional.linear(features, own["rod.weight"], own["rod.bias"])
         right += torch.stack([(x.argmax(-1) == batch.targets[0][0]).sum() for x in (logits, both)])
     assert right[1] > right[0] + 20
@@ -422,7 +434,7 @@ def ends(crew: Crew, **recipe: Any) -> list[Any]:
     loop.engine.crew = crew
     standing = loop.start(assembly.net)
     for number in range(2):
-        standing, _ = loop.play(standing, number)
+        standing, _ = loop.play_round(standing, number)
         assembly.memory.commit(number)
     return [standing.params, [assembly.memory.get(d) for d in range(6)]]
 

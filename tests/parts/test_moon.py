@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import Rule, Scene, advance, autograd
+from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.types import Batch, Local, Optimiser, Scored
+from shoal.core.types import Batch, BatchScore, Local, Optimiser
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
 from shoal.models.resnet import resnet
@@ -74,10 +74,10 @@ def looks(a: list[list[int]]) -> Params:
 
 def seen(
     part: MOON, params: Params, received: Params, previous: Params, batch: Batch, net: Net | None = None
-) -> Scored:
+) -> BatchScore:
     net = net or net_of()
     local = Local(net, received, {}, {}, {}, {"previous": previous})
-    return part.objective(Rule(net, Method(), Optimiser()).scorer({}), local)(params, batch)
+    return part.objective(StepRule(net, Method(), Optimiser()).make_scorer({}), local)(params, batch)
 
 
 def term(part: MOON, params: Params, received: Params, previous: Params, batch: Batch, net: Net | None = None) -> float:
@@ -153,7 +153,7 @@ def test_all_three_models_are_as_narrow_as_the_local_one():
     )
     wide = net.initial | {"a.weight": net.initial["a.weight"] * torch.tensor([[1.0], [5.0], [-3.0]], dtype=DOUBLE)}
     local = Local(net, net.initial, {}, {}, draws, {"previous": wide})
-    score, fjord = Rule(net, Method(), Optimiser()).scorer({}), FjORD()
+    score, fjord = StepRule(net, Method(), Optimiser()).make_scorer({}), FjORD()
     narrow = fjord.objective(score, local)(net.initial, batch).loss
     before = part.objective(fjord.objective(score, local), local)(net.initial, batch).loss
     behind = fjord.objective(part.objective(score, local), local)(net.initial, batch).loss
@@ -167,19 +167,19 @@ def test_all_three_models_are_as_narrow_as_the_local_one():
 def test_two_layers_stand_before_the_last_one():
     net = MOON(width=5).model(tiny_net())
     x = drawn(4, 4)
-    logits, z, _, _ = net.apply(net.initial, x)
-    p, features = net.initial, tiny_net().apply(tiny_net().initial, x)[1]
+    logits, z, _, _ = net.forward(net.initial, x)
+    p, features = net.initial, tiny_net().forward(tiny_net().initial, x)[1]
     hidden = (features @ p["b.hidden.weight"].T + p["b.hidden.bias"]).relu()
     torch.testing.assert_close(z, hidden @ p["b.z.weight"].T + p["b.z.bias"])
     torch.testing.assert_close(logits, z @ p["b.out.weight"].T + p["b.out.bias"])
-    assert z.shape == (4, 5) and net.last == "b.out" and set(net.common) == set(p)
+    assert z.shape == (4, 5) and net.head_name == "b.out" and set(net.shared_trainable) == set(p)
     assert MOON(width=0).model(tiny_net()).initial.keys() == tiny_net().initial.keys()
 
 
 def test_new_weights_follow_from_the_layer_they_replace_and_from_nothing_else():
     before = torch.get_rng_state()
     first, again = (MOON().model(tiny_net()).initial for _ in range(2))
-    assert torch.equal(before, torch.get_rng_state()) and tree.same(first, again)
+    assert torch.equal(before, torch.get_rng_state()) and tree.is_same_tree(first, again)
     single = MOON().model(replace(tiny_net(), module=tiny_net().module.float())).initial
     torch.testing.assert_close(single, {k: v.float() for k, v in first.items()})
     changed = tiny_net()
@@ -217,16 +217,16 @@ def test_masked_and_cut_out_models_train_alike(make: Callable[[], Net], width: i
     part, plain = MOON(width=width), make()
     net = part.model(replace(plain, module=plain.module.double()))
     plan = Plan({a.name: torch.arange(0, a.size, 2) for a in net.axes})
-    last = {k: net.initial[k] + 0.1 * drawn(*net.initial[k].shape) for k in net.common}
+    last = {k: net.initial[k] + 0.1 * drawn(*net.initial[k].shape) for k in net.shared_trainable}
     small = net.slicer.take(net.initial, plan)
     anchor = net.slicer.place(small, net.initial, plan)
     x, y = drawn(3, *net.input_shape, seed=1), torch.tensor([1, 2, 3])
     if net.token_inputs:
         x = y = torch.arange(15).view(3, 5) % 10
-    masks = {k: net.slicer.covered(k, anchor[k], plan) for k in net.trainable}
+    masks = {k: net.slicer.covered_mask(k, anchor[k], plan) for k in net.trainable}
     mask = {k: m.double() for k, m in masks.items() if m is not None}
     masked = trained(part, net, anchor, plan, last, mask, x, y)
-    sliced = trained(part, net.cut(plan), small, WHOLE, net.slicer.take(last, plan), {}, x, y)
+    sliced = trained(part, net.cut(plan), small, WHOLE_MODEL, net.slicer.take(last, plan), {}, x, y)
     close(net.slicer.take(masked, plan), sliced, 1e-9, "masked and sliced models part ways")
 
 
@@ -235,11 +235,11 @@ def trained(part: Part, net: Net, anchor: Params, plan: Plan, last: Params, mask
     loop, tiny = tiny_run(Method())
     device = replace(visits_of(loop, loop.start(tiny))[0].device, net=net, anchor=anchor, plan=plan)
     params, state = part.begin(anchor, {"previous": last}, device)
-    rule = Rule(net, Method((part,)), Optimiser())
-    course = rule.start(params, {part.name(): state})
-    scene = Scene(anchor, {}, {"lr": torch.tensor(0.1, dtype=DOUBLE)}, {}, mask)
+    rule = StepRule(net, Method((part,)), Optimiser())
+    course = rule.init_state(params, {part.name(): state})
+    scene = StepContext(anchor, {}, {"lr": torch.tensor(0.1, dtype=DOUBLE)}, {}, mask)
     for _ in range(2):
-        course, _ = advance(rule, course, Batch(x, ((y, None),)), scene, autograd)
+        course, _ = advance(rule, course, Batch(x, ((y, None),)), scene, compute_autograd_gradient)
     assert not torch.equal(course.params[net.trainable[0]], params[net.trainable[0]])
     return course.params
 
@@ -252,8 +252,10 @@ def test_at_first_contact_the_received_model_is_the_previous_one():
     part = MOON(mu=3.0, width=4)
     loop, net = tiny_run(Method((part,)))
     visit = visits_of(loop, loop.start(net))[0]
-    assert tree.same(visit.course.states["moon"]["previous"], tree.only(visit.scene.anchor, net.common))
-    batch = visit.device.samples.all()
+    assert tree.is_same_tree(
+        visit.state.states["moon"]["previous"], tree.select_params(visit.context.anchor, net.shared_trainable)
+    )
+    batch = visit.device.samples.take_all()
     moved = {k: v + 0.3 for k, v in net.initial.items()}
     assert term(part, moved, net.initial, net.initial, batch, net) == pytest.approx(3 * log(2), abs=1e-12)
     first, _ = play(loop, loop.start(net), 0, 1)
@@ -274,8 +276,8 @@ def test_the_previous_model_is_the_device_s_own_last_one():
             own = {k: before[k] + entry["value"] for k, entry in outcome.message.body.items()}
             close(memory_of(loop).get(job.device)["moon"]["previous"], own, 1e-15, "not what the device came back with")
     for visit in visits_of(loop, standing, 3):
-        state = visit.course.states["moon"]["previous"]
-        assert tree.same(state, memory_of(loop).get(visit.device.id)["moon"]["previous"])
+        state = visit.state.states["moon"]["previous"]
+        assert tree.is_same_tree(state, memory_of(loop).get(visit.device.id)["moon"]["previous"])
 
 
 def test_a_unit_that_a_device_never_held_is_taken_as_received():
@@ -285,7 +287,7 @@ def test_a_unit_that_a_device_never_held_is_taken_as_received():
     kept = memory_of(loop).get(0)["moon"]["previous"]
     assert not kept["a.weight"][0].any() and kept["a.weight"][1:].all()
     visit = visits_of(loop, standing, 1)[0]
-    state, anchor = visit.course.states["moon"]["previous"], visit.scene.anchor
+    state, anchor = visit.state.states["moon"]["previous"], visit.context.anchor
     assert torch.equal(state["a.weight"][0], anchor["a.weight"][0]) and torch.equal(
         state["a.bias"][0], anchor["a.bias"][0]
     )
@@ -302,9 +304,9 @@ def test_at_mu_0_it_is_fedavg_on_the_same_model_bit_for_bit():
         loop, net = tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
-            machine_of(loop).resize(net, WHOLE)
+            machine_of(loop).resize(net, WHOLE_MODEL)
         ends.append(play(loop, loop.start(net), 0, 3)[0].params)
-    assert tree.same(*ends)
+    assert tree.is_same_tree(*ends)
 
 
 def test_three_forward_passes_and_one_backward_are_counted():
@@ -314,7 +316,7 @@ def test_three_forward_passes_and_one_backward_are_counted():
         loop, net = tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
-            machine_of(loop).resize(net, WHOLE)
+            machine_of(loop).resize(net, WHOLE_MODEL)
         rows.append(play(loop, loop.start(net), 0, 1)[1][0])
     macs = 4 * 3 + 3 * 3 + 3 * 256 + 256 * 2
     assert rows[0]["macs_forward"] == rows[1]["macs_forward"] == macs

@@ -105,7 +105,7 @@ def kept_after(
     standing, _ = play(loop, loop.start(net), 0, rounds)
     whole = standing.states[part][at_server]
     known = [memory_of(loop).get(device).get(part, {}).get(on_device) for device in range(len(UNEVEN))]
-    return whole, [own or tree.zeros(whole) for own in known]
+    return whole, [own or tree.make_zeros(whole) for own in known]
 
 
 def weighted_mean(trees: list[Params], shares: Sequence[float]) -> Params:
@@ -140,7 +140,7 @@ def test_with_all_devices_scaffolds_corrections_cancel_in_the_mean():
     everything = Samples(samples[0].inputs, samples[0].targets, torch.cat([own.index for own in samples]))
     gradient = slope(net, standing.params, everything)
     expected = {k: standing.params[k] - 0.5 * g for k, g in gradient.items()}
-    torch.testing.assert_close(tree.only(after.params, expected), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tree.select_params(after.params, expected), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_feddyn_broadcasts_the_mean_plus_h():

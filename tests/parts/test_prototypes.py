@@ -14,13 +14,13 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import Rule
+from shoal.core.local.step import StepRule
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE, Axis, Cut, Plan
+from shoal.core.model.plan import WHOLE_MODEL, Axis, Cut, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.server_state import Register
-from shoal.core.streams import Streams
+from shoal.core.server_state import EnrolmentRegister
+from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
 from shoal.engines.batched.engine import Batched
 from shoal.models.lenet import lenet
@@ -48,12 +48,14 @@ def net_of(width: int, classes: int, activation: nn.Module | None = None, dtype:
     return Net(nn.Sequential(layers).to(dtype), (width,), classes, (axis,))
 
 
-def device_of(net: Net, inputs: Tensor, targets: Tensor, plan: Plan = WHOLE) -> Device:
+def device_of(net: Net, inputs: Tensor, targets: Tensor, plan: Plan = WHOLE_MODEL) -> Device:
     samples = Samples(inputs, targets, torch.arange(len(inputs)))
-    return Device(0, 0, samples, net, {}, net.initial, {}, {}, plan, Streams(0), "fednh")
+    return Device(0, 0, samples, net, {}, net.initial, {}, {}, plan, RandomStreams(0), "fednh")
 
 
-def told_by(net: Net, inputs: Tensor, targets: Tensor, plan: Plan = WHOLE, changed: Params | None = None) -> Params:
+def told_by(
+    net: Net, inputs: Tensor, targets: Tensor, plan: Plan = WHOLE_MODEL, changed: Params | None = None
+) -> Params:
     params = net.initial | {"a.weight": torch.eye(2).double(), "a.bias": torch.zeros(2).double()} | (changed or {})
     return FedNH().measure(params, {}, device_of(net, inputs, targets, plan))
 
@@ -86,7 +88,7 @@ def test_logits_are_the_scaled_cosines():
     net = FedNH(scale=3.0).model(net_of(2, 3))
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double()
     params = net.initial | {"a.weight": torch.eye(2).double(), "a.bias": torch.zeros(2).double()}
-    logits, features, _, _ = net.apply(params, x)
+    logits, features, _, _ = net.forward(params, x)
     torch.testing.assert_close(features, torch.tensor([[1.8, 2.4], [0.0, 0.0]]).double())
     torch.testing.assert_close(logits[0], 3 * params[WEIGHT] @ torch.tensor([0.6, 0.8]).double())
     assert not logits[1].any()
@@ -138,12 +140,12 @@ def test_words_are_classes_at_every_position():
 def a_round(told: list[tuple[list[int], list[list[float]]]], weights: list[float]) -> Round:
     """Replies with these counts and means, of the tiny net's 2 classes and 3 features."""
     loop, net = tiny_run(Method((FedNH(),)), (2,) * len(told))
-    round = loop.opening(loop.start(net), 0, Register({}, loop.engine.enrol))
+    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
     replies = [
         Reply(d, 2, {}, {}, {"fednh": {"counts": torch.tensor(n).int(), "means": torch.tensor(z).double()}}, Outcome(d))
         for d, (n, z) in enumerate(told)
     ]
-    plans = {d: WHOLE for d in range(len(told))}
+    plans = {d: WHOLE_MODEL for d in range(len(told))}
     return replace(round, replies=replies, plans=plans, weights=torch.tensor(weights).double())
 
 
@@ -226,7 +228,7 @@ def test_a_masked_model_is_the_cut_out_one_whatever_lies_before_the_features():
     plan, x = Plan({"a": torch.tensor([0, 3])}), torch.randn(5, 4).double()
     small = net.slicer.take(net.initial, plan)
     masked = net.slicer.place(small, net.initial, plan) | {READ: net.initial[READ]}
-    torch.testing.assert_close(net.apply(masked, x)[0], net.cut(plan).apply(small, x)[0])
+    torch.testing.assert_close(net.forward(masked, x)[0], net.cut(plan).forward(small, x)[0])
 
 
 def test_lenet_is_cut_with_its_prototypes():
@@ -242,14 +244,14 @@ def test_a_narrow_step_of_fjord_reads_only_the_narrow_features():
     narrow = 0
     for visit in visits_of(loop, loop.start(net)):
         for rows, scene in zip(visit.rows, scenes_of(method, visit)):
-            batch, params = visit.device.samples.batch(rows), visit.course.params
-            scorer = Rule(net, method, Optimiser()).scorer(visit.course.buffers)
+            batch, params = visit.device.samples.take_batch(rows), visit.state.params
+            scorer = StepRule(net, method, Optimiser()).make_scorer(visit.state.buffers)
             local = Local(net, scene.anchor, {}, scene.numbers, scene.draws["fjord"], {})
             found = method.parts[1].objective(scorer, local)(params, batch).loss
             width = int(scene.draws["fjord"]["a"].sum())
             plan = Plan({"a": torch.arange(width)})
-            small = net.slicer.take(params | visit.course.buffers, plan)
-            logits = net.cut(plan).apply(small, batch.inputs)[0]
+            small = net.slicer.take(params | visit.state.buffers, plan)
+            logits = net.cut(plan).forward(small, batch.inputs)[0]
             torch.testing.assert_close(found, F.cross_entropy(logits, batch.targets[0][0]))
             narrow += width < 3
     assert narrow
@@ -259,7 +261,7 @@ def test_what_reads_the_features_never_moves():
     part, net = FedNH(), FedNH().model(tiny_net())
     local = Local(net, net.initial, {}, {}, {}, {})
     update = {k: torch.ones_like(net.initial[k]) for k in net.trainable}
-    scored = Rule(net, Method((part,)), Optimiser()).scorer({k: net.initial[k] for k in net.buffers})(
+    scored = StepRule(net, Method((part,)), Optimiser()).make_scorer({k: net.initial[k] for k in net.buffers})(
         {k: net.initial[k] for k in net.trainable}, Batch(torch.randn(2, 4).double(), ((torch.tensor([0, 1]), None),))
     )
     moved, _ = part.step(update, {}, scored, local)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.server_state import Register, Standing
-from shoal.core.streams import Streams
+from shoal.core.server_state import EnrolmentRegister, ServerState
+from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Samples, Work
 from shoal.engines.base import Crew
 from shoal.engines.batched.engine import Batched
@@ -84,7 +84,7 @@ def test_a_server_without_samples_is_refused(part: Part):
 
 def served(parts: list[Part], targets: list[list[int]], server: list[int], rounds: int = 1) -> tuple[list, list[dict]]:
     """As `one_weight`, one step of rate 0.1 on all samples in each round; the server holds samples too."""
-    net, method, streams = Net(OneWeight(), (1,), 8), compose([*parts, Squared()]), Streams(0)
+    net, method, streams = Net(OneWeight(), (1,), 8), compose([*parts, Squared()]), RandomStreams(0)
     ends = np.cumsum([0, *map(len, targets)])
     y = torch.tensor([v for own in [*targets, server] for v in own])
     x = torch.ones(len(y), 1, dtype=DOUBLE)
@@ -95,7 +95,7 @@ def served(parts: list[Part], targets: list[list[int]], server: list[int], round
 
     loop = Loop(
         method,
-        Machine(Site(method, net, streams, Optimiser(), samples), Memory(), Serial()),
+        Machine(TrainingSetup(method, net, streams, Optimiser(), samples), Memory(), Serial()),
         Uniform(),
         streams,
         np.array([len(own) for own in targets]),
@@ -186,9 +186,9 @@ def test_words_and_labels_take_the_fewest_bytes():
 
 
 def test_a_share_is_drawn_for_each_device_once_and_for_all():
-    first, again, other = (drawn(Streams(0), "datasharing", d, 100, 30).tolist() for d in (1, 1, 2))
+    first, again, other = (drawn(RandomStreams(0), "datasharing", d, 100, 30).tolist() for d in (1, 1, 2))
     assert first == again == sorted(set(first)) and len(first) == 30 and first != other
-    assert drawn(Streams(0), "datasharing", 1, 5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert drawn(RandomStreams(0), "datasharing", 1, 5, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_device_that_did_not_answer_is_sent_them_again():
@@ -197,10 +197,10 @@ def test_a_device_that_did_not_answer_is_sent_them_again():
     seen: set[int] = set()
     standing = loop.start(net)
     for number in range(8):
-        asked = loop.ask(standing, number)
+        asked = loop.open_round(standing, number)
         for job in asked.jobs:
             assert ("datasharing" in job.message.beside) == (job.device not in seen)
-        standing, row = loop.take(asked, loop.engine.fit(asked.wanted), 0.0)
+        standing, row = loop.close_round(asked, loop.engine.fit(asked.jobs_to_train), 0.0)
         seen |= {d for d in row["devices"] if d not in {gone["device"] for gone in row.get("dropped", ())}}
     assert seen == {0, 1}
 
@@ -218,7 +218,7 @@ def straight(models: list) -> tuple[Net, Round]:
     ]
     loop, _ = tiny_run(compose([]))
     return net, replace(
-        loop.opening(Standing(net, net.initial, {}), 0, Register({}, loop.engine.enrol)),
+        loop.make_round(ServerState(net, net.initial, {}), 0, EnrolmentRegister({}, loop.engine.enrol)),
         server=Samples(torch.eye(2, dtype=DOUBLE), torch.tensor([0, 0]), torch.arange(2)),
         replies=replies,
         weights=torch.full((len(models),), 1 / len(models), dtype=DOUBLE),

@@ -10,13 +10,13 @@ from torch import Tensor
 
 import shoal
 from shoal.core.compose import Method, compose
-from shoal.core.local.step import Rule, Scene, advance, autograd
+from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.part import Part
-from shoal.core.server_state import Register
-from shoal.core.streams import Streams
-from shoal.core.types import SERVER, Batch, Local, Optimiser, Outcome, Reply, Round, Scored, Work
+from shoal.core.server_state import EnrolmentRegister
+from shoal.core.streams import RandomStreams
+from shoal.core.types import SERVER, Batch, BatchScore, Local, Optimiser, Outcome, Reply, Round, Work
 from shoal.fleet.fleets import Uniform
 from shoal.fleet.profile import Profile
 from shoal.models.lenet import lenet
@@ -47,8 +47,8 @@ def round_of(net: Net, number: int = 0, devices=(0, 1, 2), seed: int = 0) -> Rou
         net.initial,
         np.full(64, 5),
         len(devices),
-        Streams(seed),
-        Register({}, lambda asked: {}),
+        RandomStreams(seed),
+        EnrolmentRegister({}, lambda asked: {}),
         Work(1.0, 0, 2, 0.1),
         Optimiser(),
         Uniform(),
@@ -57,7 +57,7 @@ def round_of(net: Net, number: int = 0, devices=(0, 1, 2), seed: int = 0) -> Rou
 
 
 def planned(part: Part, round: Round, state=None) -> tuple[dict[int, Plan], dict]:
-    plans, state = part.plan({d: WHOLE for d in round.devices}, state or part.init_server(round), round)
+    plans, state = part.plan({d: WHOLE_MODEL for d in round.devices}, state or part.init_server(round), round)
     return dict(plans), state
 
 
@@ -76,9 +76,9 @@ INPUTS = torch.tensor([[1.0, -1.0, 0.5, 2.0], [0.0, 1.0, 1.0, -0.5]], dtype=torc
 BATCH = Batch(INPUTS, ((torch.tensor([0, 1]), None),))
 
 
-def seen(part: Part, net: Net, state=None, draws: dict[str, Tensor] | None = None) -> Scored:
+def seen(part: Part, net: Net, state=None, draws: dict[str, Tensor] | None = None) -> BatchScore:
     """The score of a batch as a part's objective sees it, from the first parameters."""
-    score = Rule(net, Method(), Optimiser()).scorer({})
+    score = StepRule(net, Method(), Optimiser()).make_scorer({})
     return part.objective(score, local_of(net, state, draws))(net.initial, BATCH)
 
 
@@ -157,10 +157,10 @@ def test_what_makes_a_unit_is_its_strength():
 
 def test_a_tier_is_for_life_and_every_level_is_met():
     levels = (0.25, 0.5, 1.0)
-    own = [tier(Streams(0), "fjord", d, levels) for d in range(60)]
-    assert set(own) == set(levels) and own == [tier(Streams(0), "fjord", d, levels) for d in range(60)]
-    assert own != [tier(Streams(0), "heterofl", d, levels) for d in range(60)]
-    assert tier(Streams(0), "fjord", SERVER, levels) == 1.0
+    own = [tier(RandomStreams(0), "fjord", d, levels) for d in range(60)]
+    assert set(own) == set(levels) and own == [tier(RandomStreams(0), "fjord", d, levels) for d in range(60)]
+    assert own != [tier(RandomStreams(0), "heterofl", d, levels) for d in range(60)]
+    assert tier(RandomStreams(0), "fjord", SERVER, levels) == 1.0
 
 
 # FedDrop ----------------------------------------------------------------------------------------------------------
@@ -195,16 +195,16 @@ def test_feddrop_on_the_mean_makes_what_the_whole_model_makes():
     for number in range(2000):
         plans, _ = planned(part, round_of(net, number, devices=(0,)))
         slice_of = net.slicer.place(net.slicer.take(net.initial, plans[0]), net.initial, plans[0])
-        total += net.apply(net.slicer.scaled(slice_of, {"a": torch.full((3,), 3.0)}), x)[0][0]
-    torch.testing.assert_close(total / 2000, net.apply(net.initial, x)[0][0], atol=0.06, rtol=0)
+        total += net.forward(net.slicer.scale_unit_outputs(slice_of, {"a": torch.full((3,), 3.0)}), x)[0][0]
+    torch.testing.assert_close(total / 2000, net.forward(net.initial, x)[0][0], atol=0.06, rtol=0)
 
 
 def test_feddrop_scales_by_the_share_that_is_really_kept():
     loop, net = tiny_run(Method((FedDrop(0.5),)))
     visit = visits_of(loop, loop.start(net))[0]
-    assert visit.course.states["feddrop"]["a"].tolist() == [3.0, 3.0, 3.0]
+    assert visit.state.states["feddrop"]["a"].tolist() == [3.0, 3.0, 3.0]
     scored = seen(FedDrop(0.5), net, state={"a": torch.full((3,), 3.0)})
-    torch.testing.assert_close(scored.logits, net.apply(thrice(net), INPUTS)[0])
+    torch.testing.assert_close(scored.logits, net.forward(thrice(net), INPUTS)[0])
 
 
 # FjORD ------------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_fjord_models_lie_inside_each_other():
         assert all(wide[name][: len(units)].tolist() == units.tolist() for name, units in narrow.items())
     plans, _ = planned(FjORD(), round_of(net, devices=range(20)))
     sizes = {d: len(p.kept["fc1"]) for d, p in plans.items()}
-    assert sizes == {d: fraction(120, tier(Streams(0), "fjord", d, widths)) for d in range(20)}
+    assert sizes == {d: fraction(120, tier(RandomStreams(0), "fjord", d, widths)) for d in range(20)}
     assert all(p.known and p.level and set(p.kept) == {"conv1", "conv2", "fc1", "fc2"} for p in plans.values())
     again, _ = planned(FjORD(), round_of(net, number=7, devices=range(20)))
     assert sizes == {d: len(p.kept["fc1"]) for d, p in again.items()}
@@ -227,10 +227,10 @@ def test_fjord_models_lie_inside_each_other():
 def test_fjord_draws_widths_up_to_its_own_by_the_size_of_the_whole():
     # of 7 units a device of width 0.6 holds 5; a mini-batch of width 0.4 has ceil(2.8) = 3, one of 0.2 has 2
     part, levels = FjORD("0.2,0.4,0.6"), (0.2, 0.4, 0.6)
-    widest = next(d for d in range(50) if tier(Streams(0), "fjord", d, levels) == 0.6)
-    middle = next(d for d in range(50) if tier(Streams(0), "fjord", d, levels) == 0.4)
+    widest = next(d for d in range(50) if tier(RandomStreams(0), "fjord", d, levels) == 0.6)
+    middle = next(d for d in range(50) if tier(RandomStreams(0), "fjord", d, levels) == 0.4)
     loop, net = tiny_run(Method((part,)))
-    device = visits_of(loop, loop.start(net))[0].at("fjord")
+    device = visits_of(loop, loop.start(net))[0].device_for_part("fjord")
     small = replace(net, axes=(replace(net.axes[0], size=5),))
     generator = torch.Generator().manual_seed(0)
     for own, counts in ((widest, {2, 3, 5}), (middle, {2, 3})):
@@ -242,11 +242,11 @@ def test_fjord_draws_widths_up_to_its_own_by_the_size_of_the_whole():
 
 def test_a_step_of_fjord_moves_nothing_beyond_its_width_not_even_by_weight_decay():
     net = tiny_net()
-    rule = Rule(net, Method((FjORD(),)), Optimiser(weight_decay=0.1))
+    rule = StepRule(net, Method((FjORD(),)), Optimiser(weight_decay=0.1))
     mask = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     numbers_now = {"lr": torch.tensor(0.1, dtype=torch.float64)}
-    scene = Scene(net.initial, {}, numbers_now, {"fjord": {"a": mask}}, {})
-    course, _ = advance(rule, rule.start(net.initial, {"fjord": {}}), BATCH, scene, autograd)
+    scene = StepContext(net.initial, {}, numbers_now, {"fjord": {"a": mask}}, {})
+    course, _ = advance(rule, rule.init_state(net.initial, {"fjord": {}}), BATCH, scene, compute_autograd_gradient)
     moved = {k: course.params[k] != v for k, v in net.initial.items()}
     assert moved["a.weight"][0].all() and not moved["a.weight"][1:].any()
     assert moved["a.bias"].tolist() == [True, False, False]
@@ -272,16 +272,16 @@ def test_heterofl_divides_what_units_make_by_the_rate():
     loop, net = tiny_run(Method((HeteroFL("0.5"),)))
     visit = visits_of(loop, loop.start(net))[0]
     assert visit.job.plan.kept["a"].tolist() == [0, 1] and visit.job.plan.known and visit.job.plan.level
-    assert visit.course.states["heterofl"]["scale"]["a"].tolist() == [2.0, 2.0, 2.0]
+    assert visit.state.states["heterofl"]["scale"]["a"].tolist() == [2.0, 2.0, 2.0]
     state = {"scale": {"a": torch.full((3,), 3.0)}, "present": torch.tensor([True, True])}
-    torch.testing.assert_close(seen(HeteroFL(), net, state=state).logits, net.apply(thrice(net), INPUTS)[0])
+    torch.testing.assert_close(seen(HeteroFL(), net, state=state).logits, net.forward(thrice(net), INPUTS)[0])
 
 
 def test_heterofl_counts_the_logits_of_absent_classes_as_0():
     logits = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
     state = {"scale": {}, "present": torch.tensor([True, False, True])}
     batch = Batch(torch.zeros(1, 1), ((torch.tensor([2]), None),))
-    inner = lambda params, batch: Scored(logits.sum(), logits, logits, {}, {}, {})  # noqa: E731
+    inner = lambda params, batch: BatchScore(logits.sum(), logits, logits, {}, {}, {})  # noqa: E731
     scored = HeteroFL().objective(inner, local_of(tiny_net(), state))({}, batch)
     assert float(scored.loss.detach()) == pytest.approx(log((exp(1) + exp(0) + exp(3)) / exp(3)))
     scored.loss.backward()
@@ -296,17 +296,17 @@ def test_heterofl_keeps_rows_of_absent_classes_at_home():
     # device 1 holds one sample, so one class; only the other device says what becomes of the other class's row
     loop, net = tiny_run(Method((HeteroFL("1"),)), (5, 1))
     standing = loop.start(net)
-    asked = loop.ask(standing, 0)
-    outcomes = loop.engine.fit(asked.wanted)
-    replies, _ = loop.post.replies(asked.jobs, outcomes, asked.round, set())
-    label = int(machine_of(loop).site.samples(1).all().targets[0][0])
+    asked = loop.open_round(standing, 0)
+    outcomes = loop.engine.fit(asked.jobs_to_train)
+    replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
+    label = int(machine_of(loop).site.samples(1).take_all().targets[0][0])
     assert replies[1].covered["b.weight"].all(1).tolist() == [label == 0, label == 1]
     assert replies[1].covered["b.bias"].tolist() == [label == 0, label == 1]
     assert replies[0].covered["b.bias"].all() and replies[0].covered["b.weight"].all()
     # 8 bytes for each of 3 + 1 numbers are saved, a byte for each of 2 tensors says which rows came
     assert outcomes[0].message and outcomes[1].message
     assert outcomes[0].message.nbytes - outcomes[1].message.nbytes == 8 * (3 + 1)
-    after, _ = loop.take(asked, outcomes, 0.0)
+    after, _ = loop.close_round(asked, outcomes, 0.0)
     other = 1 - label
     change = (after.params["b.weight"] - net.initial["b.weight"])[other]
     torch.testing.assert_close(change, replies[0].delta["b.weight"][other])
@@ -323,7 +323,7 @@ def test_the_last_layer_is_found_by_its_rows():
 def test_heterofl_leaves_units_behind_a_batch_normalisation_alone():
     net = resnet((3, 8, 8), 4, 4)
     loop, tiny = tiny_run(Method((HeteroFL("0.5"),)))
-    device = replace(visits_of(loop, loop.start(tiny))[0].at("heterofl"), net=net)
+    device = replace(visits_of(loop, loop.start(tiny))[0].device_for_part("heterofl"), net=net)
     _, state = HeteroFL("0.5").begin(net.initial, {}, device)
     assert state["scale"] == {}
 
@@ -433,7 +433,7 @@ def test_fedmp_rewards_the_fall_of_the_loss_and_punishes_being_out_of_step():
     assert float(fall({"first": torch.tensor(4.0), "second": torch.tensor(0.0)}, 1)) == 0.0
     net = mlp((1, 8, 8), 10)
     round = replace(round_of(net, devices=(0, 1)), fleet=TwoSpeeds())
-    told = answered(round, {0: WHOLE, 1: WHOLE}, "fedmp", fall={0: 0.4, 1: 0.4})
+    told = answered(round, {0: WHOLE_MODEL, 1: WHOLE_MODEL}, "fedmp", fall={0: 0.4, 1: 0.4})
     told = replace(told, replies=[replace(r, outcome=Outcome(r.device, macs_work=1000)) for r in told.replies])
     # 1 and 3 seconds: each is half of the mean away from it
     assert [seconds(r, told) for r in told.replies] == pytest.approx([1.0, 3.0], rel=1e-4)

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
-from shoal.core.expression import parse
-from shoal.core.local.step import advance, autograd
+from shoal.core.expression import parse_method
+from shoal.core.local.step import advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.server_state import Register, Standing
+from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.types import SERVER, Outcome, Reply, Round
-from shoal.core.wire import Message, bits, unbits
+from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.engines.batched.engine import Batched
 from shoal.fleet.fleets import Uniform
 from shoal.fleet.profile import Profile
@@ -65,7 +65,7 @@ def round_of(net: Net | None = None) -> Round:
     """The first round of a tiny run, about to be planned."""
     loop, tiny = tiny_run(Method(), (5, 3, 1, 4))
     net = net or tiny
-    return loop.opening(Standing(net, net.initial, {}), 0, Register({}, lambda devices: {}))
+    return loop.make_round(ServerState(net, net.initial, {}), 0, EnrolmentRegister({}, lambda devices: {}))
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,20 @@ def test_erk_makes_small_layers_dense():
 def test_masks_travel_to_those_who_do_not_know_them():
     round, mask = round_of(), torch.eye(3, 4, dtype=torch.bool)
     state = opened({"a.weight": mask}, round)
-    plans = planned({d: WHOLE for d in (0, 1, 2, SERVER)}, state)
+    plans = planned({d: WHOLE_MODEL for d in (0, 1, 2, SERVER)}, state)
     assert [plans[d].known for d in (0, 1, 2, SERVER)] == [False, False, False, True]
     answered = [Reply(d, 1, {}, {}, {}, Outcome(d)) for d in (1, SERVER)]
     state = heard(state, replace(round, replies=answered))
-    assert [planned({d: WHOLE}, state)[d].known for d in (0, 1, 3)] == [False, True, False], "0 may have missed it"
+    assert [planned({d: WHOLE_MODEL}, state)[d].known for d in (0, 1, 3)] == [False, True, False], (
+        "0 may have missed it"
+    )
     assert renewed(state, {"a.weight": mask.clone()}) is state, "the same masks are no news"
     state = renewed(state, {"a.weight": ~mask})
-    assert not planned({1: WHOLE}, state)[1].known
+    assert not planned({1: WHOLE_MODEL}, state)[1].known
     state = renewed(state, {"a.weight": torch.ones_like(mask)})
-    assert planned({1: WHOLE}, state)[1] is WHOLE and not state["masks"], "nothing left out is no mask at all"
+    assert planned({1: WHOLE_MODEL}, state)[1] is WHOLE_MODEL and not state["masks"], (
+        "nothing left out is no mask at all"
+    )
 
 
 KEPT = 9472 - round(0.5 * 9472) + 138
@@ -259,8 +263,8 @@ def test_imc_finds_its_rate_on_the_samples_of_the_server():
     plain, plain_net = tiny_run(Method(()))
     before, _ = play(plain, plain.start(plain_net), 0, 1)
     assert loop.server is not None
-    batch = loop.server.batch(loop.server.index[:3])
-    probe = loop.streams.torch("part imc probe", 0)
+    batch = loop.server.take_batch(loop.server.index[:3])
+    probe = loop.streams.make_torch_generator("part imc probe", 0)
     share = rate("slq_plateau", Loss(net, before.params, batch), net.initial, before.params, 5, probe)
     assert share is not None and 0 < share <= 0.8
     assert kept_of(standing, "imc") == 18 - round(share * 18)
@@ -268,7 +272,7 @@ def test_imc_finds_its_rate_on_the_samples_of_the_server():
 
 def test_imc_waits_for_curvature_that_is_finite():
     loop, net = tiny_run(Method((IMC(at=1, images=3, steps=5),)))
-    asked = loop.ask(loop.start(net), 0)
+    asked = loop.open_round(loop.start(net), 0)
     state = loop.start(net).states["imc"]
     broken = {k: v * float("nan") for k, v in net.initial.items()}
     assert not IMC(at=1).serve(broken, state, asked.round)[1]["done"]
@@ -324,12 +328,12 @@ def test_prunefl_by_hand():
     assert state["masks"]["a.weight"].flatten().tolist() == [False] * 6 + [True] * 6
     assert state["masks"]["b.weight"].flatten().tolist() == [False] * 3 + [True] * 3
     assert part.staying(values, state["masks"]["a.weight"], 0).flatten().tolist() == [False] * 8 + [True] * 4
-    squares = {k: torch.zeros_like(params[k]) for k in net.common}
+    squares = {k: torch.zeros_like(params[k]) for k in net.shared_trainable}
     squares["a.weight"][0, 0] = 8.0
     squares["a.weight"][2, 3] = 16.0
     squares["b.weight"][1, 0] = 3.0
     squares["a.bias"][:] = 1.0
-    flat = torch.cat([squares[k].flatten() for k in net.common])
+    flat = torch.cat([squares[k].flatten() for k in net.shared_trainable])
     told = Reply(0, 1, {}, {}, {"prunefl": {"squares": flat}}, Outcome(0))
     round = replace(round, replies=[told], weights=torch.ones(1, dtype=torch.float64))
     made, state = part.serve(params, state, round)
@@ -355,7 +359,7 @@ def test_devices_report_the_squares_of_all_gradients():
     _, (row,) = play(loop, standing, 1, 2)
     for device, outcome in enumerate(spy.outcomes[1]):
         slopes = slope(net, standing.params, site_of(loop).samples(device))
-        wanted = torch.cat([slopes[k].flatten().square() for k in net.common])
+        wanted = torch.cat([slopes[k].flatten().square() for k in net.shared_trainable])
         torch.testing.assert_close(said(outcome).beside["prunefl"]["squares"], wanted, rtol=0, atol=1e-12)
     assert row["bytes_by"]["up"]["prunefl"] == 2 * 8 * 23
 
@@ -375,7 +379,7 @@ def test_a_device_gives_up_its_smallest_weights_for_the_steepest_others():
     part = FedDST(0.5, alpha=0.5, every=1, until=10**6)
     loop, net = tiny_run(Method((part,)))
     visit = visits_of(loop, loop.start(net))[1]
-    device = visit.at("feddst")
+    device = visit.device_for_part("feddst")
     told = part.measure(visit.device.anchor, {}, device)
     slopes = slope(net, device.anchor, device.samples)
     for name, mask in device.plan.masks.items():
@@ -384,7 +388,7 @@ def test_a_device_gives_up_its_smallest_weights_for_the_steepest_others():
         size, steep, kept = device.anchor[name].flatten().abs(), slopes[name].flatten().abs(), mask.flatten()
         out = sorted((i for i in places if kept[i]), key=lambda i: float(size[i]))[:count]
         into = sorted((i for i in places if not kept[i]), key=lambda i: -float(steep[i]))[:count]
-        assert unbits(told[f"exchanged {name}"], kept.shape).nonzero().flatten().tolist() == sorted(out + into)
+        assert unpack_bits(told[f"exchanged {name}"], kept.shape).nonzero().flatten().tolist() == sorted(out + into)
     assert part.measure(visit.device.anchor, {}, replace(device, got={})) == {}, "only when asked"
 
 
@@ -392,7 +396,7 @@ def test_an_element_goes_when_all_let_it_go():
     value, mask = torch.tensor([5.0, 0.1, 0.0, 0.0, 3.0]), torch.tensor([True, True, False, False, True])
 
     def report(*changed: int) -> dict[str, Tensor]:
-        return {"exchanged w": bits(torch.zeros(5, dtype=torch.bool).index_fill(0, torch.tensor(changed), True))}
+        return {"exchanged w": pack_bits(torch.zeros(5, dtype=torch.bool).index_fill(0, torch.tensor(changed), True))}
 
     both = [(0.4, report(1, 2)), (0.6, report(1, 3))]
     assert again(value, "w", mask, both).tolist() == [True, False, False, True, True], "in its place what most took"
@@ -405,13 +409,13 @@ def test_the_server_averages_over_those_who_hold_an_element():
     loop, net, spy = spied(part)
     standing = loop.start(net)
     after, _ = play(loop, standing, 0, 1)
-    asked = loop.ask(standing, 0)
-    replies, _ = loop.post.replies(asked.jobs, spy.outcomes[0], asked.round, set())
+    asked = loop.open_round(standing, 0)
+    replies, _ = loop.exchange.open_replies(asked.jobs, spy.outcomes[0], asked.round, set())
     some = 0
     for name, mask in standing.states["feddst"]["masks"].items():
         total = mass = torch.zeros_like(net.initial[name])
         for reply, size in zip(replies, (5, 3)):
-            swapped = unbits(reply.report["feddst"][f"exchanged {name}"], mask.shape)
+            swapped = unpack_bits(reply.report["feddst"][f"exchanged {name}"], mask.shape)
             assert torch.equal(reply.covered[name], mask & ~swapped)
             total = total + size * (net.initial[name] + reply.delta[name]) * reply.covered[name]
             mass = mass + size * reply.covered[name]
@@ -427,9 +431,15 @@ def test_exchanges_that_do_not_add_up_are_refused():
     mask = torch.tensor([[True, True, False], [False, True, False]])
     plan = Plan(masks={"w": mask})
     swap = torch.tensor([[True, False, False], [False, False, True]])
-    assert given_up({"exchanged w": bits(swap)}, plan)["w"].tolist() == [True, False, False]
+    assert given_up({"exchanged w": pack_bits(swap)}, plan)["w"].tolist() == [True, False, False]
     assert given_up({}, plan) == {}
-    for damaged in (bits(mask), bits(torch.ones(9, dtype=torch.bool)), bits(swap) | 1, torch.zeros(1), torch.ones(())):
+    for damaged in (
+        pack_bits(mask),
+        pack_bits(torch.ones(9, dtype=torch.bool)),
+        pack_bits(swap) | 1,
+        torch.zeros(1),
+        torch.ones(()),
+    ):
         with pytest.raises(ShoalError, match="message"):
             given_up({"exchanged w": damaged}, plan)
 
@@ -439,10 +449,10 @@ def test_values_that_do_not_fit_are_refused():
     loop, net, spy = spied(part)
     standing = loop.start(net)
     play(loop, standing, 0, 1)
-    asked, outcome = loop.ask(standing, 0), spy.outcomes[0][0]
+    asked, outcome = loop.open_round(standing, 0), spy.outcomes[0][0]
     short = {k: e | {"value": e["value"][:-1]} if k == "a.weight" else e for k, e in said(outcome).body.items()}
     broken = replace(outcome, message=Message(short, said(outcome).beside))
-    _, dropped = loop.post.replies(asked.jobs[:1], [broken], asked.round, set())
+    _, dropped = loop.exchange.open_replies(asked.jobs[:1], [broken], asked.round, set())
     assert len(dropped) == 1 and "do not fit" in dropped[0]["why"]
 
 
@@ -460,7 +470,7 @@ def said(outcome: Outcome) -> Message:
     return outcome.message
 
 
-def kept_of(standing: Standing, name: str) -> int:
+def kept_of(standing: ServerState, name: str) -> int:
     return sum(int(m.sum()) for m in standing.states[name]["masks"].values())
 
 
@@ -477,14 +487,16 @@ def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Par
         masks = standing.states[part.name()]["masks"]
         for visit in visits_of(loop, standing, number):
             assert visit.job.plan.masks.keys() == masks.keys() and at_zero(visit.device.anchor, masks)
-            course = visit.course
+            course = visit.state
             for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
-                course, _ = advance(rule, course, visit.device.samples.batch(rows), scene, autograd)
+                course, _ = advance(
+                    rule, course, visit.device.samples.take_batch(rows), scene, compute_autograd_gradient
+                )
             assert at_zero(course.params, masks)
             assert all(bool((course.params[k] != visit.device.anchor[k])[m].any()) for k, m in masks.items())
         standing, (row,) = play(loop, standing, number, number + 1)
         masks = standing.states[part.name()]["masks"]
-        assert at_zero(standing.params, masks) and at_zero(loop.final(standing, number + 1), masks)
+        assert at_zero(standing.params, masks) and at_zero(loop.make_final_params(standing, number + 1), masks)
         assert all(bool(m.any()) for m in masks.values()) and not row.get("void")
         seen.add(tuple(tuple(m.flatten().tolist()) for m in masks.values()))
         if isinstance(part, FedDST):
@@ -511,7 +523,7 @@ def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Par
     ],
 )
 def test_compositions(method: str):
-    parts = parse(method, shipped(), PRESETS).parts
+    parts = parse_method(method, shipped(), PRESETS).parts
     name = next(p.name() for p in parts if p.name() in ("imc", "prunefl", "feddst"))
     ends = []
     for crew in (None, Batched(3)):
@@ -522,7 +534,7 @@ def test_compositions(method: str):
             assert all(at_zero(v.device.anchor, before) for v in visits_of(loop, standing, number)), "it was sent"
             standing, (row,) = play(loop, standing, number, number + 1)
             assert not row.get("void") and not row.get("dropped")
-            judged = loop.final(standing, number + 1)
+            judged = loop.make_final_params(standing, number + 1)
             assert at_zero(judged, standing.states[name]["masks"]), "it was revived"
             assert parts[-1].name() != name or at_zero(standing.params, standing.states[name]["masks"])
         assert standing.states[name]["masks"]
@@ -535,7 +547,7 @@ def test_compositions(method: str):
 def test_masks_follow_a_model_that_shrinks_and_a_server_that_trains(part: Part):
     loop, net = tiny_run(compose([part, CutOnce(1), ServerJoins()]))
     standing, rows = play(loop, loop.start(net), 0, 4)
-    assert tree.finite(standing.params) and not any(row.get("void") for row in rows)
+    assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
     for name, mask in standing.states[part.name()]["masks"].items():
         assert mask.shape == standing.params[name].shape and (standing.params[name][~mask] == 0).all()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shoal import History, Recipe, ShoalError
 from shoal.cli.commands import main
-from shoal.core.measures.divergence import divergence
+from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import hold_back, withheld
 from shoal.reproduce.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
@@ -171,7 +171,7 @@ def test_the_server_data_of_feddumap():
             shares = [np.bincount(labels[rows]) / len(rows) for rows in (own, np.delete(np.arange(50_000), gone))]
             shares[0] = np.pad(shares[0], (0, classes - len(shares[0])))
             wanted = {"d 0.61": 0.61, "d 9e-6": 0.0}.get(column.name.rpartition(", ")[2], 0.31)
-            assert float(divergence(*shares)) == pytest.approx(wanted, abs=0.01 if wanted else 1e-4)
+            assert float(jensen_shannon_divergence(*shares)) == pytest.approx(wanted, abs=0.01 if wanted else 1e-4)
 
 
 @pytest.mark.parametrize("paper, numbers", [("fedacd", (1, 2, 3, 5, 8, 9)), ("feddumap", range(2, 14))])

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import shoal
 from shoal.cli.commands import main
-from shoal.core.errors import REGISTRY
+from shoal.core.errors import ERROR_KINDS
 from shoal.data.dataset import DATASETS
 from shoal.runs.export import Exported
 from shoal.storage.files import read_tree, write_tree
@@ -161,7 +161,7 @@ def loaded(path: Path, result: shoal.Result) -> Callable[[Tensor], Tensor]:
     if path.suffix == ".pt2":
         return torch.export.load(path).module()
     if path.suffix == ".safetensors":
-        return lambda x: result.net.apply(load_file(path), x)[0]
+        return lambda x: result.net.forward(load_file(path), x)[0]
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -319,7 +319,7 @@ def test_a_run_that_came_to_nothing(tmp_path, ending):
     if ending == "onnx":
         need_onnx()
     result = shoal.run(**TINY | {"steps": "1", "lr": 1e30, "out": str(tmp_path / "x")})
-    assert not result.net.apply(result.params, inputs_of(result))[0].isfinite().all()
+    assert not result.net.forward(result.params, inputs_of(result))[0].isfinite().all()
     assert shoal.export(result, tmp_path / f"model.{ending}").path.is_file()
 
 
@@ -362,7 +362,7 @@ def refused(command) -> Callable[..., None]:
 
     def check(kind: str, words: list, *said: str) -> None:
         code, out, err = command(*words)
-        assert (code, err.split(":")[0], out) == (REGISTRY[kind].code, kind, ""), err
+        assert (code, err.split(":")[0], out) == (ERROR_KINDS[kind].code, kind, ""), err
         assert len(err.splitlines()) <= 3 and "Traceback" not in err
         assert [word for word in said if word not in err] == []
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import shoal
 from shoal import Recipe, ShoalError
 from shoal.cli.commands import resolved
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.models import build
 from shoal.runs.build import workload
 from shoal.runs.recipe import from_file, from_text
@@ -272,7 +272,7 @@ def test_an_unknown_key_is_refused(key):
 
 # amounts of work ------------------------------------------------------------------------------------------------------
 def works(**given: Any):
-    return workload(Recipe(**given), Streams(0))
+    return workload(Recipe(**given), RandomStreams(0))
 
 
 def test_whole_epochs_are_drawn_per_device_and_round():
@@ -307,7 +307,7 @@ def test_numbers_will_do_as_well_as_text():
 
 @pytest.mark.parametrize("epochs", [1 / 3, 0.00001])
 def test_a_number_of_epochs_keeps_its_digits(epochs):
-    assert workload(Recipe().revised(epochs=epochs), Streams(0))(0, 0).epochs == epochs
+    assert workload(Recipe().revised(epochs=epochs), RandomStreams(0))(0, 0).epochs == epochs
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 import shoal
-from shoal.core.errors import REGISTRY
+from shoal.core.errors import ERROR_KINDS
 from shoal.report.run_groups import read_run
 from shoal.runs.start import opened
 from shoal.runs.store import Folder
@@ -330,7 +330,7 @@ def test_a_second_process_is_kept_out(folder):
     held, before = Folder.open(folder), contents(folder)
     command = [sys.executable, "-m", "shoal.cli", "resume", str(folder), "-s", "rounds=9"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == REGISTRY["folder-exists"].code
+    assert done.returncode == ERROR_KINDS["folder-exists"].code
     assert "another process" in done.stderr and contents(folder) == before
     held.close()
 

@@ -33,7 +33,7 @@ def test_what_is_put_takes_effect_at_the_end_of_the_round(tmp_path):
     memory.put(3, memory_of(1))
     assert memory.get(3) == {}
     memory.commit(0)
-    assert tree.same(memory.get(3), memory_of(1))
+    assert tree.is_same_tree(memory.get(3), memory_of(1))
 
 
 def test_a_round_that_was_broken_off_leaves_nothing(tmp_path):
@@ -44,7 +44,7 @@ def test_a_round_that_was_broken_off_leaves_nothing(tmp_path):
     memory.put(4, memory_of(2))
     memory.discard()
     memory.commit(1)
-    assert tree.same(memory.get(3), memory_of(1)) and memory.get(4) == {}
+    assert tree.is_same_tree(memory.get(3), memory_of(1)) and memory.get(4) == {}
 
 
 def test_what_exceeds_the_limit_goes_to_disk_and_comes_back(tmp_path):
@@ -54,7 +54,7 @@ def test_what_exceeds_the_limit_goes_to_disk_and_comes_back(tmp_path):
     memory.commit(0)
     assert memory.used <= 40 and len(files(tmp_path)) >= 3
     for device in (4, 0, 3, 1, 2):
-        assert tree.same(memory.get(device), memory_of(device))
+        assert tree.is_same_tree(memory.get(device), memory_of(device))
         assert memory.used <= 40
 
 
@@ -98,7 +98,7 @@ def test_restore_goes_back_to_a_checkpoint(tmp_path):
     memory.flush()
     again = Memory(tmp_path)
     again.restore(index, [])
-    assert tree.same(again.get(7), memory_of(1)) and again.get(8) == {}
+    assert tree.is_same_tree(again.get(7), memory_of(1)) and again.get(8) == {}
     assert files(tmp_path) == ["7-0-0.safetensors"]
 
 
@@ -118,7 +118,7 @@ def test_without_a_folder_of_its_own_it_cleans_up_after_itself(tmp_path, monkeyp
     for device in range(3):
         memory.put(device, memory_of(device))
     memory.commit(0)
-    assert files(tmp_path) and tree.same(memory.get(0), memory_of(0))
+    assert files(tmp_path) and tree.is_same_tree(memory.get(0), memory_of(0))
     del memory
     assert list(tmp_path.iterdir()) == []
 
@@ -130,7 +130,7 @@ def test_a_part_may_remember_anything_that_is_a_tree(tmp_path, own):
     memory.commit(0)
     memory.put(0, {"part": own})
     memory.commit(1)
-    assert tree.same(memory.get(0), {"part": own})
+    assert tree.is_same_tree(memory.get(0), {"part": own})
 
 
 def test_a_part_may_forget(tmp_path):
@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(device=st.integers(0, 5) | st.just(256))
     def get(self, device):
-        assert tree.same(self.memory.get(device), self.now.get(device, {}))
+        assert tree.is_same_tree(self.memory.get(device), self.now.get(device, {}))
 
     @precondition(lambda self: not self.staged)
     @rule(complete=st.booleans())
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def is_bounded(self):
         held = list(self.memory.held.values())
-        assert self.memory.used == sum(map(tree.nbytes, held))
+        assert self.memory.used == sum(map(tree.count_tree_bytes, held))
         assert self.memory.used <= self.limit or len(held) == 1
 
     def teardown(self):

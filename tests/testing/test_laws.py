@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 from tiny_parts import TINY
 
-from shoal.core.expression import parse
+from shoal.core.expression import parse_method
 from shoal.core.part import Part
 from shoal.parts import PRESETS, shipped
 from shoal.testing.laws import check_pair, check_part
@@ -67,7 +67,7 @@ OTHER_VALUES = [
     "signsgd(lr=0.1)",
 ]
 EACH: list[Part] = [*(cls() for cls in shipped().values()), *TINY]
-TABLE: list[Part] = [*EACH, *(parse(text, shipped(), PRESETS).parts[0] for text in OTHER_VALUES)]
+TABLE: list[Part] = [*EACH, *(parse_method(text, shipped(), PRESETS).parts[0] for text in OTHER_VALUES)]
 
 
 @pytest.mark.parametrize("part", TABLE, ids=str)

@@ -17,8 +17,8 @@ from rich.console import Console
 from shoal.cli import federation, read_only
 from shoal.cli.budgets import budget_tables, by_blocks
 from shoal.cli.render import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
-from shoal.core.errors import REGISTRY, ShoalError
-from shoal.core.interrupts import sigterm_stops, was_terminated
+from shoal.core.errors import ERROR_KINDS, ShoalError
+from shoal.core.interrupts import stop_on_sigterm, was_terminated
 from shoal.reproduce.run import reproduce as reproduced
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.runs.history import History
@@ -303,7 +303,7 @@ def main() -> None:
     """Run the command line; whatever goes wrong ends in a sentence, an advice and an exit code."""
     errors = Console(stderr=True)
     try:
-        with sigterm_stops():
+        with stop_on_sigterm():
             app()
     except ShoalError as error:
         errors.print(f"[red]{error.kind.name}:[/red]", end=" ")
@@ -313,7 +313,7 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as error:  # typer makes the second of the first
         if isinstance(error, SystemExit) and not was_terminated(error):
             raise
-        sys.exit(REGISTRY["terminated" if was_terminated(error) else "interrupted"].code)
+        sys.exit(ERROR_KINDS["terminated" if was_terminated(error) else "interrupted"].code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -324,4 +324,4 @@ def main() -> None:
         errors.print(
             f"Please report it with {file.name}; a run with --out can be resumed.", markup=False, soft_wrap=True
         )
-        sys.exit(REGISTRY["bug"].code)
+        sys.exit(ERROR_KINDS["bug"].code)

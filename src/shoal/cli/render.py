@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from shoal.core.errors import unknown
+from shoal.core.errors import unknown_name_error
 from shoal.core.ledger import Row
 from shoal.report.quantities import format_count, format_number, format_seconds, format_size
 from shoal.runs.history import History
@@ -193,7 +193,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FORMS.values()},
     }
     if what not in known:
-        raise unknown("list", what, known)
+        raise unknown_name_error("list", what, known)
     table = Table(show_header=False, box=None)
     for name, about in known[what]().items():
         table.add_row(f"[bold]{name}[/bold]", about)

@@ -12,7 +12,7 @@ from shoal.compare.object_transfer import pickled_model
 from shoal.compare.parallel import apart
 from shoal.compare.spec import Listing, listed_in, write_list
 from shoal.core.errors import ShoalError
-from shoal.core.interrupts import STOPS
+from shoal.core.interrupts import STOP_KINDS
 from shoal.engines.part_faults import strangers_in
 from shoal.plugins.load import load_method
 from shoal.runs.build import Shelf, assemble
@@ -149,7 +149,7 @@ def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher |
                 for group in alike(every):
                     results |= brought_to_end(group, watch)
     except ShoalError as error:
-        if error.kind.name not in STOPS or not every[0].out:
+        if error.kind.name not in STOP_KINDS or not every[0].out:
             raise
         whole = Path(every[0].out).parent.parent
         raise ShoalError(error.kind.name, error.problem, f"{way_to_resume(whole)} goes on from there.") from None

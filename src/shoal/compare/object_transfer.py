@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal import models
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.data.cache import store, stored
 from shoal.data.dataset import HANDED_OVER
 from shoal.runs.given_objects import HandedOverModel, is_handed_over
@@ -59,6 +59,6 @@ def unpack_luggage(luggage: Luggage) -> None:
 
 
 def unfit(what: str, error: Exception) -> ShoalError:
-    problem = f"The {what} cannot be given to other processes ({told(error)})."
+    problem = f"The {what} cannot be given to other processes ({describe_error(error)})."
     advice = "Define its classes in a file that can be imported" if what == "model" else "Name files"
     return ShoalError("bad-value", problem, f"{advice}, or leave `workers` at 1.")

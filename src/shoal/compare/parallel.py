@@ -20,8 +20,8 @@ from time import perf_counter
 import torch
 
 from shoal.compare.object_transfer import Luggage, luggage_of, unpack_luggage
-from shoal.core.errors import ShoalError, told
-from shoal.core.interrupts import sigterm_stops, stop_error
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.interrupts import stop_error, stop_on_sigterm
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, Watcher
@@ -41,7 +41,7 @@ def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dic
     return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
 
 
-@sigterm_stops()
+@stop_on_sigterm()
 def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: Luggage) -> None:
     """Start the processes, pass on what they tell, and stop all of them when one fails."""
     context, started = get_context("spawn"), {}
@@ -152,5 +152,5 @@ def work(end: Connection, recipes: Sequence[Recipe], luggage: Luggage) -> None:
         except ShoalError as error:
             end.send(error)
         except Exception as error:
-            problem = f"A process that trained some of the runs broke ({told(error)})."
+            problem = f"A process that trained some of the runs broke ({describe_error(error)})."
             end.send(ShoalError("bug", problem, "Leave `workers` at 1 to see where, and please report it."))

@@ -7,10 +7,10 @@ from shoal.core.model.tree import Params
 from shoal.core.types import Reply, Round
 
 
-def holders_mean(round: Round) -> Params:
+def aggregate_holders(round: Round) -> Params:
     """The new parameters; a coordinate that nobody covers keeps its value, counters take the largest."""
     weights = round.weights.tolist()
-    shared = round.net.named("shared")
+    shared = round.net.names_with_role("shared")
     anchor, counted = round.anchor, [(r, w) for r, w in zip(round.replies, weights, strict=True) if w > 0]
     whole = [
         k
@@ -21,11 +21,11 @@ def holders_mean(round: Round) -> Params:
     for reply, weight in counted if whole else ():
         torch._foreach_add_(total, [reply.delta[k] for k in whole], alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
     changes = dict(zip(whole, total))
-    rest = {k: mean_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
+    rest = {k: average_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
     return anchor | {k: anchor[k] + change for k, change in (changes | rest).items()}
 
 
-def mean_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor:
+def average_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor:
     """The weighted mean change of one tensor over those who cover it."""
     held: list[tuple[Reply, float]] = [
         (r, w) for r, w in zip(replies, weights, strict=True) if name in r.delta and w > 0

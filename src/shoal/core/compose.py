@@ -23,12 +23,12 @@ class Method:
 
     parts: tuple[Part, ...] = ()
 
-    def at(self, point: str) -> tuple[Part, ...]:
+    def parts_at(self, point: str) -> tuple[Part, ...]:
         """The parts that act at a point, in the order in which they act."""
-        return self._at[point]
+        return self._parts_by_point[point]
 
     @cached_property
-    def _at(self) -> dict[str, tuple[Part, ...]]:
+    def _parts_by_point(self) -> dict[str, tuple[Part, ...]]:
         from shoal.core.part import POINTS
 
         found = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
@@ -41,16 +41,16 @@ class Method:
         return found
 
     @cached_property
-    def stepping(self) -> tuple[str, ...]:
+    def stepping_parts(self) -> tuple[str, ...]:
         """The parts that act inside a local step, in the order of listing."""
         return tuple(p.name() for p in self.parts if p.acts_at("objective") or p.acts_at("step"))
 
-    def codecs(self, direction: str) -> tuple[Part, ...]:
+    def codecs_for(self, direction: str) -> tuple[Part, ...]:
         """The codecs of one direction in the order of their stages."""
-        return self._codecs[direction]
+        return self._codecs_by_direction[direction]
 
     @cached_property
-    def _codecs(self) -> dict[str, tuple[Part, ...]]:
+    def _codecs_by_direction(self) -> dict[str, tuple[Part, ...]]:
         staged = sorted((p for p in self.parts if p.stage), key=lambda p: STAGES.index(p.stage))
         return {way: tuple(p for p in staged if way in p.directions) for way in ("up", "down")}
 
@@ -64,7 +64,7 @@ class Method:
 
     # the points ---------------------------------------------------------------------------------------------------
     def model(self, net: Net) -> Net:
-        for part in self.at("model"):
+        for part in self.parts_at("model"):
             net = part.model(net)
         return net
 
@@ -75,15 +75,15 @@ class Method:
         return {p.name(): p.init_server(replace(round, part=p.name())) for p in self.parts}
 
     def select(self, devices: Sequence[int], states: dict, round: Round) -> tuple[Sequence[int], dict]:
-        return self._pipe("select", devices, states, round)
+        return self._pipe_through_parts("select", devices, states, round)
 
     def plan(self, plans: Mapping[int, Plan], states: dict, round: Round) -> tuple[Mapping[int, Plan], dict]:
-        return self._pipe("plan", plans, states, round)
+        return self._pipe_through_parts("plan", plans, states, round)
 
     def send(self, states: dict, round: Round) -> tuple[dict[int, dict[str, dict[str, Any]]], dict]:
         """By device, then by part."""
         beside: dict[int, dict[str, dict[str, Any]]] = {d: {} for d in round.devices}
-        for part in self.at("send"):
+        for part in self.parts_at("send"):
             name = part.name()
             made = part.send(states[name], replace(round, part=name))
             check_two_values(part, "send", made)
@@ -94,10 +94,12 @@ class Method:
         return beside, states
 
     def weigh(self, weights: Tensor, states: dict, round: Round) -> tuple[Tensor, dict]:
-        return self._pipe("weigh", weights, states, round, lambda part, made: check_weights(part, weights, made))
+        return self._pipe_through_parts(
+            "weigh", weights, states, round, lambda part, made: check_weights(part, weights, made)
+        )
 
     def combine(self, default: Callable[[], Params], states: dict, round: Round) -> tuple[Params, dict]:
-        for part in self.at("combine"):
+        for part in self.parts_at("combine"):
             made = part.combine(round.replies, states[part.name()], replace(round, part=part.name()))
             check_two_values(part, "combine", made)
             params, state = made
@@ -106,24 +108,28 @@ class Method:
         return default(), states
 
     def serve(self, params: Params, states: dict, round: Round) -> tuple[Params, dict]:
-        return self._pipe("serve", params, states, round, lambda part, made: check_params(part, "serve", params, made))
+        return self._pipe_through_parts(
+            "serve", params, states, round, lambda part, made: check_params(part, "serve", params, made)
+        )
 
     def prune(self, plan: Plan, states: dict, round: Round) -> tuple[Plan, dict]:
-        return self._pipe("prune", plan, states, round, lambda part, made: check_plan(part, made, round.net.slicer))
+        return self._pipe_through_parts(
+            "prune", plan, states, round, lambda part, made: check_plan(part, made, round.net.slicer)
+        )
 
     def evaluate(self, judged: dict[str, Params], states: dict, round: Round) -> dict[str, Params]:
         given = judged[""]
-        for part in self.at("evaluate"):
+        for part in self.parts_at("evaluate"):
             judged = part.evaluate(judged, states[part.name()], replace(round, part=part.name()))
             for params in judged.values() if isinstance(judged, Mapping) and "" in judged else (None,):
                 check_params(part, "evaluate", given, params)
         return judged
 
-    def _pipe(
+    def _pipe_through_parts(
         self, point: str, value: Any, states: dict, round: Round, check: Callable[[Part, Any], None] | None = None
     ) -> tuple[Any, dict]:
         """Through the parts in their order; what each returns is looked at before the next one gets it."""
-        for part in self.at(point):
+        for part in self.parts_at(point):
             name = part.name()
             made = getattr(part, point)(value, states[name], replace(round, part=name))
             check_two_values(part, point, made)
@@ -175,7 +181,7 @@ def compose(parts: Sequence[Part]) -> Method:
     values = next((p for p in parts if p.carries == "values"), None)
     delta = next((p for p in parts if p.stage and p.codes_delta), None)
     if values and delta:
-        raise _clash(
+        raise _clash_error(
             values,
             delta,
             f"{values.name()} returns whole models, and {delta.name()} codes only differences",
@@ -204,9 +210,9 @@ def _refuse_two(parts: Sequence[Part], claim: Callable[[Part], str | None], why:
     for part in parts:
         what = claim(part)
         if what is not None and owner.setdefault(what, part) is not part:
-            raise _clash(owner[what], part, why, advice)
+            raise _clash_error(owner[what], part, why, advice)
 
 
-def _clash(a: Part, b: Part, why: str, advice: str) -> ShoalError:
+def _clash_error(a: Part, b: Part, why: str, advice: str) -> ShoalError:
     pair = f"{a.name()} and {b.name()} cannot be used together" if a.name() != b.name() else f"{a.name()} is refused"
     return ShoalError("clash", f"{pair}: {why}.", advice)

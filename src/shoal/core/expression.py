@@ -6,74 +6,78 @@ from dataclasses import MISSING, fields
 from typing import Any, get_args, get_type_hints
 
 from shoal.core.compose import Method, compose
-from shoal.core.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.part import Part
 
-LONGEST = 2000
+MAX_EXPRESSION_LENGTH = 2000
 
 
-def parse(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> Method:
+def parse_method(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> Method:
     """The method that an expression names, checked and composed."""
-    return compose([make(name, given, known) for name, given in read(text, known, presets)])
+    return compose([make_part(name, given, known) for name, given in read_part_list(text, known, presets)])
 
 
-def read(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+def read_part_list(
+    text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]
+) -> list[tuple[str, dict[str, Any]]]:
     """The parts an expression lists, each a name and the values given for it; presets are written out."""
-    if len(text) > LONGEST:
-        raise unreadable(text, f"it is longer than {LONGEST} characters")
+    if len(text) > MAX_EXPRESSION_LENGTH:
+        raise expression_error(text, f"it is longer than {MAX_EXPRESSION_LENGTH} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise unreadable(text, "its brackets, commas or plus signs do not fit together") from None
+        raise expression_error(text, "its brackets, commas or plus signs do not fit together") from None
     listed: list[tuple[str, dict[str, Any]]] = []
-    for node in terms(tree, text):
-        name, given = call(node, text)
+    for node in split_terms(tree, text):
+        name, given = parse_call(node, text)
         if name in known:
             listed.append((name, given))
         elif name in presets and given:
-            raise unreadable(text, f"{name} is a preset and takes no values; write out {presets[name] or 'its parts'}")
+            raise expression_error(
+                text, f"{name} is a preset and takes no values; write out {presets[name] or 'its parts'}"
+            )
         elif name in presets:
-            listed.extend(read(presets[name], known, presets) if presets[name] else [])
+            listed.extend(read_part_list(presets[name], known, presets) if presets[name] else [])
         else:
-            raise unknown("method", name, [*known, *presets])
+            raise unknown_name_error("method", name, [*known, *presets])
     return listed
 
 
-def terms(node: ast.expr, text: str) -> list[ast.expr]:
+def split_terms(node: ast.expr, text: str) -> list[ast.expr]:
     """The parts between the plus signs, from left to right."""
     found = []
     while isinstance(node, ast.BinOp):
         if not isinstance(node.op, ast.Add):
-            raise unreadable(text, "only + can stand between parts")
+            raise expression_error(text, "only + can stand between parts")
         found.append(node.right)
         node = node.left
     return [node, *reversed(found)]
 
 
-def call(node: ast.expr, text: str) -> tuple[str, dict[str, Any]]:
+def parse_call(node: ast.expr, text: str) -> tuple[str, dict[str, Any]]:
     match node:
         case ast.Name(id=name):
             return name.lower(), {}
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
             names = [str(k.arg) for k in keywords]
             if len(set(names)) < len(names):
-                raise unreadable(text, f"{name} is given the same value twice")
-            return name.lower(), {str(k.arg): literal(k.value, text) for k in keywords}
+                raise expression_error(text, f"{name} is given the same value twice")
+            return name.lower(), {str(k.arg): parse_literal(k.value, text) for k in keywords}
         case ast.Call(func=ast.Name(id=name)):
-            raise unreadable(text, f"values of {name} need their names, as in {name.lower()}(name=0.1)")
-    raise unreadable(text, "a part is a name, or a name with values in brackets")
+            raise expression_error(text, f"values of {name} need their names, as in {name.lower()}(name=0.1)")
+    raise expression_error(text, "a part is a name, or a name with values in brackets")
 
 
-def literal(node: ast.expr, text: str) -> Any:
+def parse_literal(node: ast.expr, text: str) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
-    raise unreadable(text, "a value is a number, True, False or a text in quotes")
+    raise expression_error(text, "a value is a number, True, False or a text in quotes")
 
 
-def make(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -> Part:
+def make_part(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -> Part:
     """A part from its name and values, each checked for its type and range."""
     cls = known[name]
     try:
@@ -84,19 +88,19 @@ def make(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -
     own = {f.name: hints[f.name] for f in fields(cls)}
     for key in given:
         if key not in own:
-            raise unknown(f"value of {name}", key, own)
+            raise unknown_name_error(f"value of {name}", key, own)
     missing = [
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in given
     ]
     if missing:
         raise ShoalError("bad-value", f"{name} needs {', '.join(missing)}.", f"Write {name}({missing[0]}=...).")
     try:
-        return cls(**{key: fitted(f"{name}({key})", value, own[key]) for key, value in given.items()})
+        return cls(**{key: fit_field_value(f"{name}({key})", value, own[key]) for key, value in given.items()})
     except (ValueError, OverflowError) as error:
         raise ShoalError("bad-value", f"{error}.", "Give a value in that range.") from error
 
 
-def fitted(what: str, value: Any, kind: Any) -> Any:
+def fit_field_value(what: str, value: Any, kind: Any) -> Any:
     """A value as the type a field asks for, or one of several; whole numbers are fine where any number is."""
     kinds = get_args(kind) or (kind,)
     if type(value) in kinds:
@@ -106,7 +110,7 @@ def fitted(what: str, value: Any, kind: Any) -> Any:
     raise ValueError(f"{what} must be of type {getattr(kind, '__name__', kind)}, got {value!r}")
 
 
-def unreadable(text: str, why: str) -> ShoalError:
+def expression_error(text: str, why: str) -> ShoalError:
     return ShoalError(
         "bad-expression",
         f"The method {text[:120]!r} cannot be read: {why}.",

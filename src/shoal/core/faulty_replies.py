@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.core.part import Part
 
 A = TypeVar("A")
@@ -41,20 +41,20 @@ def use_without_culprits(
     half = len(answers) // 2 if untrusted else (len(answers) - 1) // 2
     limit = len(answers) if untrusted and len(answers) < 3 else half
     for way in (order, order[::-1]):
-        search = Search(answers, use, limit)
+        search = CulpritSearch(answers, use, limit)
         try:
             kept = search.add_usable([], way)
             return (search.made[0] if kept else use([])), search.why
-        except TooMany:
+        except TooManyCulprits:
             continue
     raise first
 
 
-class TooMany(Exception):
+class TooManyCulprits(Exception):
     """More answers would have to be left out than can be the fault of those who gave them."""
 
 
-class Search:
+class CulpritSearch:
     """Adds answers by halves, and leaves out the single ones that do not go with the rest."""
 
     def __init__(self, answers: Sequence, use: Callable, limit: int):
@@ -72,27 +72,27 @@ class Search:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             if len(more) == 1:
-                self.why[more[0]] = reason(error)
+                self.why[more[0]] = explain_exclusion(error)
                 if len(self.why) > self.limit:
-                    raise TooMany from error
+                    raise TooManyCulprits from error
                 return kept
         half = len(more) // 2
         return self.add_usable(self.add_usable(kept, more[:half]), more[half:])
 
 
-def reason(error: Exception) -> str:
+def explain_exclusion(error: Exception) -> str:
     """Why an answer was left out, in one line of plain characters: part of it may come from a device."""
     if isinstance(error, NotFinite):
         return f"with its answer {error}"
-    part, point = raised_by(error.__traceback__)
-    text = error.problem if isinstance(error, ShoalError) else told(error)
+    part, point = find_raising_part(error.__traceback__)
+    text = error.problem if isinstance(error, ShoalError) else describe_error(error)
     plain = "".join(c for c in text[:200] if c.isprintable())
     return (
         f"its answer cannot be used by {part} at {point} ({plain})" if part else f"its answer cannot be used ({plain})"
     )
 
 
-def raised_by(trace: TracebackType | None) -> tuple[str, str]:
+def find_raising_part(trace: TracebackType | None) -> tuple[str, str]:
     """The part that was at work when something was raised, and the point at which; empty where none was."""
     while trace is not None:
         caller = trace.tb_frame.f_locals.get("self")

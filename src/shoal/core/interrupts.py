@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from shoal.core.errors import ShoalError
 
-STOPS = ("interrupted", "terminated")
+STOP_KINDS = ("interrupted", "terminated")
 """The kinds of errors that a stopped run ends with."""
 
 
@@ -20,7 +20,7 @@ def stop_error(by: KeyboardInterrupt, problem: str, advice: str) -> ShoalError:
     return ShoalError("terminated" if isinstance(by, Terminated) else "interrupted", problem, advice)
 
 
-class Stopper:
+class StopHandler:
     """Raises what Ctrl-C and SIGTERM stand for, every time or once."""
 
     def __init__(self, once: bool):
@@ -33,16 +33,16 @@ class Stopper:
 
 
 @contextmanager
-def sigterm_stops(once: bool = False) -> Iterator[None]:
+def stop_on_sigterm(once: bool = False) -> Iterator[None]:
     """Let SIGTERM stop what is done here as Ctrl-C does.
 
     With `once`, the first of the two signals is the only one that is heard: a second one, as it comes when all
     processes of a run are told and tell each other too, does not break off the saving.
     Whoever has handlers of their own, or ignores the signals, keeps that; threads other than the main one have none.
     """
-    stopper = Stopper(once)
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if in_main_thread() else {}
-    before = {number: handler for number, handler in found.items() if is_default(handler)}
+    stopper = StopHandler(once)
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main_thread() else {}
+    before = {number: handler for number, handler in found.items() if is_default_handler(handler)}
     try:
         for number in before:
             signal.signal(number, stopper.handle)
@@ -53,21 +53,21 @@ def sigterm_stops(once: bool = False) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def is_default(handler: object) -> bool:
+def is_default_handler(handler: object) -> bool:
     """Whether a handler is Python's or one of those above."""
     return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(
-        getattr(handler, "__self__", None), Stopper
+        getattr(handler, "__self__", None), StopHandler
     )
 
 
 @contextmanager
-def sigterm_handler_kept() -> Iterator[None]:
+def keep_sigterm_handler() -> Iterator[None]:
     """For calls into libraries that put a handler of SIGTERM of their own in place and leave it there."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if in_main_thread() and before is not None:
+        if is_main_thread() and before is not None:
             signal.signal(signal.SIGTERM, before)
 
 
@@ -79,9 +79,9 @@ def was_terminated(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Keep Ctrl-C and SIGTERM waiting until what was begun is complete."""
-    if not in_main_thread():
+    if not is_main_thread():
         yield
         return
     waiting: list[int] = []
@@ -98,5 +98,5 @@ def undisturbed() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def in_main_thread() -> bool:
+def is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

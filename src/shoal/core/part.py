@@ -10,8 +10,8 @@ from torch import Tensor
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.types import Device, Local, Reply, Round, Samples, Scored, Scorer
-from shoal.core.wire import Link, Message
+from shoal.core.types import BatchScore, Device, Local, Reply, Round, Samples, Scorer
+from shoal.core.wire import CodecLink, Message
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Part:
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         return inner
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         return update, state
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
@@ -109,10 +109,10 @@ class Part:
         return {}
 
     # wire ---------------------------------------------------------------------------------------------------------
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         return message, memory
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         return message
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:

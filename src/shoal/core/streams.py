@@ -8,23 +8,23 @@ import torch
 
 
 @dataclass(frozen=True)
-class Streams:
+class RandomStreams:
     """All randomness of a run. Every call gives a fresh generator at the start of its own stream."""
 
     seed: int
 
-    def torch(self, purpose: str, round: int = 0, device: int = 0) -> torch.Generator:
-        return torch.Generator().manual_seed(self.number(purpose, round, device))
+    def make_torch_generator(self, purpose: str, round: int = 0, device: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(self.derive_seed(purpose, round, device))
 
-    def numpy(self, purpose: str, round: int = 0, device: int = 0) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=self.number(purpose, round, device)))
+    def make_numpy_generator(self, purpose: str, round: int = 0, device: int = 0) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=self.derive_seed(purpose, round, device)))
 
-    def number(self, purpose: str, round: int = 0, device: int = 0) -> int:
+    def derive_seed(self, purpose: str, round: int = 0, device: int = 0) -> int:
         """A 63-bit number that names one stream."""
         key = f"{self.seed}/{purpose}/{round}/{device}".encode()
         return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
-def part_stream(part: str, purpose: str = "") -> str:
+def part_stream_name(part: str, purpose: str = "") -> str:
     """The name of a part's own stream; no stream of the loop has such a name."""
     return f"part {part} {purpose}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.streams import Streams, part_stream
+from shoal.core.streams import RandomStreams, part_stream_name
 
 if TYPE_CHECKING:
     from shoal.core.model.net import Net
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
         return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
 
 
-class Scored(NamedTuple):
+class BatchScore(NamedTuple):
     """The score of one mini-batch. `features` are the inputs of the last layer, `taps` outputs asked for by name."""
 
     loss: Tensor
@@ -47,7 +47,7 @@ class Scored(NamedTuple):
 
 
 class Scorer(Protocol):
-    def __call__(self, params: Params, batch: Batch, /) -> Scored: ...
+    def __call__(self, params: Params, batch: Batch, /) -> BatchScore: ...
 
 
 class Local(NamedTuple):
@@ -77,14 +77,14 @@ class Samples:
     def __len__(self) -> int:
         return len(self.index)
 
-    def batch(self, rows: Tensor) -> Batch:
+    def take_batch(self, rows: Tensor) -> Batch:
         rows = rows.to(self.inputs.device)
         return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
 
-    def all(self) -> Batch:
-        return self.batch(self.index)
+    def take_all(self) -> Batch:
+        return self.take_batch(self.index)
 
-    def joined(self, other: "Samples") -> "Samples":
+    def join(self, other: "Samples") -> "Samples":
         """Both sets together; they must be rows of the same data set."""
         return Samples(self.inputs, self.targets, torch.cat((self.index, other.index)))
 
@@ -103,16 +103,16 @@ class Device:
     """Which elements arrived, for tensors that did not arrive whole (a tensor that is missing: all False)."""
     got: dict[str, Any]
     plan: Plan
-    streams: Streams
+    streams: RandomStreams
     part: str
     shared: Samples | None = None
     """The server's samples, where it hands them out: at `data`."""
 
     def generator(self, purpose: str = "") -> torch.Generator:
         """The part's own stream on this device in this round; a purpose gives it further ones."""
-        return self.streams.torch(part_stream(self.part, purpose), self.round, self.id)
+        return self.streams.make_torch_generator(part_stream_name(self.part, purpose), self.round, self.id)
 
-    def asked(self, request: str) -> bool:
+    def has_request(self, request: str) -> bool:
         """Whether the part's `send` made this request in this round."""
         return request in self.got
 
@@ -176,7 +176,7 @@ class Optimiser:
     """The largest norm of a gradient; 0 for no bound."""
 
 
-class Times(NamedTuple):
+class DeviceTimes(NamedTuple):
     """Simulated seconds of a device in a round."""
 
     down: float
@@ -188,20 +188,20 @@ class Times(NamedTuple):
         return self.down + self.compute + self.up
 
 
-class Powers(Protocol):
+class DeviceCapability(Protocol):
     """What one device can do: how long, and how many joules, from bytes and multiply-accumulates."""
 
-    def times(self, down: int, macs: int, up: int) -> Times: ...
+    def estimate_times(self, down: int, macs: int, up: int) -> DeviceTimes: ...
 
-    def joules(self, down: int, macs: int, up: int) -> float: ...
+    def estimate_joules(self, down: int, macs: int, up: int) -> float: ...
 
 
 class Fleet(Protocol):
     """What all devices can do, round by round, and which of them are there (None: all)."""
 
-    def profile(self, device: int, round: int) -> Powers: ...
+    def get_profile(self, device: int, round: int) -> DeviceCapability: ...
 
-    def available(self, round: int) -> np.ndarray | None: ...
+    def get_available_mask(self, round: int) -> np.ndarray | None: ...
 
 
 class Roster(Protocol):
@@ -209,7 +209,7 @@ class Roster(Protocol):
 
     def __getitem__(self, device: int) -> dict[str, Tensor]: ...
 
-    def ask(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]: ...
+    def fetch_cards(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +224,7 @@ class Round:
     """Samples held by each device of the population."""
     sample: int
     """How many devices are to be asked."""
-    streams: Streams
+    streams: RandomStreams
     roster: Roster
     work: Work
     optimiser: Optimiser
@@ -246,7 +246,7 @@ class Round:
 
     def generator(self, purpose: str = "") -> np.random.Generator:
         """The part's own stream on the server in this round."""
-        return self.streams.numpy(part_stream(self.part, purpose), self.number)
+        return self.streams.make_numpy_generator(part_stream_name(self.part, purpose), self.number)
 
     @property
     def population_shares(self) -> np.ndarray:
@@ -260,5 +260,5 @@ class Round:
     @property
     def eligible(self) -> np.ndarray:
         """The devices that hold data and are there; nobody else is ever selected."""
-        there = self.fleet.available(self.number)
+        there = self.fleet.get_available_mask(self.number)
         return np.flatnonzero(self.sizes > 0 if there is None else (self.sizes > 0) & there)

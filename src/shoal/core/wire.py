@@ -19,7 +19,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.plan import Axis, Plan, Slicer
 from shoal.core.model.tree import Params, Tree
-from shoal.core.streams import Streams, part_stream
+from shoal.core.streams import RandomStreams, part_stream_name
 
 if TYPE_CHECKING:
     from shoal.core.part import Part
@@ -41,7 +41,9 @@ class Message:
     @cached_property
     def bytes_by(self) -> dict[str, int]:
         """The bytes of each cause: the model, and each part that sends something beside it."""
-        return {"model": tree.nbytes(self.body)} | {p.removeprefix("."): tree.nbytes(o) for p, o in self.beside.items()}
+        return {"model": tree.count_tree_bytes(self.body)} | {
+            p.removeprefix("."): tree.count_tree_bytes(o) for p, o in self.beside.items()
+        }
 
     @property
     def nbytes(self) -> int:
@@ -49,15 +51,17 @@ class Message:
 
     def to_bytes(self) -> bytes:
         """The payload itself: the tensors' bytes in order. What they are follows from the plan and the method."""
-        return b"".join(raw(t) for t in (*tree.tensors(self.body), *tree.tensors(self.beside)))
+        return b"".join(
+            copy_tensor_bytes(t) for t in (*tree.collect_tensors(self.body), *tree.collect_tensors(self.beside))
+        )
 
-    def values(self, **made: Tensor) -> "Message":
+    def with_values(self, **made: Tensor) -> "Message":
         """The same message with other values, by tensor name."""
         return replace(self, body={k: e | {"value": made[k]} if k in made else e for k, e in self.body.items()})
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class CodecLink:
     """The connection a codec works on: its direction, the far end, and what it is about to code or has coded."""
 
     direction: str
@@ -65,7 +69,7 @@ class Link:
     round: int
     plan: Plan
     slicer: Slicer
-    streams: Streams
+    streams: RandomStreams
     like: Params
     """Tensors of the full shapes."""
     trained: frozenset[str] | None = None
@@ -85,33 +89,33 @@ class Link:
 
     def generator(self) -> torch.Generator:
         """The codec's own stream on this link in this round, the same at both ends."""
-        return self.streams.torch(part_stream(self.part, self.direction), self.round, self.device)
+        return self.streams.make_torch_generator(part_stream_name(self.part, self.direction), self.round, self.device)
 
-    def lift(self, values: Params) -> Params:
+    def expand_to_full(self, values: Params) -> Params:
         """Values as the codec sees them, brought to full shape; 0 where the plan or an earlier codec left out."""
         if not self.earlier:
             return self.slicer.place(values, self.like, self.plan)
         made = {}
         for name, value in values.items():
             full = value.new_zeros(self.like[name].numel())
-            made[name] = full.index_copy_(0, self.places(name), value.flatten()).view(self.like[name].shape)
+            made[name] = full.index_copy_(0, self.find_positions(name), value.flatten()).view(self.like[name].shape)
         return made
 
-    def lower(self, full: Params) -> Params:
+    def reduce_from_full(self, full: Params) -> Params:
         """The other way: of tensors of full shape, what the codec sees. What it owes is kept at full shape."""
         assert self.message is not None
         if not self.earlier:
             return self.slicer.take(full, self.plan)
         shapes = {k: self.message.body[k]["value"].shape for k in full}
-        return {k: v.flatten()[self.places(k)].view(shapes[k]) for k, v in full.items()}
+        return {k: v.flatten()[self.find_positions(k)].view(shapes[k]) for k, v in full.items()}
 
-    def places(self, name: str) -> Tensor:
+    def find_positions(self, name: str) -> Tensor:
         """Where each number that the codec sees of a tensor belongs in it: what earlier codecs made of a ramp tells."""
         assert self.message is not None
         if (self.part, name) not in self.known:
             value = self.message.body[name]["value"]
             ramp = torch.arange(1, value.numel() + 1, dtype=torch.float64, device=value.device).view(value.shape)
-            message = decode(self.message.values(**{name: ramp}), self.earlier, self)
+            message = decode_message(self.message.with_values(**{name: ramp}), self.earlier, self)
             found = self.slicer.place({name: message.body[name]["value"]}, self.like, self.plan)[name].flatten()
             held = found.nonzero().flatten()
             numbers = found[held]
@@ -128,7 +132,7 @@ def pack_message(
     taken = lambda t: slicer.take(t, plan), lambda t: slicer.take_units(t, plan)
     return Message(
         {k: {"value": v} for k, v in body.items()},
-        {part: _trees(own, slicer, *taken) for part, own in beside.items()},
+        {part: _map_named_trees(own, slicer, *taken) for part, own in beside.items()},
     )
 
 
@@ -142,21 +146,21 @@ def open_message(
             values[name] = entry["value"]
             continue
         values[name] = slicer.place({name: entry["value"]}, like, plan)[name]
-        mask = slicer.covered(name, like[name], plan)
+        mask = slicer.covered_mask(name, like[name], plan)
         if "covered" in entry:
             arrived = slicer.place({name: entry["covered"]}, {name: like[name].bool()}, plan)[name]
             mask = arrived if mask is None else mask & arrived
         if mask is not None:
             covered[name] = mask
     placed = lambda t: slicer.place(t, like, plan), lambda t: slicer.place_units(t, plan)
-    return values, covered, {part: _trees(own, slicer, *placed) for part, own in message.beside.items()}
+    return values, covered, {part: _map_named_trees(own, slicer, *placed) for part, own in message.beside.items()}
 
 
-def encode(
-    message: Message, codecs: Sequence["Part"], memories: dict[str, Tree], link: Link
+def encode_message(
+    message: Message, codecs: Sequence["Part"], memories: dict[str, Tree], link: CodecLink
 ) -> tuple[Message, dict[str, Tree]]:
     """Through every codec in the order of their stages; each gets its own memory and returns a new one."""
-    shapes = shapes_of(message, link)
+    shapes = compute_sliced_shapes(message, link)
     for number, part in enumerate(codecs):
         own = replace(link, shapes=shapes, part=part.name(), message=message, earlier=tuple(codecs[:number]))
         message, memory = part.encode(message, memories.get(part.name(), {}), own)
@@ -165,14 +169,14 @@ def encode(
     return message, memories
 
 
-def decode(
-    message: Message, codecs: Sequence["Part"], link: Link, memories: Mapping[str, Tree] = MappingProxyType({})
+def decode_message(
+    message: Message, codecs: Sequence["Part"], link: CodecLink, memories: Mapping[str, Tree] = MappingProxyType({})
 ) -> Message:
     """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
     for name, entry in message.body.items():
         if name not in link.like or not isinstance(entry.get("value"), Tensor):
             raise ShoalError("damaged", f"A message has no values for {name[:80]!r}.", "It was not used.")
-    shapes = [shapes_of(message, link)]
+    shapes = [compute_sliced_shapes(message, link)]
     for part in codecs:
         shapes.append(part.outline(shapes[-1], message))
     for part, before in zip(reversed(codecs), reversed(shapes[:-1])):
@@ -181,12 +185,12 @@ def decode(
     return message
 
 
-def shapes_of(message: Message, link: Link) -> dict[str, torch.Size]:
+def compute_sliced_shapes(message: Message, link: CodecLink) -> dict[str, torch.Size]:
     """The shapes of a message's values before any codec: they follow from the plan."""
     return {k: v.shape for k, v in link.slicer.take({k: link.like[k] for k in message.body}, link.plan).items()}
 
 
-def described(plan: Plan, axes: Sequence[Axis]) -> dict[str, Tensor]:
+def encode_plan(plan: Plan, axes: Sequence[Axis]) -> dict[str, Tensor]:
     """A plan as it travels: a bit per unit of the axes it cuts, a bit per element where it masks."""
     units = [
         torch.zeros(a.size, dtype=torch.bool).index_fill(0, plan.kept[a.name].cpu(), True)
@@ -194,25 +198,25 @@ def described(plan: Plan, axes: Sequence[Axis]) -> dict[str, Tensor]:
         if a.name in plan.kept
     ]
     masks = [mask.flatten().cpu() for mask in plan.masks.values()]
-    return {"bits": bits(torch.cat([*units, *masks]))}
+    return {"bits": pack_bits(torch.cat([*units, *masks]))}
 
 
-def bits(mask: Tensor) -> Tensor:
+def pack_bits(mask: Tensor) -> Tensor:
     """A boolean tensor as bytes of eight."""
     return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy())).to(mask.device)
 
 
-def unbits(packed: Tensor, shape: torch.Size) -> Tensor:
+def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
     """The boolean tensor of that shape that `bits` packed."""
     flat = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
     return torch.from_numpy(flat.astype(bool)).view(shape).to(packed.device)
 
 
-def raw(tensor: Tensor) -> bytes:
+def copy_tensor_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _trees(value: Any, slicer: Slicer, f: Callable[[Params], Params], g: Callable[[Params], Params]) -> Any:
+def _map_named_trees(value: Any, slicer: Slicer, f: Callable[[Params], Params], g: Callable[[Params], Params]) -> Any:
     """Apply `f` to what is keyed by the names of tensors and `g` to what is keyed by those of axes, however deep."""
     if not isinstance(value, Mapping):
         return value
@@ -220,4 +224,4 @@ def _trees(value: Any, slicer: Slicer, f: Callable[[Params], Params], g: Callabl
         return f(dict(value))
     if value and slicer.axes.keys() >= value.keys():
         return g(dict(value))
-    return {k: _trees(v, slicer, f, g) for k, v in value.items()}
+    return {k: _map_named_trees(v, slicer, f, g) for k, v in value.items()}

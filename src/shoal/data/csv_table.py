@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.data.user_split import LARGEST, Half, bad, devices_of
 
 
@@ -20,7 +20,9 @@ def table(content: bytes, path: Path) -> Half:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise bad(f"{path} is not a CSV table ({told(error)[:100]}).", "Save it as UTF-8 with commas.") from error
+        raise bad(
+            f"{path} is not a CSV table ({describe_error(error)[:100]}).", "Save it as UTF-8 with commas."
+        ) from error
     names = [cell.strip() for cell in rows[0][1]] if rows else []
     if all(number(cell) is not None for cell in names):
         names = [str(i + 1) for i in range(len(names))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.storage.files import damaged, disk_errors
 
 LIMIT = 2**31
@@ -76,7 +76,7 @@ def download(file: File, folder: Path) -> Path:
         with disk_errors(place):
             os.replace(temporary, place)
     except (OSError, HTTPException, ValueError) as error:
-        raise absent(file, folder, str(error) if isinstance(error, ValueError) else told(error)) from error
+        raise absent(file, folder, str(error) if isinstance(error, ValueError) else describe_error(error)) from error
     finally:
         temporary.unlink(missing_ok=True)
     return place

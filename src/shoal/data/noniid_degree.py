@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.core.measures.divergence import degrees
+from shoal.core.measures.divergence import measure_label_degrees
 from shoal.data.population import Held, Population
 
 TOLERANCE = 0.01
@@ -33,7 +33,7 @@ def histograms(labels: np.ndarray, population: Population, classes: int, devices
 def degree(histograms: np.ndarray) -> float:
     """The plain mean over the devices that have data; 0 when none has."""
     held = np.asarray(histograms).sum(1) > 0
-    return float(degrees(histograms)[held].mean()) if held.any() else 0.0
+    return float(measure_label_degrees(histograms)[held].mean()) if held.any() else 0.0
 
 
 def by_class(labels: np.ndarray) -> list[np.ndarray]:
@@ -82,7 +82,7 @@ def summary(labels: np.ndarray, population: Population, server: np.ndarray, clas
     return {
         "sizes": population.sizes[:most].tolist(),
         "labels": counts[:most].tolist() if labels.ndim == 1 else [],
-        "degrees": degrees(counts)[:most].tolist(),
+        "degrees": measure_label_degrees(counts)[:most].tolist(),
         "degree": degree(counts),
         "server": np.bincount(labels[server], minlength=classes).tolist() if labels.ndim == 1 else [],
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shoal.core.errors import unknown
+from shoal.core.errors import unknown_name_error
 from shoal.data import cifar, leaf, mnist, svhn, tiny_imagenet, word_corpora
 from shoal.data.cache import cached
 from shoal.data.dataset import Dataset
@@ -166,7 +166,7 @@ def load(name: str, data_dir: str = "") -> Dataset:
     root = data_folder(data_dir)
     kind, _, place = name.partition(":")
     if name not in SOURCES and not (kind == "leaf" and place):
-        raise unknown("data set", name, SOURCES)
+        raise unknown_name_error("data set", name, SOURCES)
     source = SOURCES[kind]
     with disk_errors(root):
         folder = root / Path(place).expanduser() if place else find(source, root)

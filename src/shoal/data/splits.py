@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.data.population import Population, virtual
 from shoal.data.split_rules import degree, dirichlet, dominant, iid, missing, owner, quantity, shards, some
 
@@ -67,7 +67,7 @@ def parse_split(text: str) -> Split:
     """The split that a text like `dirichlet:0.5` names."""
     name, *given = text.split(":")
     if name not in SPLITS:
-        raise unknown("split", name, SPLITS)
+        raise unknown_name_error("split", name, SPLITS)
     function, readers, form = SPLITS[name]
     try:
         if not len(readers) - len(function.__defaults__ or ()) <= len(given) <= len(readers):

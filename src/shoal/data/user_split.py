@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model import tree
 
 CLASSES = 1_000_000
@@ -63,7 +63,7 @@ def check(part: tuple[Tensor, Tensor]) -> None:
             f"The targets are {tuple(y.shape)} for inputs {tuple(x.shape)}.",
             "Give one target per sample, or for sequences of word numbers one per position.",
         )
-    if x.is_floating_point() and not tree.finite(x):
+    if x.is_floating_point() and not tree.is_tree_finite(x):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise bad(f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample.")
 
@@ -97,7 +97,9 @@ def tensor(value: Any, what: str) -> Tensor:
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:
-            raise bad(f"The {what} cannot be made into an array ({told(error)[:80]}).", "Give a tensor.") from error
+            raise bad(
+                f"The {what} cannot be made into an array ({describe_error(error)[:80]}).", "Give a tensor."
+            ) from error
         if array.dtype.kind not in "buif":
             raise bad(f"The {what} holds {array.dtype}, not numbers.", "Give a tensor or an array of numbers.")
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model.tree import Tree
 from shoal.core.types import Job, Outcome
 
@@ -13,7 +13,7 @@ from shoal.core.types import Job, Outcome
 class Task:
     """A job, the site of the run it belongs to, and what the device remembers. One crew may serve several runs."""
 
-    site: Site
+    site: TrainingSetup
     job: Job
     memory: dict[str, Tree]
 

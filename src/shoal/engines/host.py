@@ -6,10 +6,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.local.device import Site
-from shoal.core.model.flops import Tally
+from shoal.core.local.device import TrainingSetup
+from shoal.core.model.flops import FlopCache
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
@@ -23,7 +23,7 @@ class Machine:
 
     untrusted = False
 
-    def __init__(self, site: Site, memory: Memory, crew: Crew):
+    def __init__(self, site: TrainingSetup, memory: Memory, crew: Crew):
         self.site, self.memory, self.crew = site, memory, crew
         self.levels = Levels(site)
         self.plans: dict[int, Plan] = {}
@@ -47,8 +47,8 @@ class Machine:
 
     def learn(self, params: Params, work: Work, number: int) -> Params:
         net = self.plain.net
-        message = pack_message(params, {}, WHOLE, net.slicer, net.named("shared", "server"))
-        [done] = self.crew.train([Task(self.plain, Job(SERVER, number, WHOLE, message, work), {})])
+        message = pack_message(params, {}, WHOLE_MODEL, net.slicer, net.names_with_role("shared", "server"))
+        [done] = self.crew.train([Task(self.plain, Job(SERVER, number, WHOLE_MODEL, message, work), {})])
         change = done.outcome.message
         return params if change is None else params | {k: params[k] + e["value"] for k, e in change.body.items()}
 
@@ -61,11 +61,11 @@ class Machine:
 
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)
-        self.site = replace(self.site, net=net, tally=Tally())
+        self.site = replace(self.site, net=net, tally=FlopCache())
         self.levels, self.plain = Levels(self.site), plain(self.site)
 
 
-def plain(site: Site) -> Site:
+def plain(site: TrainingSetup) -> TrainingSetup:
     """The same place without any part: the server trains there on its own samples."""
     kind = f"{site.kind} of {site.method}" if site.kind else ""
-    return replace(site, method=Method(), tally=Tally(), kind=kind)
+    return replace(site, method=Method(), tally=FlopCache(), kind=kind)

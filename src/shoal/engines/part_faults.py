@@ -4,7 +4,7 @@ import inspect
 from traceback import extract_tb
 
 from shoal.core.compose import Method
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.core.part import Part
 from shoal.engines.deterministic import deterministic_fault
 from shoal.parts import shipped
@@ -20,7 +20,7 @@ def blamed(error: Exception, method: Method) -> ShoalError | None:
     files = {inspect.getfile(type(p)): p for p in strangers_in(method)}
     for frame in reversed(extract_tb(error.__traceback__)):
         if frame.filename in files:
-            why = f"raises {told(error)} in `{frame.name}`, line {frame.lineno}"
+            why = f"raises {describe_error(error)} in `{frame.name}`, line {frame.lineno}"
             return broken(
                 files[frame.filename].name(), f"it {why}", "Correct it there; a run with --out can be resumed."
             )

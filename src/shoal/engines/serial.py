@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
-from shoal.core.local.device import Site, Visit, finish, prepare
-from shoal.core.local.draws import Luck
-from shoal.core.local.layer_overrides import chance
-from shoal.core.local.step import Course, advance, autograd
+from shoal.core.local.device import LocalTraining, TrainingSetup, finish_training, prepare_training
+from shoal.core.local.draws import LocalDraws
+from shoal.core.local.layer_overrides import override_layers
+from shoal.core.local.step import LocalState, advance, compute_autograd_gradient
 from shoal.engines.base import Done, Task
 
 
@@ -24,24 +24,28 @@ class Serial:
 
 def alone(task: Task) -> Done:
     """One device from what it was sent to what it answers."""
-    visit = prepare(task.site, task.job, task.memory)
-    return Done(*finish(task.site, visit, *train(task.site, visit)))
+    visit = prepare_training(task.site, task.job, task.memory)
+    return Done(*finish_training(task.site, visit, *train(task.site, visit)))
 
 
-def train(site: Site, visit: Visit) -> tuple[Course, float, int]:
+def train(site: TrainingSetup, visit: LocalTraining) -> tuple[LocalState, float, int]:
     """The whole local run: where it ends, its mean loss, and its multiply-accumulates."""
-    rule, course, device, job = site.rule, visit.course, visit.device, visit.job
-    luck, losses, macs = Luck(site, visit), [], 0
-    with seeded(site.streams.number("dropout", job.round, job.device), rule.net.place):
+    rule, course, device, job = site.rule, visit.state, visit.device, visit.job
+    luck, losses, macs = LocalDraws(site, visit), [], 0
+    with seeded(site.streams.derive_seed("dropout", job.round, job.device), rule.net.place):
         for step, rows in enumerate(visit.rows):
-            batch = device.samples.batch(rows)
+            batch = device.samples.take_batch(rows)
             if site.augment:
-                batch = batch._replace(inputs=site.augment.turned(batch.inputs, luck.images(len(rows))))
-            scene = visit.scene_at(step, luck.parts(step))
+                batch = batch._replace(
+                    inputs=site.augment.transform_images(batch.inputs, luck.draw_for_images(len(rows)))
+                )
+            scene = visit.context_at_step(step, luck.draw_for_parts(step))
             done: list = []
-            key = ("step", len(rows), visit.form)
-            with chance(rule.net.draws, False, luck.layer, None):
-                macs += site.tally.of(key, lambda: done.append(advance(rule, course, batch, scene, autograd)))
+            key = ("step", len(rows), visit.cost_key)
+            with override_layers(rule.net.has_dropout, False, luck.draw_for_layer, None):
+                macs += site.tally.run_and_count(
+                    key, lambda: done.append(advance(rule, course, batch, scene, compute_autograd_gradient))
+                )
             course, scored = done[0]
             losses.append(scored.loss)
     return course, float(torch.stack(losses).mean()), macs

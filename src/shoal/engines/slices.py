@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.core.local.device import Site
-from shoal.core.model.flops import Tally
-from shoal.core.model.plan import WHOLE, Plan
+from shoal.core.local.device import TrainingSetup
+from shoal.core.model.flops import FlopCache
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Tree
 from shoal.engines.base import Task
 
@@ -13,9 +13,9 @@ from shoal.engines.base import Task
 class Levels:
     """The sites of one run by what their models keep; each is made when it is first met."""
 
-    def __init__(self, site: Site):
+    def __init__(self, site: TrainingSetup):
         self.site = site
-        self.sites: dict[tuple, Site] = {}
+        self.sites: dict[tuple, TrainingSetup] = {}
 
     def narrowed(self, task: Task) -> Task:
         """The same task for the smaller model; what travels is the same, since a slice is all of it."""
@@ -25,9 +25,9 @@ class Levels:
         key = tuple((axis, *units.tolist()) for axis, units in sorted(plan.kept.items()))
         if key not in self.sites:
             kind = f"{self.site.kind} with {key}" if self.site.kind else ""
-            self.sites[key] = replace(self.site, net=self.site.net.cut(plan), tally=Tally(), kind=kind)
+            self.sites[key] = replace(self.site, net=self.site.net.cut(plan), tally=FlopCache(), kind=kind)
         memory = {part: self.site.net.slicer.cut_tree(own, plan) for part, own in task.memory.items()}
-        return Task(self.sites[key], replace(task.job, plan=WHOLE), memory)
+        return Task(self.sites[key], replace(task.job, plan=WHOLE_MODEL), memory)
 
     def widened(self, memory: dict[str, Tree], plan: Plan, before: Mapping[str, Tree]) -> dict[str, Tree]:
         """What a device remembers, at full shape again; outside of its slice it remembers what it did before."""
@@ -46,7 +46,7 @@ class Levels:
         known = old if isinstance(old, Mapping) else {}
         if small and slicer.names.issuperset(small):
             full = slicer.place(small, net.initial, plan)
-            masks = {name: slicer.covered(name, net.initial[name], plan) for name in full if name in known}
+            masks = {name: slicer.covered_mask(name, net.initial[name], plan) for name in full if name in known}
         elif small and slicer.axes.keys() >= small.keys():
             full = slicer.place_units(small, plan)
             held = {axis: slicer.axes[axis].size for axis in full if axis in known and axis in plan.kept}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core.errors import ShoalError, unknown
-from shoal.core.streams import Streams
+from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.streams import RandomStreams
 from shoal.fleet.profile import Profile
 from shoal.fleet.trace import Trace
 
@@ -29,12 +29,12 @@ class Uniform:
 class Ranges:
     """Links of 40 to 280 Mbit/s and LOW to HIGH seconds of computing, drawn anew every 10 rounds (fedbr:1.3:6.7)."""
 
-    streams: Streams
+    streams: RandomStreams
     low: float = 1.3
     high: float = 6.7
 
     def profile(self, device: int, round: int) -> Profile:
-        draw = self.streams.numpy("fleet", round // 10, device)
+        draw = self.streams.make_numpy_generator("fleet", round // 10, device)
         link = draw.uniform(40, 280)
         return Profile(down=link, up=link, seconds=draw.uniform(self.low, self.high))
 
@@ -46,11 +46,11 @@ class Ranges:
 class Tiers:
     """Kinds of devices by their speed relative to uniform, equally likely: tiers:4:1:0.25."""
 
-    streams: Streams
+    streams: RandomStreams
     factors: tuple[float, ...] = (4.0, 1.0, 0.25)
 
     def profile(self, device: int, round: int) -> Profile:
-        factor = self.factors[int(self.streams.numpy("fleet", 0, device).integers(len(self.factors)))]
+        factor = self.factors[int(self.streams.make_numpy_generator("fleet", 0, device).integers(len(self.factors)))]
         return Profile(1e9 * factor, 100 * factor, 20 * factor)
 
     def available(self, round: int) -> np.ndarray | None:
@@ -62,7 +62,7 @@ class Moody:
     """Any fleet whose devices are there in a round only with the chance P: ?P behind its text, as in 5g?0.8."""
 
     inner: Any
-    streams: Streams
+    streams: RandomStreams
     devices: int
     chance: float
 
@@ -70,7 +70,7 @@ class Moody:
         return self.inner.profile(device, round)
 
     def available(self, round: int) -> np.ndarray | None:
-        there = self.streams.numpy("available", round).random(self.devices) < self.chance
+        there = self.streams.make_numpy_generator("available", round).random(self.devices) < self.chance
         before = self.inner.available(round)
         return there if before is None else there & before
 
@@ -86,12 +86,12 @@ FORMS = {
 }
 
 
-def parse_fleet(text: str, streams: Streams, devices: int, rounds: int) -> Fleet:
+def parse_fleet(text: str, streams: RandomStreams, devices: int, rounds: int) -> Fleet:
     """The fleet that a text like `fedbr:2.0:10.0` or `5g?0.9` names."""
     body, mark, chance = text.partition("?")
     name, *given = body.split(":")
     if name not in FORMS:
-        raise unknown("fleet", name, FORMS)
+        raise unknown_name_error("fleet", name, FORMS)
     try:
         if name == "trace":
             fleet: Fleet = Trace.read(":".join(given), devices, rounds)
@@ -104,7 +104,7 @@ def parse_fleet(text: str, streams: Streams, devices: int, rounds: int) -> Fleet
         raise ShoalError("bad-value", f"The fleet {text[:80]!r} cannot be read.", advice) from None
 
 
-def made(name: str, values: list[float], streams: Streams) -> Fleet:
+def made(name: str, values: list[float], streams: RandomStreams) -> Fleet:
     makers: dict[str, Callable[..., Fleet]] = {
         "uniform": lambda macs=1e9, down=100.0, up=20.0: Uniform(Profile(macs, down, up)),
         "5g": lambda: Uniform(Profile(down=110.6, up=14.0)),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from shoal.core.types import Times
+from shoal.core.types import DeviceTimes
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Profile:
     joules_byte: float = 0.0
     memory: float = inf
 
-    def times(self, down: int, macs: int, up: int) -> Times:
+    def times(self, down: int, macs: int, up: int) -> DeviceTimes:
         """Download, compute, upload, one after the other."""
         compute = macs / self.macs if self.seconds is None else self.seconds
-        return Times(down * 8e-6 / self.down, compute, up * 8e-6 / self.up)
+        return DeviceTimes(down * 8e-6 / self.down, compute, up * 8e-6 / self.up)
 
     def joules(self, down: int, macs: int, up: int) -> float:
         return macs * self.joules_mac + (down + up) * self.joules_byte

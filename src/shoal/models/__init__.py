@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from shoal.core.errors import unknown
+from shoal.core.errors import unknown_name_error
 from shoal.core.model.net import Net
 from shoal.models import user_model
 from shoal.models.cnn import cnn
@@ -64,7 +64,7 @@ def maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
         return user_model.maker(name)
     known = MODELS | HANDED_OVER
     if name not in known:
-        raise unknown("model", name, MODELS)
+        raise unknown_name_error("model", name, MODELS)
     return known[name]
 
 

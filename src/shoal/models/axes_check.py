@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from shoal.core.model.feature_maps import BeforePooling
-from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.feature_maps import TrackPoolingInputs
+from shoal.core.model.net import Net, copy_module
 from shoal.core.model.plan import Axis, Plan
 
 WIDE = 8
@@ -76,7 +76,7 @@ def interleaved(axis: Axis) -> Axis:
 def lawful(net: Net, axes: list[Axis], x: Tensor) -> bool:
     """Whether all axes at once can be cut, and of the thin module that this leaves each of two halves."""
     try:
-        thin = cut_at_random(replace(net, module=deepcopy_of(net), axes=tuple(axes)), axes, x)
+        thin = cut_at_random(replace(net, module=copy_module(net), axes=tuple(axes)), axes, x)
         for part in (thin.axes[::2], thin.axes[1::2]):
             cut_at_random(thin, part, x)
     except Exception:  # it is another function, or does not run
@@ -94,13 +94,13 @@ def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
     small, masked = net.cut(plan), net.slicer.place(cut, net.initial, plan)
     sizes = {axis.name: axis.size for axis in axes}
     units = {k: torch.zeros(sizes[k], dtype=net.dtype).index_fill(0, v, 1).to(net.place) for k, v in kept.items()}
-    unread = net.slicer.scaled(net.initial, units)
+    unread = net.slicer.scale_unit_outputs(net.initial, units)
     for training in (False, True) if net.mixes_batch else (False,):
         for layer in (*net.module.modules(), *small.module.modules()):
             layer.training = training and isinstance(layer, _BatchNorm)
-        expected = small.apply(cut, x)[0]
+        expected = small.forward(cut, x)[0]
         near = float(expected.abs().max()) * (1e-9 if expected.dtype == torch.double else 1e-3)
-        others = [net.apply(params, x)[0] for params in (masked, unread)]
+        others = [net.forward(params, x)[0] for params in (masked, unread)]
         if not expected.isfinite().all() or not all(torch.allclose(other, expected, 0, near) for other in others):
             raise Unfit
     return small
@@ -110,8 +110,8 @@ def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
 def with_maps(net: Net, axes: list[Axis], x: Tensor) -> Iterator[Axis]:
     """The same axes, tapped where each unit has a map: what is read, else what the layer that makes it puts out."""
     taps = {axis.name: (axis.tap, axis.name) for axis in axes if axis.tap}
-    with BeforePooling():
-        seen = net.apply(net.initial, x, tuple(tap for both in taps.values() for tap in both))[2]
+    with TrackPoolingInputs():
+        seen = net.forward(net.initial, x, tuple(tap for both in taps.values() for tap in both))[2]
     for axis in axes:
         mapped = [tap for tap in taps.get(axis.name, ()) if seen[tap].dim() > 2 and seen[tap].shape[1] == axis.size]
         yield replace(axis, tap=mapped[0] if mapped else "")

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from shoal.core.model.feature_maps import INTO
+from shoal.core.model.feature_maps import INPUT_TAP_PREFIX
 from shoal.core.model.plan import Axis, Cut
 from shoal.models.axes_check import Unfit, inputs_for, trial_of, tried, with_maps
 
@@ -109,7 +109,7 @@ class Tracer:
         maker = min(makers, key=lambda layer: self.order[self.names[layer]])
         readers = {cut.tensor.rpartition(".")[0] for cut in cuts if cut.reads}
         first = next((name for name in map(self.names.get, self.ran) if name in readers), "")
-        tap = INTO + first if first and isinstance(maker, _ConvNd) else ""
+        tap = INPUT_TAP_PREFIX + first if first and isinstance(maker, _ConvNd) else ""
         places = {tensor: at for at, tensor in enumerate(self.shapes)}
         cuts = sorted(dict.fromkeys(cuts), key=lambda cut: (cut.reads, places[cut.tensor], cut.dim))
         return Axis(self.names[maker], size, tuple(cuts), tap)

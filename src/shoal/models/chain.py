@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from shoal.core.model.net import Net, output_rows
+from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
 
 
@@ -15,7 +15,7 @@ def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...
     module = nn.Sequential(OrderedDict(layers))
     *blocks, head = blocks_of(module)
     name, last = [(n, layer) for n, layer in module.named_children() if isinstance(layer, nn.Linear)][-1]
-    rows = (output_rows(name, classes, last.bias is not None),)
+    rows = (make_output_rows(name, classes, last.bias is not None),)
     return Net(module, input_shape, classes, axes_of(module), (*blocks, replace(head, name="head")), rows=rows)
 
 

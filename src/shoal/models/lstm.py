@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.net import Net, output_rows
+from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
 
 
@@ -67,7 +67,7 @@ def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
     rows = (
         Axis("embed:embedding", classes, (Cut("embed.weight", 0),)),
         *(row for layer in ("lstm1", "lstm2") for row in gates(layer, width)),
-        output_rows("fc", classes),
+        make_output_rows("fc", classes),
     )
     return Net(module, input_shape, classes, axes, blocks, token_inputs=True, rows=rows)
 

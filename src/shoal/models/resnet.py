@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from shoal.core.model.net import Net, output_rows
+from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
 from shoal.models.image_input import image
 
@@ -96,7 +96,7 @@ def resnet(
         *(Block(name, (name,)) for name, _ in stages),
         Block("head", tuple(name for name, _ in head)),
     )
-    return Net(module, input_shape, classes, inner_channels(module), blocks, rows=(output_rows("fc", classes),))
+    return Net(module, input_shape, classes, inner_channels(module), blocks, rows=(make_output_rows("fc", classes),))
 
 
 def inner_channels(module: nn.Module) -> tuple[Axis, ...]:

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 
 
 def called(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) -> Any:
@@ -27,7 +27,7 @@ def called(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) ->
     try:
         return thing(**given) if by_name else thing(*values)
     except (Exception, SystemExit) as error:
-        raise broken(spec, f"it raises {told(error)} when it is made", "Correct it there.") from error
+        raise broken(spec, f"it raises {describe_error(error)} when it is made", "Correct it there.") from error
 
 
 def broken(source: object, why: str, advice: str) -> ShoalError:

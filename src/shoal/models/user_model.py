@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import told
+from shoal.core.errors import describe_error
 from shoal.core.model.net import Net
 from shoal.models.axes_trace import axes_of
 from shoal.models.chain import blocks_of
@@ -53,7 +53,9 @@ def net_of(module: Any, input_shape: tuple[int, ...], classes: int, name: str = 
     try:
         module = deepcopy(module)
     except Exception as error:
-        raise broken(name, f"it cannot be copied ({told(error)})", "Keep locks and open files out of it.") from error
+        raise broken(
+            name, f"it cannot be copied ({describe_error(error)})", "Keep locks and open files out of it."
+        ) from error
     passed(name, module, input_shape, classes, tokens)
     if not any(p.requires_grad for p in module.parameters()):
         raise broken(name, "it has no parameters to train", "Give it a layer with weights.")
@@ -80,7 +82,7 @@ def passed(name: str, module: nn.Module, input_shape: tuple[int, ...], classes: 
         with torch.no_grad():
             logits = module.eval()(torch.zeros(2, *input_shape, **kind))
     except (Exception, SystemExit) as error:
-        why = f"it raises {told(error)} on inputs of shape {(2, *input_shape)}"
+        why = f"it raises {describe_error(error)} on inputs of shape {(2, *input_shape)}"
         raise broken(name, why, "Correct its forward, or choose data of another shape.") from error
     if not isinstance(logits, Tensor):
         raise broken(name, f"it returns {a(logits)} and no tensor", "Return the logits alone.")

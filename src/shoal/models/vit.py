@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.net import Net, output_rows
+from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
 from shoal.models.image_input import image
 
@@ -88,7 +88,7 @@ def vit(input_shape: tuple[int, ...], classes: int) -> Net:
         *(Block(name, (name,)) for name in names),
         Block("head", ("norm", "mean", "fc")),
     )
-    return Net(module, input_shape, classes, axes, blocks, rows=(output_rows("fc", classes),))
+    return Net(module, input_shape, classes, axes, blocks, rows=(make_output_rows("fc", classes),))
 
 
 def axes_of(layer: str, heads: int, head: int, hidden: int) -> tuple[Axis, ...]:

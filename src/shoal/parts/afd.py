@@ -12,8 +12,8 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.streams import part_stream
-from shoal.core.types import Device, Local, Round, Scored
+from shoal.core.streams import part_stream_name
+from shoal.core.types import BatchScore, Device, Local, Round
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import KINDS, axes_to_drop, drawn_units, key, left
 
@@ -56,7 +56,7 @@ class AFD(Part):
         counts = {a.name: left(a.size, self.rate) for a in self.axes(round.net)}
         if known.get("fell") and all(int(known["kept"][name].sum()) == n for name, n in counts.items()):
             return known["kept"]
-        draw = round.streams.numpy(part_stream(self.name()), round.number, device)
+        draw = round.streams.make_numpy_generator(part_stream_name(self.name()), round.number, device)
         scores: dict[str, Tensor] = known["scores"]
         return {
             name: torch.zeros(len(own), dtype=torch.bool).index_fill(
@@ -76,7 +76,7 @@ class AFD(Part):
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"loss": torch.zeros((), dtype=device.net.dtype, device=device.net.place)}
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         return update, {"loss": state["loss"] + scored.loss}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:

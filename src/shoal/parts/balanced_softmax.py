@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.local.step import mean_loss
+from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.class_priors import log_prior
 
@@ -31,8 +31,8 @@ class BalancedSoftmax(Part):
         return params, {"prior": log_prior(device)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def balanced(params: Params, batch: Batch) -> Scored:
+        def balanced(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            return scored._replace(loss=mean_loss(scored.logits + self.strength * local.state["prior"], batch))
+            return scored._replace(loss=compute_mean_loss(scored.logits + self.strength * local.state["prior"], batch))
 
         return balanced

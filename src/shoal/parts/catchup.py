@@ -8,7 +8,7 @@ import torch
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import WAYS, counted, pack, refuse, unpack
 from shoal.parts.lib.sparse_codec import fitting, without
@@ -34,7 +34,7 @@ class CatchUp(Part):
         require(self, f"positions in {WAYS}", self.positions in WAYS)
 
     def init_server(self, round: Round) -> Tree:
-        told = {k: round.anchor[k] for k in round.net.named("shared", "server")}
+        told = {k: round.anchor[k] for k in round.net.names_with_role("shared", "server")}
         changed = {k: torch.zeros(v.shape, dtype=torch.int32) for k, v in told.items()}
         return {"told": told, "changed": changed, "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32)}
 
@@ -44,7 +44,7 @@ class CatchUp(Part):
         changed = {k: torch.where(other[k], round.number, v).to(v.dtype) for k, v in state["changed"].items()}
         return {}, state | {"told": told, "changed": changed, "partial": {}}
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         if link.plan or link.earlier or len(message.body) < len(memory.get("told", ())):
             return message, memory | {"partial": memory.get("partial", {}) | {key(link.device): torch.ones(())}}
         last = int(memory["seen"][link.device]) if memory and link.device != SERVER else -1
@@ -64,7 +64,7 @@ class CatchUp(Part):
         told = {k: torch.Size([counted(at, shapes[k].numel(), self.positions)]) for k, at in cut.items()}
         return shapes | told
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body, known = {}, link.memory.get("model", {})
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype
@@ -82,7 +82,7 @@ class CatchUp(Part):
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         whole = not device.plan and not device.covered
-        kept = {k: device.anchor[k] for k in device.net.named("shared", "server")}
+        kept = {k: device.anchor[k] for k in device.net.names_with_role("shared", "server")}
         return params, {"model": kept} if whole else memory
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.heads import head_of
+from shoal.core.model.heads import find_head_layer
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
-from shoal.core.model.tree import Params, Tree, only
+from shoal.core.model.tree import Params, Tree, select_params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Round
-from shoal.core.wire import bits, unbits
+from shoal.core.wire import pack_bits, unpack_bits
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.loss_gradient import AT_ONCE
 
@@ -49,7 +49,10 @@ class CReFF(Part):
         weight, bias = last_layer(round.net, self.name())
         like = round.anchor[weight]
         drawn = round.generator("features").standard_normal((*like.shape, self.features))
-        return {"features": {weight: torch.from_numpy(drawn).to(like)}, "head": only(round.anchor, [weight, bias])}
+        return {
+            "features": {weight: torch.from_numpy(drawn).to(like)},
+            "head": select_params(round.anchor, [weight, bias]),
+        }
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         return {d: {"head": state["head"]} for d in round.devices}, state
@@ -57,19 +60,19 @@ class CReFF(Part):
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         net, samples, head = device.net, device.samples, device.got["head"]
         with torch.no_grad():
-            inputs = (samples.batch(rows).inputs for rows in samples.index.split(AT_ONCE))
-            x = with_one(torch.cat([net.apply(device.anchor, some)[1] for some in inputs]), head)
+            inputs = (samples.take_batch(rows).inputs for rows in samples.index.split(AT_ONCE))
+            x = with_one(torch.cat([net.forward(device.anchor, some)[1] for some in inputs]), head)
         labels = samples.targets.index_select(0, samples.index.to(samples.targets.device))
         own = torch.eye(net.classes).to(x)[labels]
         wrong, counts = (x @ joined(head).T).softmax(1) - own, own.sum(0)
         held = counts.nonzero().flatten().tolist()
         slopes = torch.stack([wrong[labels == c].T @ x[labels == c] / counts[c] for c in held])
-        return {"held": bits(counts > 0), "slopes": slopes[:, kept(net, head, device.plan)]}
+        return {"held": pack_bits(counts > 0), "slopes": slopes[:, kept(net, head, device.plan)]}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         ((weight, columns),) = state["features"].items()
         made = self.matched(columns.mT, *self.told(state["head"], round), state["head"])
-        head = self.retrained(made, only(params, state["head"]), round.generator("batches"))
+        head = self.retrained(made, select_params(params, state["head"]), round.generator("batches"))
         return params, {"features": {weight: made.mT.contiguous()}, "head": head}
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
@@ -83,7 +86,7 @@ class CReFF(Part):
         for reply, share in zip(round.replies, round.weights.tolist(), strict=True):
             if share > 0:
                 own, there = reply.report[self.name()], kept(round.net, head, round.plans[reply.device])
-                held = unbits(own["held"], torch.Size([len(layer)])).nonzero().flatten().to(layer.device)
+                held = unpack_bits(own["held"], torch.Size([len(layer)])).nonzero().flatten().to(layer.device)
                 total[held[:, None], *there.nonzero(as_tuple=True)] += own["slopes"].to(layer)
                 count[held] += there.to(layer)
         return total / count.clamp(min=1), count > 0
@@ -115,9 +118,9 @@ class CReFF(Part):
 
 def last_layer(net: Net, part: str) -> tuple[str, str]:
     """The names of its weight and bias, there or not; refused where it does not make the logits of one sample."""
-    name, layer = head_of(net, part)
+    name, layer = find_head_layer(net, part)
     one = torch.zeros(1, *net.input_shape, dtype=torch.long if net.token_inputs else net.dtype, device=net.place)
-    shape = tuple(net.apply(net.initial, one)[0].shape)
+    shape = tuple(net.forward(net.initial, one)[0].shape)
     if shape != (1, layer.out_features):
         problem = f"{part} needs a last layer that gives a sample a row of logits, and this model gives it {shape}."
         raise ShoalError("bad-part", problem, "Use a model that classifies whole samples, or leave the part out.")
@@ -131,7 +134,7 @@ def with_one(x: Tensor, head: Params) -> Tensor:
 
 def kept(net: Net, head: Params, plan: Plan) -> Tensor:
     """Which elements of the last layer a plan keeps, bias and all."""
-    masks = {k: net.slicer.covered(k, v, plan) for k, v in head.items()}
+    masks = {k: net.slicer.covered_mask(k, v, plan) for k, v in head.items()}
     return joined({k: torch.ones_like(head[k]).bool() if mask is None else mask for k, mask in masks.items()})
 
 

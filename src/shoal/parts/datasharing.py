@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.streams import Streams, part_stream
+from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.types import SERVER, Device, Round, Samples
 from shoal.parts.lib.checks import require, require_server
 
@@ -40,7 +40,7 @@ class DataSharing(Part):
         count = self.count(round.server)
         if not new or not count:
             return {}, state
-        everything = round.server.all()
+        everything = round.server.take_all()
         (inputs, extent), labels = levels(everything.inputs), compact(everything.targets[0][0])
         places = {d: drawn(round.streams, self.name(), d, len(labels), count) for d in new}
         return {d: {"inputs": inputs[at], "labels": labels[at], "extent": extent} for d, at in places.items()}, state
@@ -50,7 +50,7 @@ class DataSharing(Part):
         if device.id == SERVER:
             return samples
         at = drawn(device.streams, self.name(), device.id, len(device.shared), self.count(device.shared))
-        return samples.joined(replace(device.shared, index=device.shared.index[at]))
+        return samples.join(replace(device.shared, index=device.shared.index[at]))
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         here = torch.tensor([r.device for r in round.replies if r.device != SERVER], dtype=torch.long)
@@ -60,9 +60,9 @@ class DataSharing(Part):
         return round(self.share * len(samples))
 
 
-def drawn(streams: Streams, part: str, device: int, size: int, count: int) -> Tensor:
+def drawn(streams: RandomStreams, part: str, device: int, size: int, count: int) -> Tensor:
     """Which of the server's samples a device gets; both ends can draw it."""
-    generator = streams.torch(part_stream(part, "share"), 0, device)
+    generator = streams.make_torch_generator(part_stream_name(part, "share"), 0, device)
     return torch.randperm(size, generator=generator)[:count].sort().values
 
 

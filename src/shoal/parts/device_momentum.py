@@ -6,7 +6,7 @@ from typing import ClassVar
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Device, Local, Scored
+from shoal.core.types import BatchScore, Device, Local
 from shoal.parts.lib.checks import require
 
 
@@ -22,8 +22,8 @@ class DeviceM(Part):
         require(self, "0 <= beta < 1", 0 <= self.beta < 1)
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"m": tree.zeros(tree.only(params, device.net.trainable))}
+        return params, {"m": tree.make_zeros(tree.select_params(params, device.net.trainable))}
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         m = {k: self.beta * m + (1 - self.beta) * update[k] for k, m in state["m"].items()}
         return update | m, {"m": m}

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import WAYS, counted, pack
 from shoal.parts.lib.sparse_codec import coded, largest, lifted, lowered, scattered, share, summed
@@ -41,7 +41,7 @@ class DGC(Part):
         ends = [int(word) for word in self.warmup.split(",")] if self.warmup else []
         return max([self.ratio, *(0.25 ** (stage + 1) for stage, end in enumerate(ends) if round < end)])
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         values, body = clipped(coded(message, link), self.clip), dict(message.body)
         u, v = memory.get("u", {}), memory.get("v", {})
         push, sums = (lowered(full, values, link) if full else {} for full in (u, v))
@@ -62,7 +62,7 @@ class DGC(Part):
         at = {k: e["at"] for k, e in message.body.items() if "at" in e}
         return shapes | {k: torch.Size([counted(a, shapes[k].numel(), self.positions)]) for k, a in at.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         return scattered(message, link, lambda n: share(n, self.ratio_in(link.round)), self.positions)
 
     def error(self, value: Tensor) -> Tensor:
@@ -74,4 +74,4 @@ def clipped(values: Params, limit: float) -> Params:
     if not limit or not values:
         return values
     norm = torch.stack([torch.linalg.vector_norm(v, dtype=torch.float64) for v in values.values()]).norm()
-    return tree.scale(values, min(1.0, limit / max(float(norm), 1e-300)))
+    return tree.scale_params(values, min(1.0, limit / max(float(norm), 1e-300)))

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import sample_losses
-from shoal.core.measures.confusion import class_matrix, distance, hot, rows_of, sums_by_class
+from shoal.core.local.step import compute_sample_losses
+from shoal.core.measures.confusion import (
+    average_class_rows,
+    compute_class_matrix,
+    encode_one_hot,
+    measure_class_divergence,
+    sum_by_class,
+)
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require
 
 CADENCES = ("epoch", "batch_ema", "round")
@@ -51,7 +57,7 @@ class FedACD(Part):
         return net
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        matrix, counts = class_matrix(device.net, params, device.samples)
+        matrix, counts = compute_class_matrix(device.net, params, device.samples)
         zero = torch.zeros_like(counts[0])
         told = {"matrix": matrix, "there": counts > 0, "epoch": zero}
         return params, told | {"sums": torch.zeros_like(matrix), "counts": torch.zeros_like(counts)}
@@ -59,14 +65,14 @@ class FedACD(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         margins = self.margins(turned(local.state, local)["matrix"], local.state["there"])
 
-        def even(params: Params, batch: Batch) -> Scored:
+        def even(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             total = torch.zeros_like(scored.loss)
             for targets, weight in batch.targets:
-                held = sample_losses(scored.logits + margins[targets], targets)
+                held = compute_sample_losses(scored.logits + margins[targets], targets)
                 losses = evenness(scored.logits, targets) + self.lam * held
                 total = total + batch.mean(losses if weight is None else losses * weight)
-            sums, counts = sums_by_class(scored.logits, batch)
+            sums, counts = sum_by_class(scored.logits, batch)
             return scored._replace(loss=total, aux=scored.aux | {"fedacd sums": sums, "fedacd counts": counts})
 
         return even
@@ -78,12 +84,12 @@ class FedACD(Part):
         between = torch.where(there, (logs - logs.T).clamp(-8, 8), small)
         return between * (1 - torch.eye(len(logs), dtype=logs.dtype, device=logs.device))
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         sums, counts = scored.aux["fedacd sums"], scored.aux["fedacd counts"]
         if self.cadence == "round":
             return update, state
         if self.cadence == "batch_ema":
-            new = rows_of(sums, counts, state["matrix"])
+            new = average_class_rows(sums, counts, state["matrix"])
             return update, state | {"matrix": self.ema * state["matrix"] + (1 - self.ema) * new}
         state = turned(state, local)
         return update, state | {"sums": state["sums"] + sums, "counts": state["counts"] + counts}
@@ -91,8 +97,8 @@ class FedACD(Part):
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         if self.weights == "uniform":
             return {}
-        matrix, counts = class_matrix(device.net, params, device.samples)
-        return {"v": adaptability(distance(matrix, counts, self.tau, self.reduce))}
+        matrix, counts = compute_class_matrix(device.net, params, device.samples)
+        return {"v": adaptability(measure_class_divergence(matrix, counts, self.tau, self.reduce))}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         told = [reply.report.get(self.name(), {}).get("v", 1.0) for reply in round.replies]
@@ -102,7 +108,7 @@ class FedACD(Part):
 def turned(state: Tree, local: Local) -> Tree:
     """The state at the start of this step: in the first one of an epoch, the last epoch's outputs are the matrix."""
     new = local.numbers["epoch"] > state["epoch"]
-    matrix = torch.where(new, rows_of(state["sums"], state["counts"], state["matrix"]), state["matrix"])
+    matrix = torch.where(new, average_class_rows(state["sums"], state["counts"], state["matrix"]), state["matrix"])
     kept = {k: torch.where(new, torch.zeros_like(state[k]), state[k]) for k in ("sums", "counts")}
     return state | kept | {"matrix": matrix, "epoch": torch.maximum(state["epoch"], local.numbers["epoch"])}
 
@@ -110,7 +116,7 @@ def turned(state: Tree, local: Local) -> Tree:
 def evenness(logits: Tensor, targets: Tensor) -> Tensor:
     """KL of the prediction from the one with the same p_y and the rest spread evenly, for each sample."""
     classes = logits.shape[-1]
-    true = hot(targets, classes)
+    true = encode_one_hot(targets, classes)
     rest = logits.masked_fill(true, -torch.inf).logsumexp(-1, keepdim=True)
     wrong = logits.softmax(-1).masked_fill(true, 0)
     return (wrong * (logits - rest + log(classes - 1))).sum(-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
 from shoal.parts.lib.curvature import RULES, Loss, rate
@@ -83,21 +83,21 @@ class FedAD(Part):
         if "scale" not in local.got:
             return inner
 
-        def scaled(params: Params, batch: Batch) -> Scored:
-            return inner(local.net.slicer.scaled(params, local.got["scale"]), batch)
+        def scaled(params: Params, batch: Batch) -> BatchScore:
+            return inner(local.net.slicer.scale_unit_outputs(params, local.got["scale"]), batch)
 
         return scaled
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         found: dict = {}
-        if not (device.asked("scores") or device.asked("rate")):
+        if not (device.has_request("scores") or device.has_request("rate")):
             return found
-        batch = device.samples.batch(device.samples.index[: self.images])
-        if device.asked("scores"):
+        batch = device.samples.take_batch(device.samples.index[: self.images])
+        if device.has_request("scores"):
             found["scores"] = scores(device.net, device.anchor, batch.inputs)
-        if device.asked("rate"):
+        if device.has_request("rate"):
             like = device.anchor
-            cover = {k: device.covered.get(k, torch.ones_like(like[k])) for k in device.net.common}
+            cover = {k: device.covered.get(k, torch.ones_like(like[k])) for k in device.net.shared_trainable}
             loss = Loss(device.net, params, batch)
             loss.held = loss.flat(cover).to(loss.flat(params)) if device.covered else None
             share = rate(self.rule, loss, like, params, self.steps, device.generator("probe"))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.measures.divergence import degree_against
+from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -67,17 +67,17 @@ class FedAP(Part):
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         found: dict = {}
-        if device.asked("scores"):
-            batch = device.samples.batch(device.samples.index[: self.images])
+        if device.has_request("scores"):
+            batch = device.samples.take_batch(device.samples.index[: self.images])
             found["scores"] = scores(device.net, device.anchor, batch.inputs)
-        if device.asked("rate"):
+        if device.has_request("rate"):
             share = self.share(device.net, device.anchor, params, device.samples, device.generator("probe"))
             found |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
         return found
 
     def share(self, net: Net, start: Params, end: Params, samples: Samples, generator: torch.Generator) -> float | None:
         """How much of a model the loss on these samples says can go; None where it says nothing."""
-        loss = Loss(net, end, samples.batch(samples.index[: self.samples]))
+        loss = Loss(net, end, samples.take_batch(samples.index[: self.samples]))
         return rate(self.rule, loss, start, end, self.steps, generator)
 
     def prune(self, plan: Plan, state: Tree, round: Round) -> tuple[Plan, Tree]:
@@ -105,14 +105,14 @@ class FedAP(Part):
                 own = counted(round.server, round.net.classes).double().numpy()
                 everybody = sum((theirs.cpu().numpy() for theirs in labels.values()), np.zeros(len(own)))
                 known.append((SERVER, len(round.server), share))
-                degrees.append(degree_against(own, everybody))
+                degrees.append(measure_label_degree(own, everybody))
         weights = [size / (degree + self.epsilon) for (_, size, _), degree in zip(known, degrees)]
         return sum(w * own for w, (_, _, own) in zip(weights, known)) / sum(weights) if known else None
 
     def ranks(self, round: Round) -> dict[str, Tensor] | None:
         """How much each unit's maps say: on the server's samples, or as devices report it."""
         if round.server is not None:
-            inputs = round.server.batch(round.server.index[: self.images]).inputs
+            inputs = round.server.take_batch(round.server.index[: self.images]).inputs
             return scores(round.net, round.params, inputs)
         told = [(r, r.report.get(self.name(), {})) for r in round.replies]
         reports = [(r.size, own["scores"], round.plans[r.device]) for r, own in told if "scores" in own]

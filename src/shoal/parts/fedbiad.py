@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import holders_mean
+from shoal.core.aggregate import aggregate_holders
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Reply, Round, Scored, Scorer
-from shoal.core.wire import Link, Message
+from shoal.core.types import Batch, BatchScore, Device, Local, Reply, Round, Scorer
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.posterior import deviation
 from shoal.parts.lib.row_patterns import best, blank, cut_rows, droppable, joint, plan_of, put_rows, shapes_after
@@ -68,7 +68,7 @@ class FedBIAD(Part):
         """What may move, by tensor."""
         touched = joint(self.groups(net))
         ones = {k: like[k].new_ones([1] * like[k].dim()) for k in net.trainable if k in touched}
-        return net.slicer.confined(ones, kept)
+        return net.slicer.mask_units(ones, kept)
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
         """Another pattern, should it be needed, and what shakes the weights, where that changes any."""
@@ -87,14 +87,14 @@ class FedBIAD(Part):
         return (step >= 2 * self.window) & (step % self.window == 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def masked(params: Params, batch: Batch) -> Scored:
+        def masked(params: Params, batch: Batch) -> BatchScore:
             noise = {k: local.draws[f"noise {k}"] for k in params if f"noise {k}" in local.draws}
             shaken = {k: p + noise[k] if k in noise else p for k, p in params.items()}
-            return inner(local.net.slicer.confined(shaken, local.state["kept"]), batch)
+            return inner(local.net.slicer.mask_units(shaken, local.state["kept"]), batch)
 
         return masked
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         losses = torch.cat((state["losses"][1:], scored.loss.detach().reshape(1).to(state["losses"].dtype)))
         step, steps = local.numbers["step"], local.numbers["steps"]
         rose = ~(losses[self.window :].sum() <= losses[: self.window].sum())
@@ -112,20 +112,20 @@ class FedBIAD(Part):
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"scores": state["scores"], "kept": state["kept"]}
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         if not memory.get("kept"):
             return message, memory
         plan = plan_of(memory["kept"])
-        return cut_rows(message, lambda name: link.slicer.lines(name, link.like[name], plan)), memory
+        return cut_rows(message, lambda name: link.slicer.find_kept_lines(name, link.like[name], plan)), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         return shapes_after(shapes, message)
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         return put_rows(message, link.shapes, covers=self.combining != "fill")
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """As printed: a row that a device dropped counts with the value 0."""
         gone = [{k: r.delta[k] - round.anchor[k] * ~mask for k, mask in r.covered.items()} for r in replies]
         whole = [replace(r, delta=r.delta | own, covered={}) for r, own in zip(replies, gone)]
-        return holders_mean(replace(round, replies=whole)), state
+        return aggregate_holders(replace(round, replies=whole)), state

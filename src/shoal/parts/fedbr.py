@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.local.step import mean_loss
+from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
-from shoal.core.wire import Link, Message
+from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.gmbs import counted, fresh, picked, rewarded, rewards
 from shoal.parts.lib.hybrid_paths import block_ends, hybrid, require_blocks
@@ -80,7 +80,7 @@ class FedBR(Part):
         old = last is not None and 0 < self.max_age < number - last
         return last is None or old or number % (self.tau + 1) == 0 or device == SERVER
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         if not memory or link.plan or self.whole(memory, link.device, link.round):
             return message, memory
         blocks = memory["blocks"][key(link.device)]
@@ -88,7 +88,7 @@ class FedBR(Part):
         left_out = {name for block in link.blocks for name in block} - kept
         return replace(message, body={k: e for k, e in message.body.items() if k not in left_out}), memory
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         if link.plan or link.plan.sent is not None:
             return message
         kept, body = link.memory.get("model", {}), dict(message.body)
@@ -106,20 +106,20 @@ class FedBR(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         ways = range(1, len(local.got["blocks"]) + 1)
 
-        def told(params: Params, batch: Batch) -> Scored:
+        def told(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            return scored._replace(aux=scored.aux | {"fedbr loss": mean_loss(scored.logits, batch)})
+            return scored._replace(aux=scored.aux | {"fedbr loss": compute_mean_loss(scored.logits, batch)})
 
         return hybrid(told, local, ways, self.cross, self.distil, self.heat)
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         """The mean loss of the local path in the present epoch."""
         goes_on = (local.numbers["epoch"] <= state["epoch"]).to(state["loss"].dtype)
         told = {"loss": goes_on * state["loss"] + scored.aux["fedbr loss"], "steps": goes_on * state["steps"] + 1}
         return update, told | {"epoch": torch.maximum(state["epoch"], local.numbers["epoch"])}
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"model": {k: params[k] for k in device.net.named("shared", "server")}}
+        return params, {"model": {k: params[k] for k in device.net.names_with_role("shared", "server")}}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         return {"loss": state["loss"] / state["steps"].clamp(min=1)}
@@ -146,19 +146,19 @@ class FedBR(Part):
     def size(self, state: Tree, round: Round, device: int) -> int:
         """How many bytes of the model a device was sent."""
         blocks = len(round.net.blocks) if self.whole(state, device, round.number) else state["blocks"][key(device)]
-        return sum(round.anchor[name].nbytes for block in round.net.by_block[-blocks:] for name in block)
+        return sum(round.anchor[name].nbytes for block in round.net.names_by_block[-blocks:] for name in block)
 
     def paid(self, params: Params, state: Tree, round: Round, loss: Mapping[int, float]) -> dict[int, float]:
         """What the round was worth to each device whose loss is known from before as well."""
         far, link, work = {}, {}, {}
         for reply in round.replies:
             if reply.device in loss:
-                now = {k: round.anchor[k] + reply.delta[k] for k in round.net.common if k in reply.delta}
+                now = {k: round.anchor[k] + reply.delta[k] for k in round.net.shared_trainable if k in reply.delta}
                 far[reply.device] = float(sum((params[k] - v).double().square().sum() for k, v in now.items()))
                 up = sum(v.nbytes for v in reply.delta.values())
                 down = self.size(state, round, reply.device)
-                profile = round.fleet.profile(reply.device, round.number)
-                times = profile.times(down, reply.outcome.macs_work, up)
+                profile = round.fleet.get_profile(reply.device, round.number)
+                times = profile.estimate_times(down, reply.outcome.macs_work, up)
                 link[reply.device], work[reply.device] = times.down + times.up, times.compute
         before = state["loss"]
         better = {d: before[key(d)] - own if key(d) in before else 0.0 for d, own in loss.items()}

@@ -8,7 +8,7 @@ import torch
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Device, Local, Round, Scored
+from shoal.core.types import BatchScore, Device, Local, Round
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.weight_sensitivity import mean_of
 
@@ -33,17 +33,17 @@ class FedDA(Part):
         require(self, f"walk in {WALKS}", self.walk in WALKS)
 
     def init_server(self, round: Round) -> Tree:
-        return {"m": tree.zeros(tree.only(round.anchor, round.net.common)), "moved": False}
+        return {"m": tree.make_zeros(tree.select_params(round.anchor, round.net.shared_trainable)), "moved": False}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         return {d: {"m": state["m"]} for d in round.devices if state["moved"]}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        m = device.got.get("m") or tree.zeros(tree.only(device.anchor, device.net.common))
+        m = device.got.get("m") or tree.make_zeros(tree.select_params(device.anchor, device.net.shared_trainable))
         known = torch.tensor(float("m" in device.got), dtype=device.net.dtype, device=device.net.place)
-        return params, {"m": m, "known": known, "ahead": tree.zeros(m) if self.walk == "gradient" else {}}
+        return params, {"m": m, "known": known, "ahead": tree.make_zeros(m) if self.walk == "gradient" else {}}
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         kept = self.beta * state["known"]
         m = {k: kept * m + (1 - kept) * update[k] for k, m in state["m"].items()}
         ahead = {k: v + (m[k] - update[k]) for k, v in state["ahead"].items()}
@@ -59,5 +59,5 @@ class FedDA(Part):
         return {"m": state["m"]}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        changes = [tree.minus(reply.report[self.name()]["m"], state["m"]) for reply in round.replies]
-        return params, {"m": tree.plus(state["m"], mean_of(changes, round)), "moved": True}
+        changes = [tree.subtract_params(reply.report[self.name()]["m"], state["m"]) for reply in round.replies]
+        return params, {"m": tree.add_params(state["m"], mean_of(changes, round)), "moved": True}

@@ -10,7 +10,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require
 
 
@@ -37,12 +37,12 @@ class FedDecorr(Part):
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         """How many pairs of features there are: of units that a device does not hold, a masked model has zeros."""
         name = reader(device.net)
-        lines = device.net.slicer.lines(name, params[name], device.plan)
+        lines = device.net.slicer.find_kept_lines(name, params[name], device.plan)
         held = int(lines[1].sum()) if 1 in lines else params[name].shape[1]
         return params, {"pairs": params[name].new_tensor(max(held * (held - 1), 1))}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def decorrelated(params: Params, batch: Batch) -> Scored:
+        def decorrelated(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             rows = scored.features.flatten(0, -2)
             weight = torch.ones_like(rows[:, 0])
@@ -68,4 +68,4 @@ def overlap(rows: Tensor, weight: Tensor) -> Tensor:
 
 def reader(net: Net) -> str:
     """The tensor that reads the features."""
-    return f"{net.last}.weight"
+    return f"{net.head_name}.weight"

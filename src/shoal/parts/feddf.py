@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core.measures.local_models import local_model
+from shoal.core.measures.local_models import rebuild_local_model
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
@@ -56,7 +56,7 @@ class FedDF(Part):
     def distilled(self, params: Params, target: Tensor, samples: Samples, round: Round) -> Params:
         """The shared parameters nearest to the target, of those at the start and at the end of each pass."""
         net, generator = round.net, round.generator()
-        kept = tree.only(params, net.common)
+        kept = tree.select_params(params, net.shared_trainable)
         leaves = {k: v.detach().clone().requires_grad_() for k, v in kept.items()}
         adam = torch.optim.Adam(list(leaves.values()), self.lr)
         size = min(self.batch or round.work.batch, len(samples))
@@ -64,9 +64,9 @@ class FedDF(Part):
         while taken < self.steps and taken - gained < self.patience and lowest > ENOUGH:
             order = torch.from_numpy(generator.permutation(len(samples)))
             for rows in order.split(size)[: self.steps - taken]:
-                inputs = samples.batch(samples.index[rows]).inputs
+                inputs = samples.take_batch(samples.index[rows]).inputs
                 adam.zero_grad()
-                gap(net.apply(params | leaves, inputs)[0], target[rows.to(target.device)]).backward()
+                gap(net.forward(params | leaves, inputs)[0], target[rows.to(target.device)]).backward()
                 adam.step()
                 taken += 1
             now = float(gap(logits_of(net, params | leaves, samples), target))
@@ -78,13 +78,13 @@ class FedDF(Part):
 def counted_models(round: Round) -> Iterator[Params]:
     """The models of the replies that count; of a slice, the rest is as it was sent."""
     counted = [reply for reply, weight in zip(round.replies, round.weights.tolist(), strict=True) if weight > 0]
-    return (local_model(reply, round) for reply in counted)
+    return (rebuild_local_model(reply, round) for reply in counted)
 
 
 @torch.no_grad()
 def logits_of(net: Net, params: Params, samples: Samples) -> Tensor:
     """What a model says about every sample."""
-    return torch.cat([net.apply(params, samples.batch(rows).inputs)[0] for rows in samples.index.split(CHUNK)])
+    return torch.cat([net.forward(params, samples.take_batch(rows).inputs)[0] for rows in samples.index.split(CHUNK)])
 
 
 def gap(student: Tensor, target: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import holders_mean
+from shoal.core.aggregate import aggregate_holders
 from shoal.core.errors import ShoalError
-from shoal.core.measures.local_models import local_model
+from shoal.core.measures.local_models import rebuild_local_model
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
@@ -75,8 +75,8 @@ class FedDH(Part):
             state = self.steered(state, due[0], along(due[0]["ways"], self.uphill(params, round)), round.number)
         if self.reaggregate:
             weights = round.weights * before / self.degree(state, devices)
-            once, again = holders_mean(round), holders_mean(replace(round, weights=weights / weights.sum()))
-            params = params | {k: params[k] + again[k] - once[k] for k in round.net.common}
+            once, again = aggregate_holders(round), aggregate_holders(replace(round, weights=weights / weights.sum()))
+            params = params | {k: params[k] + again[k] - once[k] for k in round.net.shared_trainable}
         return params, state | {"late": late}
 
     def met(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
@@ -86,7 +86,9 @@ class FedDH(Part):
         assert round.server is not None
         made = {}
         for reply in [r for r in round.replies if key(r.device) not in known and r.device >= 0]:
-            shares = estimated(round.net, local_model(reply, round), round.server, self.beta, self.labels == "literal")
+            shares = estimated(
+                round.net, rebuild_local_model(reply, round), round.server, self.beta, self.labels == "literal"
+            )
             made[key(reply.device)] = shares * reply.size
         return known | made
 

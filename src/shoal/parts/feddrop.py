@@ -11,8 +11,8 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.streams import part_stream
-from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.streams import part_stream_name
+from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import KINDS, axes_to_drop, drawn_units, left
 
@@ -49,7 +49,7 @@ class FedDrop(Part):
         axes = self.axes(round.net)
 
         def kept(device: int) -> dict[str, Tensor]:
-            draw = round.streams.numpy(part_stream(self.name()), round.number, device)
+            draw = round.streams.make_numpy_generator(part_stream_name(self.name()), round.number, device)
             return {a.name: drawn_units(draw, a.size, left(a.size, self.rate)) for a in axes}
 
         return {d: replace(p, kept=kept(d)) for d, p in plans.items()}, state
@@ -61,7 +61,7 @@ class FedDrop(Part):
         return params, {a.name: like.new_full((a.size,), a.size / counts[a.name]) for a in self.axes(net)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def scaled(params: Params, batch: Batch) -> Scored:
-            return inner(local.net.slicer.scaled(params, local.state), batch)
+        def scaled(params: Params, batch: Batch) -> BatchScore:
+            return inner(local.net.slicer.scale_unit_outputs(params, local.state), batch)
 
         return scaled

@@ -12,7 +12,7 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Round
-from shoal.core.wire import REQUEST, Entry, Link, Message, bits, unbits
+from shoal.core.wire import REQUEST, CodecLink, Entry, Message, pack_bits, unpack_bits
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.loss_gradient import slope
 from shoal.parts.lib.position_codec import refuse
@@ -66,7 +66,7 @@ class FedDST(Part):
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         """Which elements change places, a bit each; what comes in is 0, so that its value need not travel."""
-        if not device.asked("exchange"):
+        if not device.has_request("exchange"):
             return {}
         slopes, found = slope(device.net, params, device.samples), {}
         for name, mask in device.plan.masks.items():
@@ -74,12 +74,12 @@ class FedDST(Part):
             if count:
                 out = top(count, torch.where(mask, -params[name].abs(), -torch.inf))
                 into = top(count, torch.where(mask, -1, slopes[name].abs()))
-                found[f"exchanged {name}"] = bits(out | into)
+                found[f"exchanged {name}"] = pack_bits(out | into)
         return found
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         gone = given_up(message.beside.get(self.name(), {}), link.plan)
-        return message.values(**{k: message.body[k]["value"][~own] for k, own in gone.items()}), memory
+        return message.with_values(**{k: message.body[k]["value"][~own] for k, own in gone.items()}), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         """Half of what changed places was given up, so that the shapes follow without the masks."""
@@ -87,11 +87,11 @@ class FedDST(Part):
         for name, shape in shapes.items():
             packed = exchanged(told, name)
             if packed is not None:
-                left = shape.numel() - int(unbits(packed, torch.Size([8 * len(packed)])).sum()) // 2
+                left = shape.numel() - int(unpack_bits(packed, torch.Size([8 * len(packed)])).sum()) // 2
                 made[name] = torch.Size([max(0, left)])
         return made
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body: dict[str, Entry] = dict(message.body)
         for name, gone in given_up(message.beside.get(self.name(), {}), link.plan).items():
             value = body[name]["value"] if name in body else torch.empty(0)
@@ -118,7 +118,7 @@ def again(value: Tensor, name: str, mask: Tensor, reports: Sequence[tuple[float,
     votes = torch.zeros_like(value, dtype=torch.float64)
     for weight, told in reports:
         packed = exchanged(told, name)
-        held = mask if packed is None else mask ^ unbits(packed, mask.shape).to(mask.device)
+        held = mask if packed is None else mask ^ unpack_bits(packed, mask.shape).to(mask.device)
         votes = votes + weight * held
     return top(int(mask.sum()), torch.where(votes > 0, value.abs(), -1), votes)
 
@@ -132,9 +132,9 @@ def given_up(told: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
             continue
         if len(packed) != -(-mask.numel() // 8):
             refuse(f"has {len(packed)} bytes for the {mask.numel()} elements of {name}")
-        changed = unbits(packed, mask.shape)
+        changed = unpack_bits(packed, mask.shape)
         found[name] = changed[mask.to(changed.device)]
-        if 2 * int(found[name].sum()) != int(changed.sum()) or not torch.equal(bits(changed), packed):
+        if 2 * int(found[name].sum()) != int(changed.sum()) or not torch.equal(pack_bits(changed), packed):
             refuse(f"gives up more or fewer elements of {name} than it takes in")
     return found
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.local.step import sample_losses
-from shoal.core.measures.divergence import degree_against
+from shoal.core.local.step import compute_sample_losses
+from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -56,8 +56,8 @@ class FedDU(Part):
         if alpha <= 1e-3:
             return params, state
         trained = round.learn(params, round.work)
-        moved = {k: torch.lerp(params[k], trained[k], alpha) for k in round.net.common}
-        buffers = {k: trained[k] for k in params if k in round.net.buffers and k in round.net.named("shared")}
+        moved = {k: torch.lerp(params[k], trained[k], alpha) for k in round.net.shared_trainable}
+        buffers = {k: trained[k] for k in params if k in round.net.buffers and k in round.net.names_with_role("shared")}
         new = params | moved | buffers
         after = judged(round.net, new, round.server)[1]
         return (params if not after < 3 * max(loss, 1e-12) else new), state
@@ -73,7 +73,7 @@ class FedDU(Part):
         pooled = sum((labels[d].numpy() for d in here), np.zeros(len(own)))
         everybody = sum((known.numpy() for known in labels.values()), np.zeros(len(own)))
         size = sum(r.size for r in round.replies if r.device != SERVER)
-        share = share_of(n0, size, degree_against(own, everybody), degree_against(pooled, everybody))
+        share = share_of(n0, size, measure_label_degree(own, everybody), measure_label_degree(pooled, everybody))
         return SHARES[self.accuracy](correct, self.epsilon) * share * self.scale * self.decay**round.number
 
 
@@ -102,9 +102,9 @@ def judged(net: Net, params: Params, samples: Samples) -> tuple[float, float]:
     """Accuracy and mean loss on the server's samples."""
     right, loss, count = [], [], 0
     for rows in samples.index.split(CHUNK):
-        batch = samples.batch(rows)
-        logits, targets = net.apply(params, batch.inputs)[0], batch.targets[0][0]
+        batch = samples.take_batch(rows)
+        logits, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
         right.append((logits.argmax(-1) == targets).double().sum())
-        loss.append(sample_losses(logits, targets).double().sum())
+        loss.append(compute_sample_losses(logits, targets).double().sum())
         count += targets.numel()
     return float(torch.stack(right).sum()) / count, float(torch.stack(loss).sum()) / len(samples)

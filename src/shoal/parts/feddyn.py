@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require
 
 
@@ -30,20 +30,20 @@ class FedDyn(Part):
         require(self, "alpha >= 0", self.alpha >= 0)
 
     def init_server(self, round: Round) -> Tree:
-        own = tree.only(round.anchor, round.net.common)
-        return {"h": tree.zeros(own), "mean": own}
+        own = tree.select_params(round.anchor, round.net.shared_trainable)
+        return {"h": tree.make_zeros(own), "mean": own}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         return {d: {"mean_size": torch.tensor(mean_size(round))} for d in round.devices}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        h = memory.get("h") or tree.zeros(tree.only(params, device.net.common))
+        h = memory.get("h") or tree.make_zeros(tree.select_params(params, device.net.shared_trainable))
         return params, {"h": h, "share": device.numbers["size"] / device.got["mean_size"]}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         h, strength = local.state["h"], self.alpha / local.state["share"]
 
-        def regularised(params: Params, batch: Batch) -> Scored:
+        def regularised(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             pull = sum((params[k].square() / 2 - params[k] * (local.anchor[k] - h[k])).sum() for k in h)
             return scored._replace(loss=scored.loss + strength * pull)
@@ -61,8 +61,8 @@ class FedDyn(Part):
         for reply in round.replies:
             if reply.device != SERVER:
                 h = {k: v + reply.delta[k] / devices if k in reply.delta else v for k, v in h.items()}
-        mean = tree.only(params, h)
-        return params | tree.plus(mean, h), {"h": h, "mean": mean}
+        mean = tree.select_params(params, h)
+        return params | tree.add_params(mean, h), {"h": h, "mean": mean}
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
         return judged | {"": judged[""] | state["mean"]}

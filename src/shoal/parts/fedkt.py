@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.local.layer_overrides import chance
-from shoal.core.local.schedule import schedule
-from shoal.core.local.step import Rule, Scene, advance, autograd
+from shoal.core.local.layer_overrides import override_layers
+from shoal.core.local.schedule import make_schedule
+from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -49,15 +49,17 @@ class FedKT(Part):
 
     def taught(self, params: Params, samples: Samples, round: Round) -> Params:
         """Where so many epochs of plain training on these samples take the shared tensors."""
-        net, rule = round.net, Rule(round.net, Method(), round.optimiser)
+        net, rule = round.net, StepRule(round.net, Method(), round.optimiser)
         generator = torch.Generator().manual_seed(int(round.generator().integers(2**62)))
         work = replace(round.work, epochs=float(self.epochs), steps=0)
         lr = torch.tensor(work.lr, dtype=net.dtype, device=net.place)
-        course, scene = rule.start(params, {}), Scene(params, {}, {"lr": lr}, {}, {})
-        with chance(net.draws, False, lambda shape: torch.rand(shape, generator=generator), None):
-            for rows in schedule(samples.index, work, generator, net.mixes_batch):
-                course, _ = advance(rule, course, samples.batch(rows), scene, autograd)
-        return tree.only(course.params, net.common) | tree.only(course.buffers, net.named("shared"))
+        course, scene = rule.init_state(params, {}), StepContext(params, {}, {"lr": lr}, {}, {})
+        with override_layers(net.has_dropout, False, lambda shape: torch.rand(shape, generator=generator), None):
+            for rows in make_schedule(samples.index, work, generator, net.mixes_batch):
+                course, _ = advance(rule, course, samples.take_batch(rows), scene, compute_autograd_gradient)
+        return tree.select_params(course.params, net.shared_trainable) | tree.select_params(
+            course.buffers, net.names_with_role("shared")
+        )
 
 
 def voted(logits: Sequence[Tensor]) -> Tensor:

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import holders_mean
+from shoal.core.aggregate import aggregate_holders
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.streams import part_stream
-from shoal.core.types import SERVER, Device, Local, Reply, Round, Scored
+from shoal.core.streams import part_stream_name
+from shoal.core.types import SERVER, BatchScore, Device, Local, Reply, Round
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import key, left, numbers, strengths
 
@@ -57,7 +57,7 @@ class FedMP(Part):
         """The arm with the highest bound; those never tried come first, by chance."""
         new = (tried == 0).nonzero().flatten().tolist()
         if new:
-            draw = round.streams.numpy(part_stream(self.name()), round.number, device)
+            draw = round.streams.make_numpy_generator(part_stream_name(self.name()), round.number, device)
             return new[int(draw.integers(len(new)))]
         doubt = (2 * max(log(float(tried.sum())), 0.0) / tried).sqrt()
         return int((total / tried + self.explore * doubt).argmax())
@@ -66,7 +66,7 @@ class FedMP(Part):
         none = torch.zeros((), dtype=device.net.dtype, device=device.net.place)
         return params, {"first": none, "second": none}
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         early = (2 * local.numbers["step"] < local.numbers["steps"]).to(scored.loss.dtype)
         first, second = state["first"] + early * scored.loss, state["second"] + (1 - early) * scored.loss
         return update, {"first": first, "second": second}
@@ -76,7 +76,7 @@ class FedMP(Part):
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """A reply's change is 0 where it has none: there it stands for the old value, and counts."""
-        return holders_mean(replace(round, replies=[replace(r, covered={}) for r in replies])), state
+        return aggregate_holders(replace(round, replies=[replace(r, covered={}) for r in replies])), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         rewards, learnt = self.rewards(round), {}
@@ -115,7 +115,13 @@ def fall(state: Tree, steps: int) -> Tensor:
 def seconds(reply: Reply, round: Round) -> float:
     """How long a device took, by its profile: its slice down, its work, its answer up."""
     net: Net = round.net
-    sent = net.slicer.take(tree.only(round.anchor, net.named("shared", "server")), round.plans[reply.device])
+    sent = net.slicer.take(
+        tree.select_params(round.anchor, net.names_with_role("shared", "server")), round.plans[reply.device]
+    )
     outcome = reply.outcome
     up = outcome.message.nbytes if outcome.message is not None else 0
-    return round.fleet.profile(reply.device, round.number).times(tree.nbytes(sent), outcome.macs_work, up).total
+    return (
+        round.fleet.get_profile(reply.device, round.number)
+        .estimate_times(tree.count_tree_bytes(sent), outcome.macs_work, up)
+        .total
+    )

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
-from shoal.core.model.heads import head_of, reheaded, with_columns
+from shoal.core.model.heads import extend_axis_columns, find_head_layer, replace_head
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Device, Local, Round, Scored
-from shoal.core.wire import raw
+from shoal.core.types import BatchScore, Device, Local, Round
+from shoal.core.wire import copy_tensor_bytes
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.label_counts import counted
 from shoal.parts.lib.loss_gradient import AT_ONCE
@@ -40,13 +40,13 @@ class FedNH(Part):
         require(self, "0 <= rho <= 1 and scale > 0", 0 <= self.rho <= 1 and self.scale > 0)
 
     def model(self, net: Net) -> Net:
-        name, layer = head_of(net, self.name())
+        name, layer = find_head_layer(net, self.name())
         if layer.out_features != net.classes:
             problem = f"fednh needs {net.classes} prototypes, and the last linear layer has {layer.out_features} rows."
             raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
         roles = {"prototypes.weight": "server", "read": "personal"}
-        made = reheaded(net, lambda old: Sphere(old, self.scale), roles, self.name())
-        axes = (with_columns(axis, f"{name}.weight", [f"{name}.{k}" for k in roles]) for axis in net.axes)
+        made = replace_head(net, lambda old: Sphere(old, self.scale), roles, self.name())
+        axes = (extend_axis_columns(axis, f"{name}.weight", [f"{name}.{k}" for k in roles]) for axis in net.axes)
         axes = (replace(a, cuts=tuple(cut for cut in a.cuts if cut.tensor in made.initial)) for a in axes)
         return replace(made, axes=tuple(axes), head=f"{name}.prototypes")
 
@@ -54,16 +54,16 @@ class FedNH(Part):
         read = key(device.net, "read")
         return params | {read: torch.ones_like(params[read])}, {}
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
-        return update | tree.zeros(tree.only(update, [key(local.net, "read")])), state
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
+        return update | tree.make_zeros(tree.select_params(update, [key(local.net, "read")])), state
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         net, samples, weight = device.net, device.samples, key(device.net, "prototypes.weight")
         total = torch.zeros_like(params[weight], device="cpu")  # where sums come out the same each time
         with torch.no_grad():
             for rows in samples.index.split(AT_ONCE):
-                batch = samples.batch(rows)
-                seen = net.apply(params, batch.inputs)[1].flatten(0, -2) * params[key(net, "scale")]
+                batch = samples.take_batch(rows)
+                seen = net.forward(params, batch.inputs)[1].flatten(0, -2) * params[key(net, "scale")]
                 total.index_add_(0, batch.targets[0][0].flatten().cpu(), F.normalize(seen, dim=1).cpu())
         counts, columns = counted(samples, net.classes), columns_of(net, weight, device.plan)
         return {"counts": counts, "means": F.normalize(total[counts > 0], dim=1)[:, columns].to(net.place)}
@@ -108,7 +108,7 @@ class Sphere(nn.Module):
 
 def far_apart(old: nn.Linear) -> Tensor:
     """Directions at right angles, or any where there are more of them than features; the old weight is the seed."""
-    seed = blake2b(raw(old.weight.float()), digest_size=7).digest()
+    seed = blake2b(copy_tensor_bytes(old.weight.float()), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
     drawn = torch.randn(old.weight.shape, generator=generator, dtype=torch.float64)
     if old.out_features > old.in_features:
@@ -119,9 +119,9 @@ def far_apart(old: nn.Linear) -> Tensor:
 
 def key(net: Net, name: str) -> str:
     """The full name of a tensor of the last layer."""
-    return f"{net.last.rpartition('.')[0]}.{name}"
+    return f"{net.head_name.rpartition('.')[0]}.{name}"
 
 
 def columns_of(net: Net, weight: str, plan: Plan) -> Tensor | slice:
     """The features that a plan keeps."""
-    return net.slicer.lines(weight, net.initial[weight], plan).get(1, slice(None))
+    return net.slicer.find_kept_lines(weight, net.initial[weight], plan).get(1, slice(None))

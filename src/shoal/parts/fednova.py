@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core.aggregate import holders_mean
+from shoal.core.aggregate import aggregate_holders
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -26,10 +26,12 @@ class FedNova(Part):
         effective = [effective_steps(int(r.report[self.name()]["steps"]), round.optimiser.momentum) for r in replies]
         mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
         scaled = [
-            replace(r, delta=r.delta | tree.scale(tree.only(r.delta, round.net.common), mean / a))
+            replace(
+                r, delta=r.delta | tree.scale_params(tree.select_params(r.delta, round.net.shared_trainable), mean / a)
+            )
             for r, a in zip(replies, effective)
         ]
-        return holders_mean(replace(round, replies=scaled)), state
+        return aggregate_holders(replace(round, replies=scaled)), state
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.core.model import tree
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Local, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Local, Scorer
 from shoal.parts.lib.checks import require
 
 
@@ -29,9 +29,9 @@ class FedNTD(Part):
         require(self, "beta >= 0 and tau > 0", self.beta >= 0 and self.tau > 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def remembering(params: Params, batch: Batch) -> Scored:
+        def remembering(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            received = inner(tree.only(local.anchor, params), batch).logits.detach()
+            received = inner(tree.select_params(local.anchor, params), batch).logits.detach()
             apart = torch.zeros_like(scored.loss)
             for targets, weight in batch.targets:
                 own = divergence(received / self.tau, scored.logits / self.tau, targets)

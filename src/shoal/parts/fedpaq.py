@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.model.tree import Tree
 from shoal.core.part import Part
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import refuse
 from shoal.parts.lib.sparse_codec import coded, finite, fitting, without
@@ -35,7 +35,7 @@ class FedPAQ(Part):
         """Levels above 0."""
         return 2 ** (self.bits - 1) - 1
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         body, generator = dict(message.body), link.generator()
         for name, value in coded(message, link).items():
             scale = torch.stack(finite(value, name).aminmax()).abs().max() if value.numel() else value.new_zeros(())
@@ -51,7 +51,7 @@ class FedPAQ(Part):
         cut = {k for k, e in message.body.items() if "scale" in e}
         return {k: torch.Size([-(-s.numel() * self.bits // 8)]) if k in cut else s for k, s in shapes.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body = {}
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype

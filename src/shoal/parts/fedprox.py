@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Local, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Local, Scorer
 from shoal.parts.lib.checks import require
 
 
@@ -21,7 +21,7 @@ class FedProx(Part):
         require(self, "mu >= 0", self.mu >= 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def near(params: Params, batch: Batch) -> Scored:
+        def near(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             apart = sum((p - local.anchor[k]).square().sum() for k, p in params.items())
             return scored._replace(loss=scored.loss + self.mu / 2 * apart)

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import mean_loss
-from shoal.core.model.heads import beside, head_of
+from shoal.core.local.step import compute_mean_loss
+from shoal.core.model.heads import add_side_tensors, find_head_layer
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
 from shoal.parts.lib.class_priors import log_prior
 
 
@@ -27,23 +27,23 @@ class FedROD(Part):
     replaces_loss: ClassVar = True
 
     def model(self, net: Net) -> Net:
-        _, layer = head_of(net, self.name())
+        _, layer = find_head_layer(net, self.name())
         own = {"weight": torch.zeros(net.classes, layer.in_features), "bias": torch.zeros(net.classes)}
-        return beside(net, "rod", own, "personal", ("weight",))
+        return add_side_tensors(net, "rod", own, "personal", ("weight",))
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"prior": log_prior(device)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def both(params: Params, batch: Batch) -> Scored:
+        def both(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            generic = mean_loss(scored.logits + local.state["prior"], batch)
+            generic = compute_mean_loss(scored.logits + local.state["prior"], batch)
             known = local.anchor | params
             own = F.linear(scored.features.detach(), of(known, "weight"), of(known, "bias"))
             if own.shape != scored.logits.shape:
                 problem = f"fedrod adds logits of shape {tuple(own.shape)} to the model's {tuple(scored.logits.shape)}."
                 raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
-            return scored._replace(loss=generic + mean_loss(own + scored.logits.detach(), batch))
+            return scored._replace(loss=generic + compute_mean_loss(own + scored.logits.detach(), batch))
 
         return both
 

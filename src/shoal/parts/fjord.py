@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import first_units, fraction, numbers, tier
 
@@ -59,18 +59,18 @@ class FjORD(Part):
         return {a.name: ones_then_zeros(a.size, fraction(size, width), net.dtype, net.place) for a, size in whole}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def narrow(params: Params, batch: Batch) -> Scored:
-            return inner(local.net.slicer.scaled(params, local.draws), batch)
+        def narrow(params: Params, batch: Batch) -> BatchScore:
+            return inner(local.net.slicer.scale_unit_outputs(params, local.draws), batch)
 
-        def taught(params: Params, batch: Batch) -> Scored:
+        def taught(params: Params, batch: Batch) -> BatchScore:
             wide, scored = inner(params, batch), narrow(params, batch)
             return scored._replace(loss=wide.loss + distance(scored.logits, wide.logits.detach(), batch))
 
         return taught if self.distil else narrow
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         """Only the narrow model moves; weight decay would move the rest too."""
-        return (update if self.distil else local.net.slicer.confined(update, local.draws)), state
+        return (update if self.distil else local.net.slicer.mask_units(update, local.draws)), state
 
 
 def distance(logits: Tensor, teacher: Tensor, batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.model.tree import Tree
 from shoal.core.part import Part
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.sparse_codec import finite, fitting
 
@@ -32,13 +32,13 @@ class Half(Part):
     def directions(self) -> frozenset[str]:
         return frozenset({"up", "down"}) if self.down else frozenset({"up"})
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         dtype = KINDS[self.kind]
         top = torch.finfo(dtype).max
         values = {k: finite(e["value"], k) for k, e in message.body.items() if e["value"].is_floating_point()}
-        return message.values(**{k: v.clamp(-top, top).to(dtype) for k, v in values.items()}), memory
+        return message.with_values(**{k: v.clamp(-top, top).to(dtype) for k, v in values.items()}), memory
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body = {}
         for name, entry in message.body.items():
             like = link.like[name]

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.local.step import mean_loss
+from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Round, Scored, Scorer
-from shoal.core.wire import Link, Message
+from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.row_patterns import cut_rows, put_rows, shapes_after
 from shoal.parts.lib.submodel_units import first_units, normalised, numbers, tier
@@ -61,19 +61,21 @@ class HeteroFL(Part):
         return params, {"scale": scale, "present": present(device)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def scaled(params: Params, batch: Batch) -> Scored:
-            return inner(local.net.slicer.scaled(params, local.state["scale"]), batch)
+        def scaled(params: Params, batch: Batch) -> BatchScore:
+            return inner(local.net.slicer.scale_unit_outputs(params, local.state["scale"]), batch)
 
-        def masked(params: Params, batch: Batch) -> Scored:
+        def masked(params: Params, batch: Batch) -> BatchScore:
             scored = scaled(params, batch)
-            return scored._replace(loss=mean_loss(torch.where(local.state["present"], scored.logits, 0.0), batch))
+            return scored._replace(
+                loss=compute_mean_loss(torch.where(local.state["present"], scored.logits, 0.0), batch)
+            )
 
         return masked if self.mask_loss else scaled
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"present": state["present"]} if self.mask_loss else {}
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         held: Tensor | None = memory.get("present")
         if held is None:
             return message, memory
@@ -83,7 +85,7 @@ class HeteroFL(Part):
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         return shapes_after(shapes, message)
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         return put_rows(message, link.shapes, covers=True)
 
 

@@ -37,7 +37,7 @@ class HRank(Part):
         if state["done"] or round.number + 1 < self.at or plan.kept:
             return plan, state
         assert round.server is not None
-        inputs = round.server.batch(round.server.index[: self.images]).inputs
+        inputs = round.server.take_batch(round.server.index[: self.images]).inputs
         ranks = scores(round.net, round.params, inputs)
         rates = {axis.name: self.rate for axis in filters_of(round.net)}
         kept = kept_filters(round.net, round.params, ranks, rates)

@@ -8,7 +8,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.streams import part_stream
+from shoal.core.streams import part_stream_name
 from shoal.core.types import Round
 from shoal.parts.lib.checks import require, require_curvature
 from shoal.parts.lib.curvature import RULES, Loss, rate
@@ -67,8 +67,8 @@ class IMC(Part):
         if self.rule == "fixed":
             return self.rate
         assert round.server is not None
-        loss = Loss(round.net, params, round.server.batch(round.server.index[: self.images]))
-        generator = round.streams.torch(part_stream(self.name(), "probe"), round.number)
+        loss = Loss(round.net, params, round.server.take_batch(round.server.index[: self.images]))
+        generator = round.streams.make_torch_generator(part_stream_name(self.name(), "probe"), round.number)
         return rate(self.rule, loss, round.net.initial, params, self.steps, generator)
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:

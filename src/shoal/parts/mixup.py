@@ -11,7 +11,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
 from shoal.parts.lib.checks import require
 
 
@@ -40,7 +40,7 @@ class Mixup(Part):
         return {"share": torch.tensor(share, dtype=device.net.dtype), "shift": shift}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def blended(params: Params, batch: Batch) -> Scored:
+        def blended(params: Params, batch: Batch) -> BatchScore:
             return inner(params, blend(batch, local.draws["share"], local.draws["shift"]))
 
         return blended

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.core.model import tree
-from shoal.core.model.heads import head_of, reheaded
+from shoal.core.model.heads import find_head_layer, replace_head
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, Device, Local, Scored, Scorer
-from shoal.core.wire import raw
+from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
+from shoal.core.wire import copy_tensor_bytes
 from shoal.parts.lib.checks import require
 
 
@@ -40,22 +40,22 @@ class MOON(Part):
         require(self, "width from 0 to a million", 0 <= self.width <= 10**6)
 
     def model(self, net: Net) -> Net:
-        name, _ = head_of(net, self.name())
+        name, _ = find_head_layer(net, self.name())
         if not self.width:
             return net
-        made = reheaded(net, lambda old: projected(old, self.width), {}, self.name(), MOVED)
+        made = replace_head(net, lambda old: projected(old, self.width), {}, self.name(), MOVED)
         return replace(made, head=f"{name}.out")
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        slicer, received = device.net.slicer, tree.only(device.anchor, device.net.common)
+        slicer, received = device.net.slicer, tree.select_params(device.anchor, device.net.shared_trainable)
         small = slicer.take(memory.get("previous", received), device.plan)
         return params, {"previous": filled(slicer.place(small, received, device.plan), received)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def contrasted(params: Params, batch: Batch) -> Scored:
+        def contrasted(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             others = (local.anchor, local.anchor | local.state["previous"])
-            seen = (inner(tree.only(other, params), batch).features.detach() for other in others)
+            seen = (inner(tree.select_params(other, params), batch).features.detach() for other in others)
             near, far = (F.cosine_similarity(scored.features, z, dim=-1) for z in seen)
             losses = F.softplus((far - near) / self.temperature)  # the cross-entropy of two logits
             term = batch.mean(losses.reshape(len(losses), -1).mean(1))
@@ -64,7 +64,7 @@ class MOON(Part):
         return contrasted
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        own = tree.only(params, device.net.common)
+        own = tree.select_params(params, device.net.shared_trainable)
         return params, {"previous": filled(own, memory.get("previous", own))}
 
 
@@ -74,7 +74,7 @@ MOVED = {("weight", 1): "hidden.weight", ("weight", 0): "out.weight", ("bias", 0
 
 def projected(old: nn.Linear, width: int) -> nn.Sequential:
     """Features to z to the outputs of the old layer, whose weight is the seed."""
-    seed = blake2b(raw(old.weight.float()), digest_size=7).digest()
+    seed = blake2b(copy_tensor_bytes(old.weight.float()), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
 
     def layer(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

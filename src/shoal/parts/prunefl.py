@@ -58,7 +58,7 @@ class PruneFL(Part):
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         """Of all elements, kept or not; a tree by tensor would be cut to what is kept."""
-        if not device.asked("squares"):
+        if not device.has_request("squares"):
             return {}
         found = slope(device.net, device.anchor, device.samples)
         return {"squares": torch.cat([g.flatten().square() for g in found.values()])}
@@ -73,7 +73,7 @@ class PruneFL(Part):
 
     def chosen(self, params: Params, masks: Mapping[str, Tensor], squares: Tensor, round: Round) -> dict[str, Tensor]:
         """What is kept from now on: first what must stay, then the best of the rest as long as they are worth it."""
-        names, common = prunable(self, round.net), round.net.common
+        names, common = prunable(self, round.net), round.net.shared_trainable
         gains = dict(zip(common, squares.split([params[k].numel() for k in common])))
         stay = torch.cat([self.staying(params[k], masks.get(k), round.number).flatten() for k in names])
         gain = torch.cat([gains[k] for k in names])
@@ -101,9 +101,9 @@ def seconds(round: Round) -> tuple[float, float]:
 
     Masks do not shorten computing, so that an element costs its way down and up, the same for all.
     """
-    size = round.anchor[round.net.common[0]].element_size()
+    size = round.anchor[round.net.shared_trainable[0]].element_size()
     found = [
-        round.fleet.profile(r.device, round.number).times(size, r.outcome.macs_work, size)
+        round.fleet.get_profile(r.device, round.number).estimate_times(size, r.outcome.macs_work, size)
         for r in round.replies
         if r.device != SERVER
     ]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.sparse_codec import (
     coded,
@@ -40,7 +40,7 @@ class RandomK(Part):
     def __post_init__(self):
         require(self, "0 < ratio <= 1", 0 < self.ratio <= 1)
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
         due = lowered(owed, values, link) if self.feedback and owed else {}
         generator = link.generator()
@@ -59,7 +59,7 @@ class RandomK(Part):
         cut = {k for k, e in message.body.items() if "drawn" in e}
         return {k: torch.Size([share(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body, generator = {}, link.generator()
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype

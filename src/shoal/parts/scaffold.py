@@ -6,7 +6,7 @@ from typing import ClassVar
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Device, Local, Round, Scored
+from shoal.core.types import SERVER, BatchScore, Device, Local, Round
 
 
 @dataclass(frozen=True)
@@ -16,22 +16,22 @@ class Scaffold(Part):
     neutral: ClassVar = Neutral({}, rounds=1)
 
     def init_server(self, round: Round) -> Tree:
-        return {"c": tree.zeros(tree.only(round.anchor, round.net.common))}
+        return {"c": tree.make_zeros(tree.select_params(round.anchor, round.net.shared_trainable))}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         return {d: {"c": state["c"]} for d in round.devices}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"c_k": memory.get("c_k") or tree.zeros(device.got["c"])}
+        return params, {"c_k": memory.get("c_k") or tree.make_zeros(device.got["c"])}
 
-    def step(self, update: Params, state: Tree, scored: Scored, local: Local) -> tuple[Params, Tree]:
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         return update | {k: update[k] - c_k + local.got["c"][k] for k, c_k in state["c_k"].items()}, state
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"c_k": new_control(params, state, device)}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        return {"change": tree.minus(new_control(params, state, device), state["c_k"])}
+        return {"change": tree.subtract_params(new_control(params, state, device), state["c_k"])}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         c, shares = state["c"], round.population_shares

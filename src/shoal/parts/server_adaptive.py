@@ -57,8 +57,8 @@ def check(part: FedAdam | FedYogi) -> None:
 
 def moments(round: Round, tau: float) -> Tree:
     """m starts at 0, v at tau^2."""
-    own = tree.only(round.anchor, round.net.common)
-    return {"m": tree.zeros(own), "v": {k: torch.full_like(p, tau**2) for k, p in own.items()}}
+    own = tree.select_params(round.anchor, round.net.shared_trainable)
+    return {"m": tree.make_zeros(own), "v": {k: torch.full_like(p, tau**2) for k, p in own.items()}}
 
 
 def adapted(part: FedAdam | FedYogi, params: Params, state: Tree, round: Round, second) -> tuple[Params, Tree]:

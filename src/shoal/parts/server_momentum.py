@@ -32,7 +32,7 @@ class FedAvgM(Part):
         require(self, f"start in {STARTS}", self.start in STARTS)
 
     def init_server(self, round: Round) -> Tree:
-        return {"m": tree.zeros(tree.only(round.anchor, round.net.common)), "moved": False}
+        return {"m": tree.make_zeros(tree.select_params(round.anchor, round.net.shared_trainable)), "moved": False}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         change = {k: round.anchor[k] - params[k] for k in state["m"]}

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import holders_mean
+from shoal.core.aggregate import aggregate_holders
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Reply, Round
-from shoal.core.wire import Link, Message, bits
+from shoal.core.wire import CodecLink, Message, pack_bits
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import mask_of
 from shoal.parts.lib.sparse_codec import coded, finite, fitting
@@ -28,15 +28,15 @@ class SignSGD(Part):
     def __post_init__(self):
         require(self, "lr > 0", self.lr > 0)
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
-        values = {k: bits(finite(v, k) >= 0) for k, v in coded(message, link).items()}
-        return message.values(**values), memory
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
+        values = {k: pack_bits(finite(v, k) >= 0) for k, v in coded(message, link).items()}
+        return message.with_values(**values), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         cut = {k for k, e in message.body.items() if e["value"].dtype == torch.uint8}
         return {k: torch.Size([(s.numel() + 7) // 8]) if k in cut else s for k, s in shapes.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body = {}
         for name, entry in message.body.items():
             shape, dtype, value = link.shapes[name], link.like[name].dtype, entry["value"]
@@ -50,8 +50,8 @@ class SignSGD(Part):
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         voters = [r for r, w in zip(replies, round.weights.tolist(), strict=True) if w > 0]
-        moved = {k: self.lr * vote(k, voters).to(round.anchor[k]) for k in round.net.common}
-        return holders_mean(round) | {k: round.anchor[k] + m for k, m in moved.items()}, state
+        moved = {k: self.lr * vote(k, voters).to(round.anchor[k]) for k in round.net.shared_trainable}
+        return aggregate_holders(round) | {k: round.anchor[k] + m for k, m in moved.items()}, state
 
 
 def vote(name: str, voters: Sequence[Reply]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Round
-from shoal.core.wire import Link, Message, bits
+from shoal.core.wire import CodecLink, Message, pack_bits
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import WAYS, mask_of, pack, refuse, unpack
 from shoal.parts.lib.sparse_codec import coded, fitting, largest, lifted, lowered, placed, share, summed, without
@@ -31,13 +31,13 @@ class STC(Part):
     def __post_init__(self):
         require(self, f"0 < ratio <= 1 and positions in {WAYS}", 0 < self.ratio <= 1 and self.positions in WAYS)
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
         due = lowered(owed, values, link) if owed else {}
         for name, value in values.items():
             total = summed(value, due.get(name), name)
             at, size, negative = self.told(total)
-            written = {"value": size, "signs": bits(negative), "at": pack(at, total.numel(), self.positions)}
+            written = {"value": size, "signs": pack_bits(negative), "at": pack(at, total.numel(), self.positions)}
             body[name] = body[name] | written
             rest[name] = total.index_add_(0, at, ternary(size, negative), alpha=-1).view(value.shape)
         return replace(message, body=body), {"owed": lifted(rest, owed, link)}
@@ -46,7 +46,7 @@ class STC(Part):
         cut = {k for k, e in message.body.items() if "at" in e}
         return {k: torch.Size([min(1, s.numel())]) if k in cut else s for k, s in shapes.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         body = {}
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype
@@ -67,7 +67,7 @@ class STC(Part):
         if not self.down:
             return params, state
         owed, made = dict(state.get("owed", {})), dict(params)
-        for name in round.net.named("shared", "server"):
+        for name in round.net.names_with_role("shared", "server"):
             if name in round.net.trainable:
                 before = round.anchor[name]
                 total = summed(params[name] - before, owed.get(name), name)

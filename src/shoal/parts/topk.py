@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.wire import Link, Message
+from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import WAYS, pack
 from shoal.parts.lib.sparse_codec import coded, largest, lifted, lowered, scattered, share, summed
@@ -28,7 +28,7 @@ class TopK(Part):
     def __post_init__(self):
         require(self, f"0 < ratio <= 1 and positions in {WAYS}", 0 < self.ratio <= 1 and self.positions in WAYS)
 
-    def encode(self, message: Message, memory: Tree, link: Link) -> tuple[Message, Tree]:
+    def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
         due = lowered(owed, values, link) if self.feedback and owed else {}
         for name, value in values.items():
@@ -43,7 +43,7 @@ class TopK(Part):
         cut = {k for k, e in message.body.items() if "at" in e}
         return {k: torch.Size([share(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()}
 
-    def decode(self, message: Message, link: Link) -> Message:
+    def decode(self, message: Message, link: CodecLink) -> Message:
         return scattered(message, link, lambda n: share(n, self.ratio), self.positions)
 
     def error(self, value: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model import tree
 from shoal.core.model.tree import Params
 from shoal.core.part import POINTS, Part
-from shoal.core.return_checks import check_params, check_two_values, refused
-from shoal.core.types import Batch, Scored, Scorer
+from shoal.core.return_checks import broken_rule_error, check_params, check_two_values
+from shoal.core.types import Batch, BatchScore, Scorer
 
 TREES = "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
 """The fields of what parts are given that hold trees."""
@@ -25,12 +25,12 @@ def watched(part: Part) -> Part:
 
     def guard(point: str) -> Callable:
         def call(self, *args):
-            before = [tree.map(Tensor.clone, contents(a)) for a in args]
+            before = [tree.map_tensors(Tensor.clone, contents(a)) for a in args]
             with blame(part, point):
                 result = getattr(cls, point)(part, *args)
-            if not tree.same(before, [contents(a) for a in args]):
+            if not tree.is_same_tree(before, [contents(a) for a in args]):
                 advice = "Return new values and leave the old ones alone."
-                raise refused(part, point, "changes what it is given", advice)
+                raise broken_rule_error(part, point, "changes what it is given", advice)
             check_form(part, point, args, result)
             return scoring(part, result) if point == "objective" else result
 
@@ -46,14 +46,16 @@ def watched(part: Part) -> Part:
 def scoring(part: Part, scorer: Scorer) -> Scorer:
     """The scorer that `objective` returned, under watch too."""
 
-    def call(params: Params, batch: Batch) -> Scored:
+    def call(params: Params, batch: Batch) -> BatchScore:
         with blame(part, "objective"):
             scored = scorer(params, batch)
-        if not isinstance(scored, Scored) or scored.loss.shape != ():
+        if not isinstance(scored, BatchScore) or scored.loss.shape != ():
             shape = (
-                f"a loss of shape {tuple(scored.loss.shape)}" if isinstance(scored, Scored) else type(scored).__name__
+                f"a loss of shape {tuple(scored.loss.shape)}"
+                if isinstance(scored, BatchScore)
+                else type(scored).__name__
             )
-            raise refused(part, "objective", f"returns {shape}", "Return a Scored whose loss is one number.")
+            raise broken_rule_error(part, "objective", f"returns {shape}", "Return a Scored whose loss is one number.")
         return scored
 
     return call
@@ -67,10 +69,12 @@ def check_form(part: Part, point: str, args: tuple, result: Any) -> None:
         check_params(part, point, args[0], result[0])
     elif point in ("measure", "send"):
         if not all(isinstance(leaf, Tensor) for leaf in leaves(result if point == "measure" else result[0])):
-            raise refused(part, point, "sends what is not a tensor", "Only tensors travel, and dicts of them.")
+            raise broken_rule_error(
+                part, point, "sends what is not a tensor", "Only tensors travel, and dicts of them."
+            )
     if point == "step" and structure(args[1]) != structure(result[1]):
         why = "returns a state of another form than it was given"
-        raise refused(part, point, why, "Make the whole state in `begin`.")
+        raise broken_rule_error(part, point, why, "Make the whole state in `begin`.")
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def blame(part: Part, point: str) -> Iterator[None]:
     except ShoalError:
         raise
     except Exception as error:
-        raise refused(part, point, f"raises {told(error)}", "Correct it there.") from error
+        raise broken_rule_error(part, point, f"raises {describe_error(error)}", "Correct it there.") from error
 
 
 def leaves(node: Any) -> list:

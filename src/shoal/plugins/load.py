@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.compose import Method
-from shoal.core.errors import ShoalError, told
-from shoal.core.expression import parse
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.expression import parse_method
 from shoal.core.part import Part
 from shoal.engines.part_faults import broken, strangers_in
 from shoal.parts import PRESETS, parts_in, shipped
@@ -22,12 +22,12 @@ def load_method(expression: str, files: Sequence[str] = ()) -> Method:
     """
     known = shipped() | in_files(files)
     try:
-        method = parse(expression, known, PRESETS)
+        method = parse_method(expression, known, PRESETS)
     except ShoalError as error:
         installed = in_packages() if error.kind.name == "unknown-name" else {}
         if not installed:
             raise
-        method = parse(expression, installed | known, PRESETS)
+        method = parse_method(expression, installed | known, PRESETS)
     return method
 
 
@@ -76,7 +76,9 @@ def loaded(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        raise broken(point.name, f"it cannot be loaded ({told(error)})", "Repair or remove the package.") from error
+        raise broken(
+            point.name, f"it cannot be loaded ({describe_error(error)})", "Repair or remove the package."
+        ) from error
 
 
 def parts_of(path: Path) -> list[type[Part]]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.core.measures.evaluate import Metric
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import broken
@@ -120,7 +120,7 @@ def fresh(spec: str, metric: Any) -> Metric:
     try:
         return deepcopy(metric)
     except Exception as error:
-        raise broken(spec, f"it cannot be copied ({told(error)})", "Give it a method reset().") from error
+        raise broken(spec, f"it cannot be copied ({describe_error(error)})", "Give it a method reset().") from error
 
 
 class AllAtOnce:
@@ -177,7 +177,7 @@ def at_fault(spec: str) -> Iterator[None]:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
         where = f" in line {lines[-1]}" if lines else ""
         raise broken(
-            spec, f"it raises {told(error)}{where}", "Correct it there; a run with --out can be resumed."
+            spec, f"it raises {describe_error(error)}{where}", "Correct it there; a run with --out can be resumed."
         ) from error
 
 

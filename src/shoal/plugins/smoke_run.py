@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.local.device import Site, Visit, prepare
-from shoal.core.local.step import Scene
-from shoal.core.measures.evaluate import Judge
+from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_training
+from shoal.core.local.step import StepContext
+from shoal.core.measures.evaluate import Evaluator
 from shoal.core.model import tree
-from shoal.core.model.net import Net, deepcopy_of
-from shoal.core.model.plan import WHOLE, Axis, Block, Cut
+from shoal.core.model.net import Net, copy_module
+from shoal.core.model.plan import WHOLE_MODEL, Axis, Block, Cut
 from shoal.core.part import Part
-from shoal.core.return_checks import refused
+from shoal.core.return_checks import broken_rule_error
 from shoal.core.round import Loop
-from shoal.core.server_state import Register, Standing
-from shoal.core.streams import Streams
+from shoal.core.server_state import EnrolmentRegister, ServerState
+from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.engines.base import Crew, Task
 from shoal.engines.batched.slot import Member
@@ -48,7 +48,7 @@ class Setting:
 
     def first_net(self) -> Net:
         """The model, apart from the one of the run: a part may forget to copy what it changes."""
-        return replace(self.net, module=deepcopy_of(self.net))
+        return replace(self.net, module=copy_module(self.net))
 
 
 def tiny_setting(samples: int = 12) -> Setting:
@@ -80,13 +80,15 @@ def probe(part: Part, setting: Setting | None = None) -> None:
     standing, memory = loop.start(net), loop.engine.memory
     for number in range(2):
         before = standing
-        standing, row = loop.play(before, number)
+        standing, row = loop.play_round(before, number)
         memory.commit(number, kept=not row.get("void"))
-        loop.settle(before, standing)
+        loop.follow_pruning(before, standing)
     try:
-        tree.pack([standing.states, *memory.held.values()])
+        tree.pack_tree([standing.states, *memory.held.values()])
     except TypeError as error:
-        raise refused(part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees.") from error
+        raise broken_rule_error(
+            part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees."
+        ) from error
     together(part, setting)
 
 
@@ -101,14 +103,14 @@ def tiny_run(
     """A whole run in miniature: a few devices and a server with a handful of samples each."""
     total = sum(sizes) + SHARED
     setting = setting or tiny_setting(total)
-    streams, net = Streams(0), method.model(setting.first_net())
+    streams, net = RandomStreams(0), method.model(setting.first_net())
     ends = np.cumsum((0, *sizes))
 
     def samples(device: int) -> Samples:
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
         return Samples(setting.inputs, setting.targets, index)
 
-    site = Site(method, net, streams, Optimiser(momentum), samples)
+    site = TrainingSetup(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
         Machine(site, Memory(memory, place=net.place), crew or Serial()),
@@ -117,7 +119,7 @@ def tiny_run(
         np.array(sizes),
         len(sizes),
         lambda round, device: Work(1.0, 0, 2, setting.lr),
-        Judge(samples(SERVER), net.classes),
+        Evaluator(samples(SERVER), net.classes),
         lambda row: True,
         Optimiser(momentum),
         server=samples(SERVER),
@@ -136,28 +138,28 @@ def tiny_net() -> Net:
     return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 
-def visits_of(loop: Loop, standing: Standing, number: int = 0) -> list[Visit]:
+def visits_of(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalTraining]:
     """Every device of a loop as it stands before its first step of a round."""
     assert isinstance(loop.engine, Machine)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
-    round = replace(loop.opening(standing, number, Register({}, loop.engine.enrol)), devices=devices)
-    plans, states = method.plan({d: WHOLE for d in devices}, standing.states, round)
+    round = replace(loop.make_round(standing, number, EnrolmentRegister({}, loop.engine.enrol)), devices=devices)
+    plans, states = method.plan({d: WHOLE_MODEL for d in devices}, standing.states, round)
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)
-    jobs, _ = loop.post.jobs(round, beside, states)
+    jobs, _ = loop.exchange.pack_jobs(round, beside, states)
     memory = loop.engine.memory
-    return [prepare(site, job, memory.get(job.device)) for job in jobs]
+    return [prepare_training(site, job, memory.get(job.device)) for job in jobs]
 
 
-def scenes_of(method: Method, visit: Visit) -> list[Scene]:
+def scenes_of(method: Method, visit: LocalTraining) -> list[StepContext]:
     """What surrounds each step of a visit, with the draws that the engine `serial` would make."""
-    own = {part.name(): visit.at(part.name()) for part in method.at("draw")}
+    own = {part.name(): visit.device_for_part(part.name()) for part in method.parts_at("draw")}
     generators = {name: device.generator("draw") for name, device in own.items()}
 
     def drawn(step: int) -> dict[str, dict[str, Tensor]]:
-        return {p.name(): p.draw(generators[p.name()], own[p.name()], step) for p in method.at("draw")}
+        return {p.name(): p.draw(generators[p.name()], own[p.name()], step) for p in method.parts_at("draw")}
 
-    return [visit.scene_at(step, drawn(step)) for step in range(len(visit.rows))]
+    return [visit.context_at_step(step, drawn(step)) for step in range(len(visit.rows))]
 
 
 def together(part: Part, setting: Setting) -> None:
@@ -172,7 +174,9 @@ def together(part: Part, setting: Setting) -> None:
         text = str(error).split("\n")[0]
         branch = "data-dependent control flow" in text or ".item()" in text
         why = "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
-        raise refused(part, "objective or step", why, "Use torch.where and other tensor operations instead.") from error
+        raise broken_rule_error(
+            part, "objective or step", why, "Use torch.where and other tensor operations instead."
+        ) from error
 
 
 def one_step(method: Method, setting: Setting) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -63,13 +63,13 @@ class Remote:
         stamp = Stamp(self.run, job.round, job.device, token_hex(8))
         return Order(stamp, self.setup, job, self.cuts, since, self.seconds)
 
-    def read(self, answer: bytes | str, order: Order, site: Site) -> Done:
+    def read(self, answer: bytes | str, order: Order, site: TrainingSetup) -> Done:
         """What came of an order; of the device's memory the server notes when it was made."""
         job: Job = order.job
         if isinstance(answer, str):
             return Done(Outcome(job.device, problem=answer), {})
         try:
-            coded = bool(site.method.codecs("up"))
+            coded = bool(site.method.codecs_for("up"))
             outcome, remembers = outcome_of(answer, order.stamp, job, site.net, coded, self.bound)
         except ShoalError as error:
             return Done(Outcome(job.device, problem=error.problem), {})
@@ -91,7 +91,7 @@ class Remote:
                 found[device] = enrolment(answer, stamps[device], most, LARGEST)
             except ShoalError as error:
                 log.warning("device %d, enrolment: %s", device, error.problem)
-        for device in odd_ones({d: tree.outline(card) for d, (_, card) in found.items()}):
+        for device in odd_ones({d: tree.outline_tree(card) for d, (_, card) in found.items()}):
             log.warning("device %d, enrolment: it introduces itself with something else than others do", device)
             del found[device]
         return found
@@ -105,7 +105,7 @@ class Distant(Machine):
 
     untrusted = True
 
-    def __init__(self, site: Site, memory: Memory, crew: Remote):
+    def __init__(self, site: TrainingSetup, memory: Memory, crew: Remote):
         super().__init__(site, memory, crew)
         self.remote = crew
         self.cards: dict[int, dict[str, Tensor]] = {}
@@ -126,7 +126,7 @@ class Distant(Machine):
 
     def sizes(self, devices: Sequence[int]) -> dict[int, int]:
         """How many samples each device that is there has."""
-        found = self.remote.enrol(devices, tree.nbytes(self.site.net.initial) + SLACK)
+        found = self.remote.enrol(devices, tree.count_tree_bytes(self.site.net.initial) + SLACK)
         self.cards |= {device: card for device, (_, card) in found.items()}
         return {device: size for device, (size, _) in found.items()}
 

@@ -119,7 +119,7 @@ def excused(stamp: Stamp, code: str) -> bytes:
 
 def allowance(net: Net) -> int:
     """The most bytes that an answer about this model may have."""
-    return SPARE * tree.nbytes(net.initial) + SLACK * (1 + len(net.initial))
+    return SPARE * tree.count_tree_bytes(net.initial) + SLACK * (1 + len(net.initial))
 
 
 def outcome_of(content: bytes, stamp: Stamp, job: Job, net: Net, coded: bool, bound: float) -> tuple[Outcome, bool]:
@@ -158,7 +158,7 @@ def counted(numbers: Any) -> dict[str, Any]:
 
 def check_body(body: Any, job: Job, net: Net, coded: bool) -> None:
     """The tensors of the model: those that are shared, each as the plan cuts it."""
-    like = net.slicer.take({k: net.initial[k] for k in net.named("shared")}, job.plan)
+    like = net.slicer.take({k: net.initial[k] for k in net.names_with_role("shared")}, job.plan)
     if not isinstance(body, dict) or not all(isinstance(entry, dict) for entry in body.values()):
         raise refused("has no values of a model")
     if set(body) - set(like) or (not coded and set(body) != set(like)):

@@ -21,7 +21,7 @@ DEPTH, NODES = 16, 100_000
 
 def wrapped(content: Tree) -> bytes:
     """A tree in the form of a safetensors file; what is not a tensor stands in its header."""
-    plain, flat = tree.pack(content)
+    plain, flat = tree.pack_tree(content)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
     return save(tensors, {"shoal": json.dumps(plain)})
 
@@ -37,7 +37,7 @@ def unwrapped(content: bytes, most: int) -> Tree:
         described: Any = json.loads(header["__metadata__"]["shoal"])
         if not sized(described):
             raise refused("has a description without end")
-        return tree.unpack(described, load(content))
+        return tree.unpack_tree(described, load(content))
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise refused("cannot be read") from error
 
@@ -63,5 +63,5 @@ def refused(why: str) -> ShoalError:
 
 def sound(content: Tree, bound: float) -> bool:
     """Whether every number is one, and no tensor is longer than the bound."""
-    floats = [t for t in tree.tensors(content) if t.is_floating_point()]
+    floats = [t for t in tree.collect_tensors(content) if t.is_floating_point()]
     return all(isfinite(length := float(torch.linalg.vector_norm(t.double()))) and length <= bound for t in floats)

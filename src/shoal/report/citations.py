@@ -3,7 +3,7 @@
 import ast
 
 from shoal.core.errors import ShoalError
-from shoal.core.expression import LONGEST, call, terms
+from shoal.core.expression import MAX_EXPRESSION_LENGTH, parse_call, split_terms
 from shoal.parts import PRESETS
 
 FEDAVG = """@inproceedings{mcmahan2017fedavg,
@@ -490,8 +490,8 @@ def cited(method: str) -> list[str]:
 def named(method: str) -> list[str]:
     """The names in an expression, presets written out; none if it cannot be read."""
     try:
-        tree = ast.parse(method[:LONGEST].strip(), mode="eval").body
-        names = [call(node, method)[0] for node in terms(tree, method)]
+        tree = ast.parse(method[:MAX_EXPRESSION_LENGTH].strip(), mode="eval").body
+        names = [parse_call(node, method)[0] for node in split_terms(tree, method)]
     except (ShoalError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return [part for name in names for part in (named(PRESETS[name]) if PRESETS.get(name) else [name])]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compare.comparison import played
-from shoal.core.errors import ShoalError, unknown
-from shoal.core.interrupts import STOPS, stop_error
+from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.interrupts import STOP_KINDS, stop_error
 from shoal.plugins.load import load_method
 from shoal.reproduce.figures import figures, published, refuse_nowhere
 from shoal.reproduce.sheet import Sheet
@@ -95,7 +95,7 @@ def asked_for(table: Table, only: Sequence[str]) -> list[Row]:
 def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], place: Path) -> list[Cell]:
     """Every cell that shoal can run."""
     if scale not in ("full", "smoke"):
-        raise unknown("scale", scale, ("full", "smoke"))
+        raise unknown_name_error("scale", scale, ("full", "smoke"))
     if not 1 <= seeds <= 1000:
         raise ShoalError("bad-value", f"{seeds} seeds were asked for.", "Give 1 to 1000.")
     for key in changes.keys() & RESERVED.keys():
@@ -121,7 +121,7 @@ def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> N
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
             error = stop_error(error, "Stopped.", "")
-        if error.kind.name not in STOPS:
+        if error.kind.name not in STOP_KINDS:
             raise
         advice = f"The same command goes on from there; what is finished lies in {place}."
         raise ShoalError(error.kind.name, error.problem, advice) from None

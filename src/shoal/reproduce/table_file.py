@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.reproduce.table import Column, Keys, Row, Table, folder_name
 from shoal.runs.recipe import LARGEST, Recipe
 
@@ -47,7 +47,7 @@ def read_table(name: str) -> Table:
         return from_keys(Path(name).stem, parsed(Path(name)))
     known = tables()
     if name not in known:
-        raise unknown("table", name, known)
+        raise unknown_name_error("table", name, known)
     return from_keys(name, parsed(known[name]))
 
 
@@ -79,7 +79,7 @@ def from_keys(name: str, found: Keys) -> Table:
         named = [*(row.run if isinstance(row.run, Mapping) else ()), *row.published]
         for column in named:
             if column not in {c.name for c in columns}:
-                raise unknown(f"column for the row {row.method}", column, [c.name for c in columns])
+                raise unknown_name_error(f"column for the row {row.method}", column, [c.name for c in columns])
     notes = tuple(top.pop("notes"))
     return Table(name=name, columns=tuple(columns), rows=tuple(rows), notes=notes, **top)
 
@@ -106,7 +106,7 @@ def are_keys(value: Any) -> bool:
         if key in RESERVED:
             raise wrong(f"{key} cannot be set in a table", RESERVED[key])
         if key not in {f.name for f in fields(Recipe)}:
-            raise unknown("recipe key", key, [f.name for f in fields(Recipe)])
+            raise unknown_name_error("recipe key", key, [f.name for f in fields(Recipe)])
     return isinstance(value, dict)
 
 
@@ -154,7 +154,7 @@ def checked(found: Keys, checks: Mapping[str, Check], what: str) -> dict[str, An
     """All keys with their values or what holds without them."""
     for key in found:
         if key not in checks:
-            raise unknown(f"key of {what}", key, checks)
+            raise unknown_name_error(f"key of {what}", key, checks)
     for key, (fits, wanted, default) in checks.items():
         if key in found and not fits(found[key]):
             raise wrong(f"`{key}` of {what} is {str(found[key])[:60]!r}", f"It must be {wanted}")

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from shoal.core.compose import Method
-from shoal.core.errors import ShoalError, unknown
-from shoal.core.ledger import Patience
-from shoal.core.local.device import Site
-from shoal.core.measures.evaluate import METRICS, Judge
-from shoal.core.measures.local_models import METRICS as LOCAL
-from shoal.core.measures.local_models import LocalModels, wanted
+from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.ledger import Deadlines
+from shoal.core.local.device import TrainingSetup
+from shoal.core.measures.evaluate import TEST_METRICS, Evaluator
+from shoal.core.measures.local_models import LOCAL_METRICS as LOCAL
+from shoal.core.measures.local_models import LocalModelEvaluator, select_local_metrics
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
@@ -57,7 +57,7 @@ class Assembly:
     net: Net
     loop: Loop
     memory: Memory
-    judge: Judge
+    judge: Evaluator
     split: Callable[[], dict]
     """What the split looks like, ready for JSON."""
     doubts: Callable[[], Iterable[Doubt]]
@@ -77,7 +77,7 @@ def assemble(
     With `elsewhere` devices hold their own samples, and nobody here knows how many.
     """
     method = load_method(recipe.method, recipe.parts)
-    streams = Streams(recipe.seed)
+    streams = RandomStreams(recipe.seed)
     place = compute_device(recipe.compute)
     if recipe.deterministic and place.type == "cuda":
         fix_cublas_workspace()
@@ -106,7 +106,7 @@ def assemble(
         sizes = np.where(sizes < 2, 0, sizes)
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    site = Site(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
+    site = TrainingSetup(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
     memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
     judge = judge_of(recipe, dataset, labels, held, dtype)
     loop = Loop(
@@ -120,9 +120,9 @@ def assemble(
         judge=judge,
         evaluates=lambda row: True,
         optimiser=optimiser,
-        patience=Patience(recipe.failures, recipe.deadline, recipe.over_select),
+        patience=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
         server=shared,
-        look=LocalModels(judge, samples, wanted(recipe.metrics)),
+        look=LocalModelEvaluator(judge, samples, select_local_metrics(recipe.metrics)),
     )
     split = lambda: summary(labels, held, server, dataset.classes)  # noqa: E731
     return Assembly(recipe, method, net, loop, memory, judge, split, lambda: doubts_about(dataset, held.sizes))
@@ -130,7 +130,7 @@ def assemble(
 
 def spread_of(recipe: Recipe) -> dict:
     """What the split of a recipe looks like; nothing else of the recipe is put together."""
-    streams = Streams(recipe.seed)
+    streams = RandomStreams(recipe.seed)
     dataset = dataset_of(recipe, streams)
     held, server = spread(recipe, dataset, streams)
     return summary(dataset.targets.numpy(), held, server, dataset.classes)
@@ -168,7 +168,7 @@ def compute_device(name: str) -> torch.device:
     return place
 
 
-def dataset_of(recipe: Recipe, streams: Streams) -> Dataset:
+def dataset_of(recipe: Recipe, streams: RandomStreams) -> Dataset:
     """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
     refuse_missing(recipe)
     own = Path(recipe.data).expanduser()
@@ -179,32 +179,32 @@ def dataset_of(recipe: Recipe, streams: Streams) -> Dataset:
     elif recipe.data not in SOURCES and (own.is_dir() or own.suffix == ".csv"):
         dataset = own_dataset(own)
     elif recipe.data.partition(":")[0] not in SOURCES:
-        raise unknown("data set", recipe.data, [*DATASETS, *SOURCES])
+        raise unknown_name_error("data set", recipe.data, [*DATASETS, *SOURCES])
     else:
         dataset = load(recipe.data, recipe.data_dir)
-    return validation(dataset, recipe.validation, streams.number("validation")) if recipe.validation else dataset
+    return validation(dataset, recipe.validation, streams.derive_seed("validation")) if recipe.validation else dataset
 
 
 def spread(
-    recipe: Recipe, dataset: Dataset, streams: Streams, elsewhere: bool = False
+    recipe: Recipe, dataset: Dataset, streams: RandomStreams, elsewhere: bool = False
 ) -> tuple[Population, np.ndarray]:
     """The samples of each device and of the server."""
     labels = dataset.targets.numpy()
     left = np.arange(len(labels))
     server = np.zeros(0, dtype=np.int64)
     if recipe.server_data:
-        server = hold_back(recipe.server_data, labels, streams.numpy("server-data"))
-        left = np.setdiff1d(left, withheld(recipe.server_data, labels, streams.numpy("server-data")))
+        server = hold_back(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
+        left = np.setdiff1d(left, withheld(recipe.server_data, labels, streams.make_numpy_generator("server-data")))
     if elsewhere:
         return Held(left[:0], np.zeros(recipe.devices, dtype=np.int64)), server
     owners = None if dataset.owners is None else dataset.owners[left]
     split = parse_split(recipe.split)
-    return split(labels[left], recipe.devices, streams.numpy("split"), owners).among(left), server
+    return split(labels[left], recipe.devices, streams.make_numpy_generator("split"), owners).among(left), server
 
 
-def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.dtype, place: torch.device) -> Net:
+def first_net(recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device) -> Net:
     """The model with its first weights: drawn from the stream `init`, or read from a file."""
-    net = build(recipe.model, dataset.input_shape, dataset.classes, streams.number("init"))
+    net = build(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"))
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
@@ -220,7 +220,7 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
         net.module.load_state_dict({k: given[k] for k in net.initial})
     net = replace(net, module=net.module.to(device=place, dtype=dtype))
     for name, value in net.initial.items():
-        if not tree.finite(value):
+        if not tree.is_tree_finite(value):
             whose = recipe.init or f"The model {recipe.model}"
             raise ShoalError(
                 "bad-value",
@@ -230,11 +230,11 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: Streams, dtype: torch.d
     return net
 
 
-def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, dtype: torch.dtype) -> Judge:
+def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, dtype: torch.dtype) -> Evaluator:
     """The test half and the metrics that the recipe asks for; of a huge population the first devices are looked at."""
     for metric in recipe.metrics:
-        if ".py:" not in metric and metric not in METRICS | LOCAL:
-            raise unknown("metric", metric, METRICS | LOCAL)
+        if ".py:" not in metric and metric not in TEST_METRICS | LOCAL:
+            raise unknown_name_error("metric", metric, TEST_METRICS | LOCAL)
     specs = [metric for metric in recipe.metrics if ".py:" in metric]
     own = metric_makers(specs, dataset, dtype)
     by_device = None
@@ -242,10 +242,10 @@ def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Populat
         by_device = histograms(labels, held, dataset.classes, min(len(held), 1000))
     tests = torch.arange(len(dataset.test_targets))
     samples = Samples(dataset.test_inputs, dataset.test_targets, tests)
-    return Judge(samples, dataset.classes, recipe.metrics, by_device, own)
+    return Evaluator(samples, dataset.classes, recipe.metrics, by_device, own)
 
 
-def workload(recipe: Recipe, streams: Streams) -> Callable[[int, int], Work]:
+def workload(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Work]:
     """How much each device trains in each round; unequal amounts come from the stream `work`."""
     epochs, steps = amount("epochs", recipe.epochs), amount("steps", recipe.steps)
 
@@ -253,7 +253,7 @@ def workload(recipe: Recipe, streams: Streams) -> Callable[[int, int], Work]:
         low, high = ends
         if low == high:
             return low
-        generator = streams.numpy("work", round, device)
+        generator = streams.make_numpy_generator("work", round, device)
         whole = low == int(low) and high == int(high)
         return float(generator.integers(int(low), int(high) + 1) if whole else generator.uniform(low, high))
 

@@ -146,7 +146,7 @@ def engine_of(assembly: "Assembly") -> Pick:
     if recipe.engine == "ray" and net.place.type == "cpu":
         return Pick("ray", recipe.width or 1, address=recipe.address)
     if net.place.type == "cuda":
-        width = recipe.width or min(assembly.loop.patience.asked(recipe.sample), 512)
+        width = recipe.width or min(assembly.loop.patience.count_devices_to_ask(recipe.sample), 512)
         steps = recipe.rounds * steps_of(assembly)
         compiled = steps > LONG and not recipe.deterministic  # compilers choose by the clock
         pick = Pick("batched", width, compiled=compiled, why="on a GPU", threads=recipe.threads)

@@ -155,6 +155,6 @@ def shortened_tasks(assembly: "Assembly", count: int, steps: int) -> list[Task]:
     """Tasks of the first round, cut down to a few steps; nothing of them is kept."""
     loop = assembly.loop
     assert isinstance(loop.engine, Machine)
-    jobs = loop.ask(loop.start(assembly.net), 0).jobs
+    jobs = loop.open_round(loop.start(assembly.net), 0).jobs
     short = [replace(j, work=Work(0.0, steps, j.work.batch, j.work.lr)) for j in jobs if j.device >= 0]
     return loop.engine.tasks([short[i % len(short)] for i in range(count)])

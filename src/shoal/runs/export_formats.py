@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.runs.trained_model import BATCHES, Trained
 
 
@@ -140,7 +140,7 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     if "Constraints violated" in str(error):
         return "its forward is bound to one size of batch"
-    return f"torch cannot follow its forward ({told(error).rstrip('.')})"
+    return f"torch cannot follow its forward ({describe_error(error).rstrip('.')})"
 
 
 def refused(model: Trained, why: str, advice: str = "Use tensor operations alone in its forward") -> ShoalError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from shoal.core.errors import ShoalError, told, unknown
+from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.ledger import Row
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
@@ -26,7 +26,7 @@ def logger(spec: str) -> Watcher:
     """A watcher for `tensorboard:DIR`, `mlflow:URI` (empty for MLflow's own default) or `wandb:PROJECT`."""
     kind, _, where = spec.partition(":")
     if kind not in KINDS:
-        raise unknown("logger", kind, KINDS)
+        raise unknown_name_error("logger", kind, KINDS)
     if not where and kind != "mlflow":
         raise ShoalError("bad-value", f"The logger {kind} is not told where to write.", f"Write {EXAMPLES[kind]}.")
     with failing(kind):
@@ -60,7 +60,7 @@ def failing(kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         advice = "Check where it writes to, or go on without it; a run with a folder can be resumed."
-        raise ShoalError("bad-value", f"The logger {kind} failed ({told(error)}).", advice) from error
+        raise ShoalError("bad-value", f"The logger {kind} failed ({describe_error(error)}).", advice) from error
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.runs.recipe_values import bad_value, fit_value, parse_value, toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -127,7 +127,7 @@ class Recipe:
         """The same recipe with other values, each of its field's type."""
         for key in given:
             if key not in DEFAULTS:
-                raise unknown("recipe key", key, DEFAULTS)
+                raise unknown_name_error("recipe key", key, DEFAULTS)
         return replace(self, **given)
 
 
@@ -177,7 +177,7 @@ def split_pairs(pairs: list[str]) -> dict[str, str]:
 def check(name: str, value: Any, rule: Mapping[str, Any]) -> None:
     low, high, among = rule["low"], rule["high"], rule["among"]
     if among and value not in among:
-        raise unknown(name, str(value), among)
+        raise unknown_name_error(name, str(value), among)
     if isinstance(value, float) and not isfinite(value):
         raise bad_value(name, value, "a finite number")
     if low is not None and value < low or high is not None and value > high:

@@ -9,12 +9,12 @@ from time import perf_counter
 from torch import nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.interrupts import sigterm_stops, stop_error, undisturbed
+from shoal.core.interrupts import delay_signals, stop_error, stop_on_sigterm
 from shoal.core.ledger import Row
-from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.net import Net, copy_module
 from shoal.core.model.tree import Params
-from shoal.core.round import Asked
-from shoal.core.server_state import Standing
+from shoal.core.round import PendingRound
+from shoal.core.server_state import ServerState
 from shoal.core.types import Outcome
 from shoal.engines.base import Crew
 from shoal.engines.host import Machine
@@ -45,7 +45,7 @@ class Result:
 
     def module(self) -> nn.Module:
         """The trained model as an ordinary module."""
-        module = deepcopy_of(self.net)
+        module = copy_module(self.net)
         module.load_state_dict(self.params)
         return module.eval()
 
@@ -58,7 +58,7 @@ class Ride:
         assembly: Assembly,
         pick: Pick,
         folder: Folder | None = None,
-        standing: Standing | None = None,
+        standing: ServerState | None = None,
         history: History | None = None,
         watch: Watcher | None = None,
     ):
@@ -78,20 +78,20 @@ class Ride:
     def over(self) -> bool:
         return spent(self.recipe, self.history)
 
-    def ask(self) -> Asked:
+    def ask(self) -> PendingRound:
         """What devices are told in the next round."""
         with blaming(self.assembly):
             self.standing = self.standing or self.loop.start(self.assembly.net)
-            return self.loop.ask(self.standing, len(self.history))
+            return self.loop.open_round(self.standing, len(self.history))
 
-    def take(self, asked: Asked, outcomes: Sequence[Outcome], wall: float) -> None:
+    def take(self, asked: PendingRound, outcomes: Sequence[Outcome], wall: float) -> None:
         """What came back; the round is over and kept."""
         with blaming(self.assembly):
-            after, row = self.loop.take(asked, outcomes, wall)
-        with undisturbed():
+            after, row = self.loop.close_round(asked, outcomes, wall)
+        with delay_signals():
             self.saver.halfway = True
             self.memory.commit(len(self.history), kept=not row.get("void"))
-            self.loop.settle(asked.standing, after)
+            self.loop.follow_pruning(asked.server_state, after)
             self.standing, row = after, plain(row)
             self.history.append(row)
             self.saver.halfway = False
@@ -106,15 +106,15 @@ class Ride:
         self.keep()
         with blaming(self.assembly):
             standing = self.standing or self.loop.start(self.assembly.net)
-            final = self.loop.final(standing, len(self.history))
+            final = self.loop.make_final_params(standing, len(self.history))
         if self.folder and "devices" in self.recipe.metrics:
-            self.folder.note("devices", {"accuracy": self.assembly.judge.per_device(standing.net, final)})
+            self.folder.note("devices", {"accuracy": self.assembly.judge.evaluate_per_device(standing.net, final)})
         return Result(self.recipe, self.history, standing.net, final, self.pick)
 
     def keep(self) -> None:
         """What a broken round left is dropped, what is whole is on disk."""
         self.memory.discard()
-        with undisturbed():
+        with delay_signals():
             if self.standing:
                 self.saver.now(self.standing, len(self.history))
 
@@ -129,7 +129,7 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
     often = gc.get_threshold()
     gc.set_threshold(100_000, *often[1:])  # a round makes many small objects, and no cycles worth looking for
     try:
-        with sigterm_stops(once=True), computing_as(rides[0].pick):
+        with stop_on_sigterm(once=True), computing_as(rides[0].pick):
             try:
                 while going := [ride for ride in rides if not ride.over]:
                     together(going, crew)
@@ -153,7 +153,7 @@ def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
 def keep_all(rides: Sequence[Ride]) -> None:
     """Keep what every run has reached; one that cannot be written does not cost the others theirs."""
     failures = []
-    with undisturbed():
+    with delay_signals():
         for ride in rides:
             try:
                 ride.keep()
@@ -167,7 +167,7 @@ def together(rides: Sequence[Ride], crew: Crew) -> None:
     """One round of each run."""
     asked = [ride.ask() for ride in rides]
     began = perf_counter()
-    tasks = [ride.machine.tasks(own.wanted) for ride, own in zip(rides, asked)]
+    tasks = [ride.machine.tasks(own.jobs_to_train) for ride, own in zip(rides, asked)]
     with blaming(*(ride.assembly for ride in rides)):
         done = iter(crew.train([task for own in tasks for task in own]))
     outcomes = [ride.machine.keep([next(done) for _ in own]) for ride, own in zip(rides, tasks)]
@@ -201,12 +201,12 @@ class Saver:
         self.halfway = False
         """Whether a round is in the memories of devices and not yet in the history: nothing is saved then."""
 
-    def perhaps(self, standing: Standing, rounds: int) -> None:
+    def perhaps(self, standing: ServerState, rounds: int) -> None:
         due = rounds % self.every == 0 if self.every else perf_counter() - self.last > 20 * self.cost
         if due:
             self.now(standing, rounds)
 
-    def now(self, standing: Standing, rounds: int) -> None:
+    def now(self, standing: ServerState, rounds: int) -> None:
         if self.folder and rounds > self.rounds and not self.halfway:
             began = perf_counter()
             self.folder.save(self.assembly.recipe, standing, rounds, self.assembly.memory)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.core.server_state import Standing
+from shoal.core.server_state import ServerState
 from shoal.runs.build import Shelf, assemble
 from shoal.runs.engine_choice import Pick, computing_as, crew_of, read_pick, recall_pick, settled
 from shoal.runs.given_objects import keep_first_weights, refuse_missing, way_to_resume
@@ -78,7 +78,7 @@ def taken_up(
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, shelf)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
         if found and found.standing.cuts:  # before memories are taken up, which come with all cuts
-            assembly.loop.settle(Standing(assembly.net, {}, {}), found.standing)
+            assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), found.standing)
         history = folder.tidy(found, assembly.memory)
         if changes:
             folder.revise(recipe)
@@ -112,5 +112,5 @@ def opened(path: Path) -> Result:
     history = folder.history(found)
     pick = read_pick(folder.read_note("engine"))
     with computing_as(pick or Pick("serial", threads=recipe.threads or 1)):
-        final = assembly.loop.final(found.standing, found.rounds)
+        final = assembly.loop.make_final_params(found.standing, found.rounds)
     return Result(recipe, history, found.standing.net, final, pick)

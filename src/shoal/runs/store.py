@@ -21,7 +21,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
-from shoal.core.server_state import Standing
+from shoal.core.server_state import ServerState
 from shoal.runs.given_objects import way_to_resume
 from shoal.runs.history import History, line, read_history, rewrite
 from shoal.runs.recipe import Recipe, from_file
@@ -131,7 +131,7 @@ class Folder:
         with self.writing():
             append_to_file(self.history_file, line(row))
 
-    def save(self, recipe: Recipe, standing: Standing, rounds: int, memory: Memory) -> None:
+    def save(self, recipe: Recipe, standing: ServerState, rounds: int, memory: Memory) -> None:
         """A checkpoint after so many rounds: memories and history first, then the checkpoint, then old memories go."""
         with self.writing():
             index = memory.flush()
@@ -213,7 +213,7 @@ class Checkpoint:
     """Where a run stood after so many rounds."""
 
     rounds: int
-    standing: Standing
+    standing: ServerState
     cuts: list[tuple[Slicer, Plan]]
     memory: list[Version]
     lines: bytes
@@ -241,10 +241,10 @@ def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
         cuts.append((net.slicer, plan))
         plans.append(plan)
         net = net.cut(plan)
-    params, states = tree.map(lambda t: t.to(net.place), [state["params"], state["states"]])
+    params, states = tree.map_tensors(lambda t: t.to(net.place), [state["params"], state["states"]])
     if {k: (v.shape, v.dtype) for k, v in params.items()} != {k: (v.shape, v.dtype) for k, v in net.initial.items()}:
         raise ValueError("its tensors are not those of the model")
-    standing = Standing(net, params, states, cards, tuple(plans))
+    standing = ServerState(net, params, states, cards, tuple(plans))
     return Checkpoint(rounds, standing, cuts, versions, lines.numpy().tobytes())
 
 

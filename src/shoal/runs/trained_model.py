@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ShoalError
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.core.version import VERSION
 from shoal.data.dataset import Dataset
 from shoal.runs.build import Shelf, assemble, dataset_of
@@ -81,11 +81,11 @@ def trained_in(path: Path) -> Trained:
     net = found.standing.net
     pick = read_pick(folder.read_note("engine")) or Pick("serial", threads=recipe.threads or 1)
     with blaming(assembly), computing_as(pick):
-        params = assembly.loop.final(found.standing, found.rounds)
+        params = assembly.loop.make_final_params(found.standing, found.rounds)
     history = folder.history(found)
     module, (data,), scale = Result(recipe, history, net, params).module(), shelf.values(), None
     if recipe.normalise and data.inputs.is_floating_point():
-        data = dataset_of(here, Streams(here.seed)).to(net.dtype, net.place)
+        data = dataset_of(here, RandomStreams(here.seed)).to(net.dtype, net.place)
         scale = mean, deviation = moments(data)
         module = Normalised(module, mean, deviation)
     pool = data.test_inputs if len(data.test_inputs) else data.inputs

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.compose import Method
-from shoal.core.errors import ShoalError, told
-from shoal.core.local.device import Site
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples
 from shoal.data.augment import parse_augment
 from shoal.data.user_data import half
@@ -114,7 +114,9 @@ class Seat:
         except (ShoalError, TimeUp):
             raise
         except Exception as error:
-            raise ShoalError("no-data", f"The samples cannot be read ({told(error)}).", "Look at --data.") from error
+            raise ShoalError(
+                "no-data", f"The samples cannot be read ({describe_error(error)}).", "Look at --data."
+            ) from error
         return x, y
 
     def samples(self, setup: dict[str, Any]) -> Samples:
@@ -129,21 +131,21 @@ class Seat:
         return Samples(x, y.long(), torch.arange(len(y)))
 
 
-def site_of(setup: dict[str, Any], samples: Samples) -> Site:
+def site_of(setup: dict[str, Any], samples: Samples) -> TrainingSetup:
     """The place where devices of a run train, on a device: names that stand for files are refused."""
     given = {key: setup[key] for key in SETUP}
     if any(".py" in str(given[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().revised(**given)
     method: Method = load_method(recipe.method, recipe.parts)
-    streams = Streams(recipe.seed)
-    net: Net = build(recipe.model, tuple(setup["shape"]), setup["classes"], streams.number("init"))
+    streams = RandomStreams(recipe.seed)
+    net: Net = build(recipe.model, tuple(setup["shape"]), setup["classes"], streams.derive_seed("init"))
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
     nobody = Samples(samples.inputs, samples.targets, torch.arange(0))
     own: Callable[[int], Samples] = lambda device: nobody if device == SERVER else samples  # noqa: E731
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    return Site(method, net, streams, optimiser, own, parse_augment(recipe.augment))
+    return TrainingSetup(method, net, streams, optimiser, own, parse_augment(recipe.augment))
 
 
 def threads_of(setup: dict[str, Any]) -> int:

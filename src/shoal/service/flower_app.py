@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.service.client import Seat
 from shoal.service.server_run import conducted
 from shoal.service.supervisor import ALIVE, ENDING
@@ -155,5 +155,9 @@ def main(grid: Grid, context: Context) -> None:
         ending = {"kind": error.kind.name, "problem": error.problem, "advice": error.advice}
     except Exception as error:
         log.exception("the server broke")
-        ending = {"kind": "bug", "problem": f"The server broke ({told(error)}).", "advice": f"See {path}/server.log."}
+        ending = {
+            "kind": "bug",
+            "problem": f"The server broke ({describe_error(error)}).",
+            "advice": f"See {path}/server.log.",
+        }
     write_bytes(path / ENDING, json.dumps(ending).encode())

@@ -16,7 +16,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.service.flower_bundle import build_app_bundle
 from shoal.service.flower_programs import connect_to_socket
 
@@ -34,7 +34,9 @@ def control(socket: Path) -> Iterator[ControlHttpClient]:
             "unreachable", f"Flower refused ({error.response.text[:160]}).", "See superlink.log."
         ) from error
     except httpx.HTTPError as error:
-        raise ShoalError("unreachable", f"Flower did not answer ({told(error)}).", "See superlink.log.") from error
+        raise ShoalError(
+            "unreachable", f"Flower did not answer ({describe_error(error)}).", "See superlink.log."
+        ) from error
 
 
 def register_device(socket: Path, public_key: Path, name: str) -> str:
@@ -42,7 +44,9 @@ def register_device(socket: Path, public_key: Path, name: str) -> str:
     try:
         key = load_ssh_public_key(public_key.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ShoalError("damaged", f"{public_key} cannot be read ({told(error)}).", "Copy it again.") from error
+        raise ShoalError(
+            "damaged", f"{public_key} cannot be read ({describe_error(error)}).", "Copy it again."
+        ) from error
     if not isinstance(key, EllipticCurvePublicKey):
         raise ShoalError("damaged", f"{public_key} is a key of another kind.", "Make keys with `shoal keys`.")
     with control(socket) as client:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import ShoalError
-from shoal.core.streams import Streams
+from shoal.core.streams import RandomStreams
 from shoal.engines.host import Machine
 from shoal.engines.threads import use_threads
 from shoal.remote.engine import LARGEST, Distant, Post, Remote
@@ -89,7 +89,7 @@ def conducted(
 @use_threads(1)
 def setup(recipe: Recipe) -> dict:
     """What every device is told of the run."""
-    streams = Streams(recipe.seed)
+    streams = RandomStreams(recipe.seed)
     dtype, _ = numbers_of(recipe.precision, place := torch.device("cpu"))
     dataset = dataset_of(recipe, streams).to(dtype, place)
     moments = dataset.moments if recipe.normalise and dataset.inputs.is_floating_point() else None

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.tree import Tree, pack, unpack
+from shoal.core.model.tree import Tree, pack_tree, unpack_tree
 from shoal.storage.durable import make_folders, replace_file, sync_paths
 
 
@@ -24,7 +24,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def tree_as_bytes(tree: Tree) -> bytes:
     """A tree as one safetensors file; what is not a tensor goes into its header as JSON."""
-    plain, flat = pack(tree)
+    plain, flat = pack_tree(tree)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
     return save(tensors, {"shoal": json.dumps(plain)})
 
@@ -39,7 +39,7 @@ def read_tree(path: Path) -> Tree:
     try:
         with disk_errors(path), safe_open(path, framework="pt") as file:
             plain: Any = json.loads((file.metadata() or {})["shoal"])
-            return unpack(plain, {k: file.get_tensor(k) for k in file.keys()})
+            return unpack_tree(plain, {k: file.get_tensor(k) for k in file.keys()})
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise damaged(path, error) from error
 

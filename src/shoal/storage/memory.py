@@ -60,7 +60,7 @@ class Memory:
         if device not in self.versions:
             return {}
         version = self.versions[device][-1]
-        memory = tree.map(lambda t: t.to(self.place), read_tree(self._path(version)))
+        memory = tree.map_tensors(lambda t: t.to(self.place), read_tree(self._path(version)))
         for slicer, plan in self.cuts[version.cuts :]:
             memory = slicer.cut_tree(memory, plan)
         self._hold(device, memory)
@@ -92,7 +92,7 @@ class Memory:
         self.staged = {d: slicer.cut_tree(m, plan) for d, m in self.staged.items()}
         for device in self.held:
             self.held[device] = slicer.cut_tree(self.held[device], plan)
-        self.used = sum(tree.nbytes(m) for m in self.held.values())
+        self.used = sum(tree.count_tree_bytes(m) for m in self.held.values())
 
     def flush(self) -> list["Version"]:
         """Bring everything to disk; the index that a checkpoint stores to find it again."""
@@ -126,9 +126,9 @@ class Memory:
 
     def _hold(self, device: int, memory: Tree) -> None:
         if device in self.held:
-            self.used -= tree.nbytes(self.held.pop(device))
+            self.used -= tree.count_tree_bytes(self.held.pop(device))
         self.held[device] = memory
-        self.used += tree.nbytes(memory)
+        self.used += tree.count_tree_bytes(memory)
         self._evict(keep=device)
 
     def _evict(self, keep: int | None = None) -> None:
@@ -137,7 +137,7 @@ class Memory:
                 break
             if device != keep:
                 self._write(device)
-                self.used -= tree.nbytes(self.held.pop(device))
+                self.used -= tree.count_tree_bytes(self.held.pop(device))
 
     def _write(self, device: int) -> None:
         round = self.dirty.get(device)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.storage.files import disk_errors
 
 
@@ -29,7 +29,7 @@ def module_of(path: Path) -> ModuleType:
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            problem = f"{path} cannot be loaded{where} ({told(error)})."
+            problem = f"{path} cannot be loaded{where} ({describe_error(error)})."
             raise ShoalError("bad-part", problem, "Correct the file.") from error
     return sys.modules[name]
 

@@ -12,16 +12,23 @@ import torch
 from shoal.core import wire
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
-from shoal.core.expression import parse
+from shoal.core.expression import parse_method
 from shoal.core.ledger import Row
-from shoal.core.local.device import Visit, link_of
-from shoal.core.local.step import Course, Rule, Scene, advance, autograd, gated
+from shoal.core.local.device import LocalTraining, make_device_link
+from shoal.core.local.step import (
+    LocalState,
+    StepContext,
+    StepRule,
+    advance,
+    compute_autograd_gradient,
+    gate_padded_step,
+)
 from shoal.core.model import tree
-from shoal.core.model.plan import WHOLE
+from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.server_state import Standing
+from shoal.core.server_state import ServerState
 from shoal.core.types import Batch, Job, Outcome
 from shoal.engines.base import Crew
 from shoal.engines.batched.engine import Batched
@@ -52,7 +59,7 @@ def check_part(part: Part) -> None:
 def is_a_value(part: Part) -> None:
     """Law 1: a part prints, compares, is rebuilt from its expression, and can be sent to another process."""
     cls = type(part)
-    assert parse(str(part), {cls.name(): cls}, {}).parts == (part,), f"{part} is not what its expression makes"
+    assert parse_method(str(part), {cls.name(): cls}, {}).parts == (part,), f"{part} is not what its expression makes"
     assert cls.__qualname__ in vars(sys.modules[cls.__module__]), f"{cls.__name__} cannot be found by its name"
     again = cls(**{f.name: getattr(part, f.name) for f in fields(part)})
     assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
@@ -97,13 +104,13 @@ def masked_equals_sliced(part: Part) -> None:
         plan, slicer = visit.job.plan, site.net.slicer
         if not plan.kept or plan.masks:
             continue
-        small = Rule(site.net.cut(plan), loop.method, site.optimiser)
-        masked, sliced = visit.course, Course(*(slicer.cut_tree(field, plan) for field in visit.course))
+        small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
+        masked, sliced = visit.state, LocalState(*(slicer.cut_tree(field, plan) for field in visit.state))
         for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
-            batch = visit.device.samples.batch(rows)
-            masked, _ = advance(site.rule, masked, batch, scene, autograd)
-            cut = Scene(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
-            sliced, _ = advance(small, sliced, batch, cut, autograd)
+            batch = visit.device.samples.take_batch(rows)
+            masked, _ = advance(site.rule, masked, batch, scene, compute_autograd_gradient)
+            cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
+            sliced, _ = advance(small, sliced, batch, cut, compute_autograd_gradient)
         ends = slicer.take(masked.params, plan)
         close(ends, sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
 
@@ -113,15 +120,15 @@ def padding_leaves_no_trace(part: Part) -> None:
     loop, visits, _ = ready(part, (5, 3))
     rule = site_of(loop).rule
     for visit in visits:
-        plain = padded = visit.course
+        plain = padded = visit.state
         for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
-            batch = visit.device.samples.batch(rows)
-            plain, _ = advance(rule, plain, batch, scene, autograd)
+            batch = visit.device.samples.take_batch(rows)
+            plain, _ = advance(rule, plain, batch, scene, compute_autograd_gradient)
             wide = with_padding(batch)
-            idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), scene, autograd)
-            padded = gated(torch.tensor(False), idle, padded)
-            new, _ = advance(rule, padded, wide, scene, autograd)
-            padded = gated(torch.tensor(True), new, padded)
+            idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), scene, compute_autograd_gradient)
+            padded = gate_padded_step(torch.tensor(False), idle, padded)
+            new, _ = advance(rule, padded, wide, scene, compute_autograd_gradient)
+            padded = gate_padded_step(torch.tensor(True), new, padded)
         close(padded._asdict(), plain._asdict(), 1e-12, f"padding leaves a trace in {part}")
 
 
@@ -151,9 +158,9 @@ def decodes_what_it_encodes(part: Part) -> None:
         generator = torch.Generator().manual_seed(1)
         values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in site.net.initial.items()}
         message = wire.pack_message(values, {}, visit.job.plan, site.net.slicer, list(values))
-        link = link_of(site, visit.job, direction)
-        coded, _ = wire.encode(message, [part], {}, link)
-        back = wire.decode(coded, [part], link)
+        link = make_device_link(site, visit.job, direction)
+        coded, _ = wire.encode_message(message, [part], {}, link)
+        back = wire.decode_message(coded, [part], link)
         found, covered, _ = wire.open_message(back, values, visit.job.plan, site.net.slicer)
         for name, value in values.items():
             arrived = covered.get(name, torch.ones_like(value, dtype=torch.bool))
@@ -173,9 +180,9 @@ def is_neutral_where_it_says(part: Part) -> None:
         loop, net = tiny_run(method, sizes)
         if not method.parts:
             net = neutral.model(net)
-            machine_of(loop).resize(net, WHOLE)
+            machine_of(loop).resize(net, WHOLE_MODEL)
         standing, _ = play(loop, loop.start(net), 0, rounds)
-        ends.append(loop.final(standing, rounds))
+        ends.append(loop.make_final_params(standing, rounds))
     close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")
 
 
@@ -187,7 +194,7 @@ def resumes_as_if_never_stopped(part: Part) -> None:
     assert [without_wall(r) for r in whole] == [without_wall(r) for r in halves], (
         f"{part}: another history after a resume"
     )
-    assert tree.same(straight, resumed), f"{part}: other weights after a resume"
+    assert tree.is_same_tree(straight, resumed), f"{part}: other weights after a resume"
 
 
 def check_pair(a: Part, b: Part) -> None:
@@ -199,7 +206,7 @@ def check_pair(a: Part, b: Part) -> None:
         return
     loop, net = tiny_run(method)
     standing, rows = play(loop, loop.start(net), 0, 2)
-    assert tree.finite(standing.params) and not any(row.get("void") for row in rows)
+    assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
 
 
 def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
@@ -220,7 +227,7 @@ def course_in(disk: Folder, recipe: Recipe, part: Part, rounds: int, stop_at: in
         found = disk.checkpoint(recipe, net, [part.name()])
         assert found is not None
         if found.standing.cuts:
-            loop.settle(Standing(net, {}, {}), found.standing)
+            loop.follow_pruning(ServerState(net, {}, {}), found.standing)
         memory_of(loop).restore(found.memory, found.cuts)
         standing, more = play(loop, found.standing, stop_at, rounds)
         rows += more
@@ -228,23 +235,23 @@ def course_in(disk: Folder, recipe: Recipe, part: Part, rounds: int, stop_at: in
     return [standing.params, standing.states, standing.cards, *devices], rows
 
 
-def play(loop: Loop, standing: Standing, first: int, rounds: int) -> tuple[Standing, list[Row]]:
+def play(loop: Loop, standing: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
     """Rounds `first` to `rounds`, each of them kept."""
     rows = []
     for number in range(first, rounds):
-        after, row = loop.play(standing, number)
+        after, row = loop.play_round(standing, number)
         memory_of(loop).commit(number, kept=not row.get("void"))
-        loop.settle(standing, after)
+        loop.follow_pruning(standing, after)
         standing = after
         rows.append(row)
     return standing, rows
 
 
-def ready(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[Visit], list[Batch]]:
+def ready(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
     """The devices of a first round about to train, and their first batches."""
     loop, net = tiny_run(Method((part,)), sizes)
     visits = visits_of(loop, loop.start(net))
-    return loop, visits, [v.device.samples.batch(v.rows[0]) for v in visits]
+    return loop, visits, [v.device.samples.take_batch(v.rows[0]) for v in visits]
 
 
 def with_padding(batch: Batch) -> Batch:
@@ -258,7 +265,7 @@ def with_padding(batch: Batch) -> Batch:
 
 
 def close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
-    pairs = list(zip(tree.tensors(a), tree.tensors(b), strict=True))
+    pairs = list(zip(tree.collect_tensors(a), tree.collect_tensors(b), strict=True))
     for x, y in pairs:
         assert x.shape == y.shape, message
         apart = (x.double() - y.double()).abs().max().item() if x.numel() else 0.0
@@ -302,7 +309,7 @@ class Spy:
 
     def enrol(self, devices) -> dict[int, Params]:
         cards = self.inner.enrol(devices)
-        self.enrolled += tree.nbytes(cards)
+        self.enrolled += tree.count_tree_bytes(cards)
         return cards
 
     def forget(self, devices) -> None:

@@ -14,36 +14,40 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Uniform = Callable[[torch.Size], Tensor]
+UniformDraw = Callable[[torch.Size], Tensor]
 
 
-class Chance(TorchFunctionMode):
+class LayerOverrides(TorchFunctionMode):
     """Answers the calls of layers while it is entered."""
 
-    def __init__(self, uniform: Uniform | None, weight: Tensor | None = None):
+    def __init__(self, uniform: UniformDraw | None, weight: Tensor | None = None):
         super().__init__()
         self.uniform, self.weight = uniform, weight
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
-        if func in ANSWERS:
-            answer = ANSWERS[func](self, *args, **(kwargs or {}))
+        if func in OVERRIDES:
+            answer = OVERRIDES[func](self, *args, **(kwargs or {}))
             if answer is not None:
                 return answer
         return func(*args, **(kwargs or {}))
 
-    def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
-        return self._dropped(input, input.shape, p, training)
+    def apply_dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor | None:
+        return self._drop_units(input, input.shape, p, training)
 
-    def channels(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
+    def apply_channel_dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor | None:
         """Whole channels of a sample at once."""
-        return self._dropped(input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
+        return self._drop_units(input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
 
-    def _dropped(self, x: Tensor, shape: torch.Size, p: float, training: bool) -> Tensor | None:
+    def _drop_units(self, x: Tensor, shape: torch.Size, p: float, training: bool) -> Tensor | None:
         if self.uniform is None or not training or not 0 < p < 1:
             return None
         return torch.where(self.uniform(shape).to(x.device) < p, 0.0, x / (1 - p))
 
-    def batch_norm(
+    def apply_batch_norm(
         self,
         input: Tensor,
         running_mean: Tensor | None,
@@ -74,19 +78,21 @@ class Chance(TorchFunctionMode):
         return made if bias is None else made + bias.view(column)
 
 
-ANSWERS = {
-    F.dropout: Chance.dropout,
-    torch.dropout: Chance.dropout,
-    torch.feature_dropout: Chance.channels,
-    F.dropout1d: Chance.channels,
-    F.dropout2d: Chance.channels,
-    F.dropout3d: Chance.channels,
-    F.batch_norm: Chance.batch_norm,
+OVERRIDES = {
+    F.dropout: LayerOverrides.apply_dropout,
+    torch.dropout: LayerOverrides.apply_dropout,
+    torch.feature_dropout: LayerOverrides.apply_channel_dropout,
+    F.dropout1d: LayerOverrides.apply_channel_dropout,
+    F.dropout2d: LayerOverrides.apply_channel_dropout,
+    F.dropout3d: LayerOverrides.apply_channel_dropout,
+    F.batch_norm: LayerOverrides.apply_batch_norm,
 }
 
 
-def chance(draws: bool, mixes: bool, uniform: Uniform | None, weight: Tensor | None) -> AbstractContextManager[Any]:
+def override_layers(
+    draws: bool, mixes: bool, uniform: UniformDraw | None, weight: Tensor | None
+) -> AbstractContextManager[Any]:
     """A `Chance` where the layers of a model need one; it slows every call a little, so nothing where they do not."""
     if not draws and (not mixes or weight is None):
         return nullcontext()
-    return Chance(uniform if draws else None, weight if mixes else None)
+    return LayerOverrides(uniform if draws else None, weight if mixes else None)

@@ -11,7 +11,7 @@ from shoal.core.types import Work
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class BatchSchedule:
     """The rows of every batch, in order. In the table a short batch is filled up; `sizes` says what counts."""
 
     table: Tensor
@@ -29,12 +29,12 @@ class Schedule:
         return (self[step] for step in range(len(self)))
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """The size of a whole batch."""
         return self.table.shape[1]
 
 
-def schedule(index: Tensor, work: Work, generator: torch.Generator, mixes_batch: bool) -> Schedule:
+def make_schedule(index: Tensor, work: Work, generator: torch.Generator, mixes_batch: bool) -> BatchSchedule:
     """Epoch after epoch in a new order; a last batch of one sample is left out where a model mixes its batch."""
     n, batch = len(index), min(work.batch, len(index))
     single = mixes_batch and n > 1 and n % batch == 1
@@ -44,4 +44,4 @@ def schedule(index: Tensor, work: Work, generator: torch.Generator, mixes_batch:
     wanted = per_epoch * batch
     filled = [torch.cat((order, order[: wanted - n])) if wanted > n else order[:wanted] for order in epochs]
     sizes = [batch] * (per_epoch - 1) + [min(batch, n - (per_epoch - 1) * batch)]
-    return Schedule(index[torch.cat(filled)].view(-1, batch)[:total], (sizes * len(epochs))[:total], per_epoch)
+    return BatchSchedule(index[torch.cat(filled)].view(-1, batch)[:total], (sizes * len(epochs))[:total], per_epoch)

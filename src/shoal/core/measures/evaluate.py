@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.local.step import sample_losses
+from shoal.core.local.step import compute_sample_losses
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import Samples
 
-METRICS = {
+TEST_METRICS = {
     "top3": "the share of samples whose class is among the three likeliest",
     "perplexity": "e to the mean loss",
     "per_class": "the accuracy on each class",
@@ -31,7 +31,7 @@ class Metric(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Evaluator:
     """Accuracy and mean loss over all samples of a test set, and whatever else is asked for."""
 
     samples: Samples
@@ -46,36 +46,36 @@ class Judge:
 
     def __call__(self, net: Net, params: Params) -> dict[str, Any]:
         own = {name: make() for name, make in self.own.items()}
-        found = self.counted(net, params, list(own.values()))
+        found = self.run_test_pass(net, params, list(own.values()))
         right, total = found.pop("right"), found.pop("total")
         if "perplexity" in self.metrics:
             found["perplexity"] = exp(min(found["loss"], 700.0))
         if "per_class" in self.metrics:
             found["per_class"] = [float(r / t) if t else None for r, t in zip(right, total)]
         if "devices" in self.metrics and self.labels is not None:
-            found |= spread(by_device(self.labels, right, total))
+            found |= summarise_device_accuracy(compute_device_accuracy(self.labels, right, total))
         return found | {name: metric.compute() for name, metric in own.items()}
 
-    def per_device(self, net: Net, params: Params) -> list[float | None]:
+    def evaluate_per_device(self, net: Net, params: Params) -> list[float | None]:
         """The accuracy for each device's mix of labels; None for a device that holds none of the tested classes."""
         if self.labels is None:
             return []
-        found = self.counted(net, params)
-        values = by_device(self.labels, found["right"], found["total"])
+        found = self.run_test_pass(net, params)
+        values = compute_device_accuracy(self.labels, found["right"], found["total"])
         return [None if np.isnan(v) else float(v) for v in values]
 
     @torch.no_grad()
-    def counted(self, net: Net, params: Params, own: Sequence[Metric] = ()) -> dict[str, Any]:
+    def run_test_pass(self, net: Net, params: Params, own: Sequence[Metric] = ()) -> dict[str, Any]:
         """One pass over the test set; the user's own metrics are shown it in main memory."""
         sums = torch.zeros(2 * self.classes + 2, dtype=torch.float64, device=net.place)
         right, total, loss, top3 = sums.split((self.classes, self.classes, 1, 1))
-        for rows in self.samples.index.split(self.chunk or chunk_of(self.samples, net)):
-            batch = self.samples.batch(rows)
-            logits, targets = net.apply(params, batch.inputs)[0], batch.targets[0][0]
+        for rows in self.samples.index.split(self.chunk or choose_chunk_size(self.samples, net)):
+            batch = self.samples.take_batch(rows)
+            logits, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
             hit = logits.argmax(-1) == targets
             total.index_add_(0, targets.flatten(), torch.ones_like(hit, dtype=sums.dtype).flatten())
             right.index_add_(0, targets.flatten(), hit.to(sums.dtype).flatten())
-            loss += sample_losses(logits, targets).double().sum()
+            loss += compute_sample_losses(logits, targets).double().sum()
             if "top3" in self.metrics:
                 best = logits.topk(min(3, logits.shape[-1]), -1).indices
                 top3 += (best == targets.unsqueeze(-1)).any(-1).sum()
@@ -89,7 +89,7 @@ class Judge:
         return found | ({"top3": float(top3) / positions} if "top3" in self.metrics else {})
 
 
-def chunk_of(samples: Samples, net: Net) -> int:
+def choose_chunk_size(samples: Samples, net: Net) -> int:
     """How many samples make a good pass."""
     if net.place.type == "cpu":
         return 512
@@ -97,7 +97,7 @@ def chunk_of(samples: Samples, net: Net) -> int:
     return min(8192, max(256, 2**23 // numbers))
 
 
-def by_device(labels: np.ndarray, right: Tensor, total: Tensor) -> np.ndarray:
+def compute_device_accuracy(labels: np.ndarray, right: Tensor, total: Tensor) -> np.ndarray:
     """The accuracy on each class, weighted as a device holds them; classes that are not tested are left out."""
     tested = total.numpy() > 0
     accuracy = np.where(tested, right.numpy() / np.maximum(total.numpy(), 1), 0)
@@ -106,7 +106,7 @@ def by_device(labels: np.ndarray, right: Tensor, total: Tensor) -> np.ndarray:
     return np.where(size > 0, (held @ accuracy) / np.maximum(size, 1), np.nan)
 
 
-def spread(values: np.ndarray) -> dict[str, float]:
+def summarise_device_accuracy(values: np.ndarray) -> dict[str, float]:
     """Mean, mean of the worst tenth, and standard deviation over devices."""
     known = np.sort(values[~np.isnan(values)])
     if not len(known):

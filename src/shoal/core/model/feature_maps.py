@@ -3,12 +3,12 @@
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-INTO = "into "
+INPUT_TAP_PREFIX = "into "
 """A tap that starts so is what a layer reads and not what it puts out: `into conv2`."""
-BEFORE = "_before_pooling"
+SOURCE_ATTRIBUTE = "_before_pooling"
 
 
-class BeforePooling(TorchFunctionMode):
+class TrackPoolingInputs(TorchFunctionMode):
     """While it is active, a tensor that was made from another one alone, with another shape, remembers that one.
 
     Pooling, means over positions, flattening and slices are such; activations, norms and sums keep the shape. So it
@@ -20,12 +20,12 @@ class BeforePooling(TorchFunctionMode):
         given = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)]
         if isinstance(made, Tensor):
             if any(made is value for value in given):  # changed in its place
-                vars(made).pop(BEFORE, None)
+                vars(made).pop(SOURCE_ATTRIBUTE, None)
             elif len(given) == 1 and made.shape != given[0].shape:
-                setattr(made, BEFORE, before_pooling(given[0]))
+                setattr(made, SOURCE_ATTRIBUTE, find_unpooled_map(given[0]))
         return made
 
 
-def before_pooling(x: Tensor) -> Tensor:
+def find_unpooled_map(x: Tensor) -> Tensor:
     """The maps that a tensor was pooled, flattened or cut from; itself where it was not."""
-    return getattr(x, BEFORE, x)
+    return getattr(x, SOURCE_ATTRIBUTE, x)

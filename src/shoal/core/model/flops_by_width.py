@@ -17,28 +17,32 @@ if TYPE_CHECKING:
     from shoal.core.model.net import Net
 
 
-class Widths:
+class FlopsByWidth:
     """Multiply-accumulates of one sample, as a polynomial of the second degree around the full widths."""
 
     def __init__(self, net: "Net"):
-        from shoal.core.model.net import deepcopy_of
+        from shoal.core.model.net import copy_module
 
-        self.net = replace(net, module=deepcopy_of(net).to("meta"))
-        self.full = self.count({})
+        self.net = replace(net, module=copy_module(net).to("meta"))
+        self.full = self.count_cut_model({})
         sizes = {axis.name: axis.size for axis in net.axes}
-        self.slopes = {a: self.full - self.count({a: 1}) for a in sizes if sizes[a] > 1}
-        self.bends = {a: self.full - 2 * self.count({a: 1}) + self.count({a: 2}) for a in sizes if sizes[a] > 2}
+        self.slopes = {a: self.full - self.count_cut_model({a: 1}) for a in sizes if sizes[a] > 1}
+        self.bends = {
+            a: self.full - 2 * self.count_cut_model({a: 1}) + self.count_cut_model({a: 2})
+            for a in sizes
+            if sizes[a] > 2
+        }
         self.pairs = {
-            (a, b): self.count({a: 1, b: 1}) - self.full + self.slopes[a] + self.slopes[b]
+            (a, b): self.count_cut_model({a: 1, b: 1}) - self.full + self.slopes[a] + self.slopes[b]
             for a, b in combinations(self.slopes, 2)
         }
 
-    def count(self, less: Mapping[str, int]) -> int:
+    def count_cut_model(self, less: Mapping[str, int]) -> int:
         """The cost with so many units less of some axes, by cutting the model."""
         kept = {a.name: torch.arange(a.size - less[a.name]) for a in self.net.axes if a.name in less}
         return self.net.cut(Plan(kept)).macs_forward if kept else self.net.macs_forward
 
-    def cost(self, widths: Mapping[str, int]) -> int:
+    def predict_macs(self, widths: Mapping[str, int]) -> int:
         """The cost with these widths, the others being full."""
         less = {a.name: a.size - widths.get(a.name, a.size) for a in self.net.axes}
         total = self.full - sum(slope * less[a] for a, slope in self.slopes.items())
@@ -46,6 +50,6 @@ class Widths:
         return total + sum(both * less[a] * less[b] for (a, b), both in self.pairs.items())
 
 
-def counts_needed(axes: int) -> int:
+def count_models_to_cut(axes: int) -> int:
     """How many models are cut to find the polynomial."""
     return 1 + 2 * axes + axes * (axes - 1) // 2

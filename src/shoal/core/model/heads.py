@@ -6,37 +6,40 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.net import Net, deepcopy_of
+from shoal.core.model.net import Net, copy_module
 from shoal.core.model.plan import Axis
 
 
-def head_of(net: Net, part: str) -> tuple[str, nn.Linear]:
+def find_head_layer(net: Net, part: str) -> tuple[str, nn.Linear]:
     """The name of the last layer, and the layer; a part that needs one says its name."""
-    layer = net.module.get_submodule(net.last) if net.last else None
+    layer = net.module.get_submodule(net.head_name) if net.head_name else None
     if not isinstance(layer, nn.Linear):
         raise ShoalError(
             "bad-part",
             f"{part} works on the last linear layer, and the model has none.",
             "Use a model that ends with nn.Linear, or leave the part out.",
         )
-    return net.last, layer
+    return net.head_name, layer
 
 
-def beside(
+def add_side_tensors(
     net: Net, name: str, tensors: Mapping[str, Tensor], role: str = "shared", reads_features: Sequence[str] = ()
 ) -> Net:
     """The net with further tensors, called NAME.KEY, that its own layers do not use.
 
     Those named in `reads_features` have a column for each feature, as the last layer's weight has, and are cut along.
     """
-    module = deepcopy_of(net)
-    module.add_module(name, Beside({k: v.to(net.dtype).to(net.place) for k, v in tensors.items()}))
-    axes = tuple(with_columns(axis, f"{net.last}.weight", [f"{name}.{k}" for k in reads_features]) for axis in net.axes)
+    module = copy_module(net)
+    module.add_module(name, SideTensors({k: v.to(net.dtype).to(net.place) for k, v in tensors.items()}))
+    axes = tuple(
+        extend_axis_columns(axis, f"{net.head_name}.weight", [f"{name}.{k}" for k in reads_features])
+        for axis in net.axes
+    )
     roles = dict(net.roles) | {f"{name}.{k}": role for k in tensors}
     return replace(net, module=module, axes=axes, roles=roles)
 
 
-class Beside(nn.Module):
+class SideTensors(nn.Module):
     """Tensors that no layer uses; a chain of layers that runs into it goes straight through."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -48,13 +51,13 @@ class Beside(nn.Module):
         return x
 
 
-def with_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
+def extend_axis_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
     """The axis, cutting the columns of further tensors as it cuts those of one that it knows."""
     found = [cut for cut in axis.cuts if cut.tensor == like and cut.dim == 1]
     return replace(axis, cuts=(*axis.cuts, *(replace(cut, tensor=name) for cut in found for name in tensors)))
 
 
-def reheaded(
+def replace_head(
     net: Net,
     make: Callable[[nn.Linear], nn.Module],
     roles: Mapping[str, str],
@@ -65,8 +68,8 @@ def reheaded(
 
     `moved` names, by key and dimension of the old layer, the tensor that is now cut there in its place.
     """
-    name, _ = head_of(net, part)
-    module = deepcopy_of(net)
+    name, _ = find_head_layer(net, part)
+    module = copy_module(net)
     owner, _, key = name.rpartition(".")
     old = module.get_submodule(name)
     assert isinstance(old, nn.Linear)
@@ -74,10 +77,10 @@ def reheaded(
     names = module.state_dict().keys()
     now = {(f"{name}.{old}", dim): f"{name}.{new}" for (old, dim), new in (moved or {}).items()}
 
-    def left(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    def keep_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         cuts = ([replace(c, tensor=now.get((c.tensor, c.dim), c.tensor)) for c in a.cuts] for a in axes)
         kept = (replace(a, cuts=tuple(c for c in own if c.tensor in names)) for a, own in zip(axes, cuts))
         return tuple(a for a in kept if a.cuts)
 
     own = {k: role for k, role in net.roles.items() if k in names} | {f"{name}.{k}": r for k, r in roles.items()}
-    return replace(net, module=module, axes=left(net.axes), rows=left(net.rows), roles=own, head=name)
+    return replace(net, module=module, axes=keep_axes(net.axes), rows=keep_axes(net.rows), roles=own, head=name)

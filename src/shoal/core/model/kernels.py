@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
-def differentiable_kernels(module: nn.Module, place: torch.device, twice: bool = False) -> Iterator[None]:
+def use_differentiable_kernels(module: nn.Module, place: torch.device, twice: bool = False) -> Iterator[None]:
     """For a pass of a model that is not in training, and whose gradient is wanted; with `twice`, that one's gradient.
 
     cuDNN's recurrent layers have a gradient in training only, and no second one. Fused attention has no second one

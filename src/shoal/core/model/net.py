@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
-from shoal.core.model.feature_maps import INTO, before_pooling
-from shoal.core.model.flops import counted
+from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, find_unpooled_map
+from shoal.core.model.flops import count_macs
 from shoal.core.model.half_norms import Float32Norms
 from shoal.core.model.name_checks import check_net_names
 from shoal.core.model.plan import Axis, Block, Cut, Plan, Slicer
@@ -64,7 +64,7 @@ class Net:
         return tuple(name for name in wanted if self.roles.get(name) != "server")
 
     @cached_property
-    def common(self) -> tuple[str, ...]:
+    def shared_trainable(self) -> tuple[str, ...]:
         """The parameters that devices train and the server combines; momenta and control variates are about these."""
         return tuple(name for name in self.trainable if self.roles.get(name, "shared") == "shared")
 
@@ -92,23 +92,23 @@ class Net:
         return any(isinstance(m, _BatchNorm) for m in self.module.modules())
 
     @cached_property
-    def draws(self) -> bool:
+    def has_dropout(self) -> bool:
         """Whether layers draw random numbers in training."""
         return any(isinstance(m, _DropoutNd) and 0 < m.p < 1 for m in self.module.modules())
 
-    def named(self, *roles: str) -> tuple[str, ...]:
+    def names_with_role(self, *roles: str) -> tuple[str, ...]:
         """The tensors that have one of these roles."""
         if not self.roles:
             return self._names if "shared" in roles else ()
         return tuple(k for k in self._names if self.roles.get(k, "shared") in roles)
 
     @cached_property
-    def by_block(self) -> tuple[tuple[str, ...], ...]:
+    def names_by_block(self) -> tuple[tuple[str, ...], ...]:
         """The tensors that travel down, block by block."""
-        sent = self.named("shared", "server")
+        sent = self.names_with_role("shared", "server")
         return tuple(tuple(name for name in sent if block.owns(name)) for block in self.blocks)
 
-    def apply(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
+    def forward(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
         """Run the model: logits, features, what was asked for by name, and the buffers as the pass left them.
 
         A tap is the name of a module whose output is wanted, or `into NAME`, what a module reads first.
@@ -117,33 +117,33 @@ class Net:
         45 us per call; a layer cannot tell the difference, `vmap` and `grad` go through it.
         """
         seen: dict[str, Tensor] = {}
-        buffers = self._filled(params, training)
-        self._watch(seen, taps)
+        buffers = self._fill_slots(params, training)
+        self._register_taps(seen, taps)
         if self.half:
-            with half_precision(inputs.device.type):
+            with use_half_precision(inputs.device.type):
                 logits = self.module(inputs).float()
             seen = {k: v.float() for k, v in seen.items()}
         else:
             logits = self.module(inputs)
-        self._last[0] = {}
+        self._hook_cell[0] = {}
         return logits, seen.get(".features", inputs), {k: seen[k] for k in taps}, buffers
 
-    def through(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
+    def forward_from_block(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
         """The logits from what went into block number `first`: the blocks from there on, with these parameters."""
-        self._filled(params, training)
-        self._watch({}, ())
-        with half_precision(x.device.type) if self.half else nullcontext():
+        self._fill_slots(params, training)
+        self._register_taps({}, ())
+        with use_half_precision(x.device.type) if self.half else nullcontext():
             for block in self.blocks[first:]:
                 for child in block.children:
                     x = self.module.get_submodule(child)(x)
         return x.float() if self.half else x
 
-    def _filled(self, params: Params, training: bool) -> Params:
+    def _fill_slots(self, params: Params, training: bool) -> Params:
         """Put tensors into the template's slots; those that a pass changes are copies, and returned."""
         buffers: Params = {}
         for holder, key, name in self._slots:
             value = params[name]
-            if training and name in self._updated:
+            if training and name in self._updated_names:
                 buffers[name] = value = value.clone()
             holder[key] = value
         if self.module.training != training:
@@ -152,7 +152,7 @@ class Net:
 
     def cut(self, plan: Plan) -> "Net":
         """The smaller model that a plan leaves, as a net of its own; parameters are cut with `slicer.take`."""
-        module, own = deepcopy_of(self), {a.name for a in self.axes}
+        module, own = copy_module(self), {a.name for a in self.axes}
         plan = replace(plan, kept={name: units for name, units in plan.kept.items() if name in own})
         small = self.slicer.take(self.initial, plan)
         for name, value in small.items():
@@ -163,10 +163,10 @@ class Net:
             else:
                 holder._buffers[key] = value
         for layer in module.modules():
-            tell_widths(layer)
+            update_layer_sizes(layer)
         sizes = {a.name: len(plan.kept[a.name]) if a.name in plan.kept else a.size for a in self.axes}
         axes = tuple(replace(a, size=sizes[a.name]) for a in self.axes)
-        rows = tuple(replace(r, size=lines_of(r, small)) for r in self.rows)
+        rows = tuple(replace(r, size=count_row_units(r, small)) for r in self.rows)
         return replace(self, module=module, axes=axes, rows=rows)
 
     @cached_property
@@ -174,7 +174,7 @@ class Net:
         """Multiply-accumulates of one sample through the model; see `counted`."""
         dtype = torch.long if self.token_inputs else self.dtype
         one = torch.zeros(1, *self.input_shape, dtype=dtype, device=self.place)
-        return counted(lambda: self.apply(self.initial, one))
+        return count_macs(lambda: self.forward(self.initial, one))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -196,71 +196,71 @@ class Net:
         return found
 
     @cached_property
-    def _updated(self) -> frozenset[str]:
+    def _updated_names(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.module.named_buffers())
 
     @cached_property
-    def last(self) -> str:
+    def head_name(self) -> str:
         """The layer that reads the features; none where no layer is linear."""
         layers = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         return self.head or (layers[-1] if layers else "")
 
     @cached_property
-    def _last(self) -> list[dict]:
+    def _hook_cell(self) -> list[dict]:
         """The dict that hooks write into during a call; the first hook is the features' own."""
         cell: list[dict] = [{}]
-        if self.last:
+        if self.head_name:
             note = lambda _, args: cell[0].__setitem__(".features", args[0])  # noqa: E731
-            self.module.get_submodule(self.last).register_forward_pre_hook(note)
+            self.module.get_submodule(self.head_name).register_forward_pre_hook(note)
         return cell
 
     @cached_property
-    def _tapped(self) -> set[str]:
+    def _tap_names(self) -> set[str]:
         return set()
 
-    def _watch(self, seen: dict[str, Tensor], taps: tuple[str, ...]) -> None:
-        cell = self._last
+    def _register_taps(self, seen: dict[str, Tensor], taps: tuple[str, ...]) -> None:
+        cell = self._hook_cell
         cell[0] = seen
         for name in taps:
-            if name not in self._tapped:
-                self._tapped.add(name)
-                layer = self.module.get_submodule(name.removeprefix(INTO))
-                if name.startswith(INTO):
-                    layer.register_forward_pre_hook(note_read(cell, name), with_kwargs=True)
+            if name not in self._tap_names:
+                self._tap_names.add(name)
+                layer = self.module.get_submodule(name.removeprefix(INPUT_TAP_PREFIX))
+                if name.startswith(INPUT_TAP_PREFIX):
+                    layer.register_forward_pre_hook(make_input_hook(cell, name), with_kwargs=True)
                 else:
                     note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
                     layer.register_forward_hook(note)
 
 
-def note_read(cell: list[dict], name: str) -> Callable[..., None]:
+def make_input_hook(cell: list[dict], name: str) -> Callable[..., None]:
     """A hook that notes what a layer is given in its first call."""
 
-    def note(_layer: nn.Module, args: tuple, named: dict) -> None:
-        cell[0].setdefault(name, before_pooling(args[0] if args else next(iter(named.values()))))
+    def record_input(_layer: nn.Module, args: tuple, named: dict) -> None:
+        cell[0].setdefault(name, find_unpooled_map(args[0] if args else next(iter(named.values()))))
 
-    return note
+    return record_input
 
 
 @contextmanager
-def half_precision(place: str) -> Iterator[None]:
+def use_half_precision(place: str) -> Iterator[None]:
     """Layers compute in bfloat16 where torch's autocast lets them, norms in float32."""
     with torch.autocast(place, torch.bfloat16, cache_enabled=False), Float32Norms():
         yield
 
 
-def lines_of(rows: Axis, params: Params) -> int:
+def count_row_units(rows: Axis, params: Params) -> int:
     """How many units rows have with these tensors."""
     cut = rows.cuts[0]
     return params[cut.tensor].shape[cut.dim] // (cut.span * cut.copies)
 
 
-def output_rows(layer: str, classes: int, bias: bool = True) -> Axis:
+def make_output_rows(layer: str, classes: int, bias: bool = True) -> Axis:
     """The rows of the last layer, one for each class."""
     keys = ("weight", "bias") if bias else ("weight",)
     return Axis(f"{layer}:output", classes, tuple(Cut(f"{layer}.{key}", 0) for key in keys))
 
 
-def deepcopy_of(net: Net) -> nn.Module:
+def copy_module(net: Net) -> nn.Module:
     """A copy of the template with its first tensors and without the hooks."""
     for holder, key, name in net._slots:
         holder[key] = net.initial[name]
@@ -277,7 +277,7 @@ def deepcopy_of(net: Net) -> nn.Module:
     return module
 
 
-def tell_widths(layer: nn.Module) -> None:
+def update_layer_sizes(layer: nn.Module) -> None:
     """Correct the numbers a layer keeps about itself after its tensors were cut."""
     match layer:
         case nn.Linear():

@@ -68,7 +68,7 @@ class Plan:
         return bool(self.kept or self.masks)
 
 
-WHOLE = Plan()
+WHOLE_MODEL = Plan()
 
 
 class Slicer:
@@ -84,18 +84,18 @@ class Slicer:
 
     def take(self, params: Mapping[str, Tensor], plan: Plan) -> Params:
         """The smaller tensors that a plan keeps; a tensor with an element mask becomes the list of its kept values."""
-        return {name: self._take(name, value, plan) if plan else value for name, value in params.items()}
+        return {name: self._take_tensor(name, value, plan) if plan else value for name, value in params.items()}
 
     def place(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor], plan: Plan) -> Params:
         """Tensors of full shape that hold `small` where the plan keeps and 0 elsewhere."""
-        return {name: self._place(name, value, like[name], plan) for name, value in small.items()}
+        return {name: self._place_tensor(name, value, like[name], plan) for name, value in small.items()}
 
-    def covered(self, name: str, like: Tensor, plan: Plan) -> Tensor | None:
+    def covered_mask(self, name: str, like: Tensor, plan: Plan) -> Tensor | None:
         """Which elements of a tensor a plan keeps; None when all of them."""
         if not plan:
             return None
         mask = plan.masks.get(name)
-        for dim, line in self.lines(name, like, plan).items():
+        for dim, line in self.find_kept_lines(name, like, plan).items():
             line = line.to(like.device).view([-1 if d == dim else 1 for d in range(like.dim())])
             mask = line.expand(like.shape) if mask is None else mask & line
         return mask
@@ -126,15 +126,17 @@ class Slicer:
                 made[name] = full.index_copy(0, units.to(full.device), small[name])
         return made
 
-    def scaled(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
+    def scale_unit_outputs(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
         """The same parameters, as if what the units make were multiplied: the columns that read them are."""
-        return self._times(params, units, [(a, cut) for a in units for cut in self.axes[a].cuts if cut.reads])
+        return self._multiply_cuts(params, units, [(a, cut) for a in units for cut in self.axes[a].cuts if cut.reads])
 
-    def confined(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
+    def mask_units(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
         """Values like parameters, multiplied wherever a unit has to do with them; factors of 0 and 1 mask them."""
-        return self._times(values, units, [(a, cut) for a in units for cut in self.axes[a].cuts])
+        return self._multiply_cuts(values, units, [(a, cut) for a in units for cut in self.axes[a].cuts])
 
-    def _times(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor], cuts: list[tuple[str, Cut]]) -> Params:
+    def _multiply_cuts(
+        self, values: Mapping[str, Tensor], units: Mapping[str, Tensor], cuts: list[tuple[str, Cut]]
+    ) -> Params:
         made = dict(values)
         for axis, cut in cuts:
             if cut.tensor in made:
@@ -143,27 +145,27 @@ class Slicer:
                 made[cut.tensor] = made[cut.tensor] * line.view(shape)
         return made
 
-    def lines(self, name: str, like: Tensor, plan: Plan) -> dict[int, Tensor]:
+    def find_kept_lines(self, name: str, like: Tensor, plan: Plan) -> dict[int, Tensor]:
         """By dimension, which indices a plan keeps; where several axes meet, what all of them keep."""
         lines: dict[int, Tensor] = {}
         for cut, axis in self.cuts.get(name, ()):
             if axis.name in plan.kept:
-                index = spread(plan.kept[axis.name].cpu(), axis, cut)
+                index = expand_unit_indices(plan.kept[axis.name].cpu(), axis, cut)
                 line = torch.zeros(like.shape[cut.dim], dtype=torch.bool, device="cpu").index_fill(0, index, True)
                 lines[cut.dim] = lines[cut.dim] & line if cut.dim in lines else line
         return lines
 
-    def _take(self, name: str, value: Tensor, plan: Plan) -> Tensor:
+    def _take_tensor(self, name: str, value: Tensor, plan: Plan) -> Tensor:
         if name in plan.masks:
-            covered = self.covered(name, value, plan)
+            covered = self.covered_mask(name, value, plan)
             assert covered is not None
             return value[covered]
-        for dim, line in self.lines(name, value, plan).items():
+        for dim, line in self.find_kept_lines(name, value, plan).items():
             value = value.index_select(dim, line.nonzero().flatten().to(value.device))
         return value
 
-    def _place(self, name: str, small: Tensor, like: Tensor, plan: Plan) -> Tensor:
-        covered = self.covered(name, like, plan)
+    def _place_tensor(self, name: str, small: Tensor, like: Tensor, plan: Plan) -> Tensor:
+        covered = self.covered_mask(name, like, plan)
         if covered is None:
             return small
         full = torch.zeros(like.shape, dtype=small.dtype, device=small.device)
@@ -171,7 +173,7 @@ class Slicer:
         return full
 
 
-def spread(units: Tensor, axis: Axis, cut: Cut) -> Tensor:
+def expand_unit_indices(units: Tensor, axis: Axis, cut: Cut) -> Tensor:
     """The indices along a cut's dimension that belong to `units`, in the order of the tensor."""
     inner = (units[:, None] * cut.span + torch.arange(cut.span, device=units.device)).flatten()
     outer = torch.arange(cut.copies, device=units.device)[:, None] * (axis.size * cut.span)

@@ -12,117 +12,117 @@ Tree: TypeAlias = Any
 """A tensor, a JSON scalar, or a dict, list or tuple of trees."""
 
 
-def zeros(like: Mapping[str, Tensor]) -> Params:
+def make_zeros(like: Mapping[str, Tensor]) -> Params:
     return {k: torch.zeros_like(v) for k, v in like.items()}
 
 
-def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+def add_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
     return {k: v + b[k] for k, v in a.items()}
 
 
-def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+def subtract_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
     if a and next(iter(a.values())).is_cuda:
         return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a])))  # pyright: ignore[reportPrivateImportUsage]
     return {k: v - b[k] for k, v in a.items()}
 
 
-def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Params:
+def scale_params(a: Mapping[str, Tensor], factor: float | Tensor) -> Params:
     return {k: v * factor for k, v in a.items()}
 
 
-def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+def dot_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([(v * b[k]).sum() for k, v in a.items()]).sum()
 
 
-def only(a: Mapping[str, Tensor], names) -> Params:
+def select_params(a: Mapping[str, Tensor], names) -> Params:
     return {k: a[k] for k in names if k in a}
 
 
-def detach(a: Mapping[str, Tensor]) -> Params:
+def detach_params(a: Mapping[str, Tensor]) -> Params:
     return {k: v.detach() for k, v in a.items()}
 
 
-def chosen(live: Tensor, new: Tree, old: Tree) -> Tree:
+def select_where(live: Tensor, new: Tree, old: Tree) -> Tree:
     """`new` where `live` is true, else `old`; the gate of padded steps."""
-    return zip_map(lambda n, o: torch.where(live, n, o), new, old)
+    return map_tensor_pairs(lambda n, o: torch.where(live, n, o), new, old)
 
 
-def map(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+def map_tensors(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     if isinstance(tree, Tensor):
         return f(tree)
     if isinstance(tree, (dict, Mapping)):
-        return {k: map(f, v) for k, v in tree.items()}
+        return {k: map_tensors(f, v) for k, v in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return rebuilt(tree, (map(f, v) for v in tree))
+        return rebuild_sequence(tree, (map_tensors(f, v) for v in tree))
     return tree
 
 
-def rebuilt(like: list | tuple, values: Iterable[Tree]) -> Tree:
+def rebuild_sequence(like: list | tuple, values: Iterable[Tree]) -> Tree:
     """A sequence of the same kind with other values."""
     make = getattr(like, "_make", type(like))
     return make(values)
 
 
-def zip_map(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
+def map_tensor_pairs(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
     if isinstance(a, Tensor):
         return f(a, b)
     if isinstance(a, Mapping):
-        return {k: zip_map(f, v, b[k]) for k, v in a.items()}
+        return {k: map_tensor_pairs(f, v, b[k]) for k, v in a.items()}
     if isinstance(a, (list, tuple)):
-        return rebuilt(a, (zip_map(f, v, w) for v, w in zip(a, b, strict=True)))
+        return rebuild_sequence(a, (map_tensor_pairs(f, v, w) for v, w in zip(a, b, strict=True)))
     return a
 
 
-def tensors(tree: Tree) -> list[Tensor]:
+def collect_tensors(tree: Tree) -> list[Tensor]:
     """Every tensor of a tree, in order."""
     found: list[Tensor] = []
-    _collect(tree, found)
+    _append_tensors(tree, found)
     return found
 
 
-def _collect(tree: Tree, found: list[Tensor]) -> None:
+def _append_tensors(tree: Tree, found: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
         found.append(tree)
     elif isinstance(tree, (dict, Mapping)):
         for v in tree.values():
-            _collect(v, found)
+            _append_tensors(v, found)
     elif isinstance(tree, (list, tuple)):
         for v in tree:
-            _collect(v, found)
+            _append_tensors(v, found)
 
 
-def refilled(tree: Tree, values: Iterable[Tensor]) -> Tree:
+def refill_tensors(tree: Tree, values: Iterable[Tensor]) -> Tree:
     """The same tree with other tensors, in the order of `tensors`."""
     given = iter(values)
-    return map(lambda _: next(given), tree)
+    return map_tensors(lambda _: next(given), tree)
 
 
-def outline(tree: Tree) -> Any:
+def outline_tree(tree: Tree) -> Any:
     """What is left of a tree when the numbers in its tensors are forgotten; equal outlines can be stacked."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, (dict, Mapping)):
-        return tuple([(k, outline(v)) for k, v in tree.items()])
+        return tuple([(k, outline_tree(v)) for k, v in tree.items()])
     if isinstance(tree, (list, tuple)):
-        return tuple(outline(v) for v in tree)
+        return tuple(outline_tree(v) for v in tree)
     return tree
 
 
-def nbytes(tree: Tree) -> int:
-    return sum(t.nbytes for t in tensors(tree))
+def count_tree_bytes(tree: Tree) -> int:
+    return sum(t.nbytes for t in collect_tensors(tree))
 
 
-def finite(tree: Tree) -> bool:
+def is_tree_finite(tree: Tree) -> bool:
     """Whether every number is one. A finite sum says so at once; only a sum that is not has to be looked into."""
-    floats = [t for t in tensors(tree) if t.is_floating_point()]
+    floats = [t for t in collect_tensors(tree) if t.is_floating_point()]
     return all(isfinite(t.sum().item()) or bool(t.isfinite().all()) for t in floats)
 
 
-def finite_each(trees: Sequence[Tree]) -> list[bool]:
+def check_each_finite(trees: Sequence[Tree]) -> list[bool]:
     """The same for each of several trees; on a GPU with one look at all of them."""
-    floats = [[t for t in tensors(one) if t.is_floating_point() and t.numel()] for one in trees]
+    floats = [[t for t in collect_tensors(one) if t.is_floating_point() and t.numel()] for one in trees]
     if not any(t.is_cuda for own in floats for t in own):
-        return [finite(one) for one in trees]
+        return [is_tree_finite(one) for one in trees]
     flat = [t for own in floats for t in own]
     largest = torch._foreach_norm(flat, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
     same = len({(n.dtype, n.device) for n in largest}) == 1
@@ -130,37 +130,37 @@ def finite_each(trees: Sequence[Tree]) -> list[bool]:
     return [all([next(found) for _ in own]) for own in floats]
 
 
-def same(a: Tree, b: Tree) -> bool:
+def is_same_tree(a: Tree, b: Tree) -> bool:
     """Equal structure, types and bits."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, Mapping):
-        return isinstance(b, Mapping) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return isinstance(b, Mapping) and list(a) == list(b) and all(is_same_tree(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(same(v, w) for v, w in zip(a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(is_same_tree(v, w) for v, w in zip(a, b))
     return type(a) is type(b) and a == b
 
 
-def pack(tree: Tree) -> tuple[Any, Params]:
+def pack_tree(tree: Tree) -> tuple[Any, Params]:
     """A tree as JSON plus flat tensors: what a checkpoint stores instead of a pickle."""
     flat: Params = {}
 
-    def walk(node: Tree) -> Any:
+    def pack_node(node: Tree) -> Any:
         if isinstance(node, Tensor):
             flat[str(len(flat))] = node
             return {"tensor": str(len(flat) - 1)}
         if isinstance(node, Mapping):
-            return {"dict": [[k, walk(v)] for k, v in node.items()]}
+            return {"dict": [[k, pack_node(v)] for k, v in node.items()]}
         if isinstance(node, (list, tuple)):
-            return {type(node).__name__: [walk(v) for v in node]}
+            return {type(node).__name__: [pack_node(v) for v in node]}
         if node is None or isinstance(node, (bool, int, float, str)):
             return node
         raise TypeError(f"a state may hold tensors, numbers, text, dicts, lists and tuples, not {type(node).__name__}")
 
-    return walk(tree), flat
+    return pack_node(tree), flat
 
 
-def unpack(plain: Any, flat: Mapping[str, Tensor]) -> Tree:
+def unpack_tree(plain: Any, flat: Mapping[str, Tensor]) -> Tree:
     """The tree that `pack` took apart."""
     if not isinstance(plain, dict):
         return plain
@@ -171,9 +171,9 @@ def unpack(plain: Any, flat: Mapping[str, Tensor]) -> Tree:
         case "tensor":
             return flat[inside]
         case "dict":
-            return {k: unpack(v, flat) for k, v in inside}
+            return {k: unpack_tree(v, flat) for k, v in inside}
         case "list":
-            return [unpack(v, flat) for v in inside]
+            return [unpack_tree(v, flat) for v in inside]
         case "tuple":
-            return tuple(unpack(v, flat) for v in inside)
+            return tuple(unpack_tree(v, flat) for v in inside)
     raise ValueError(f"a node of a stored tree is of an unknown kind, {kind!r}")

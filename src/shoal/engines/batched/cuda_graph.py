@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.errors import told
+from shoal.core.errors import describe_error
 from shoal.engines.batched.graph import Program
 
 log = logging.getLogger("shoal")
@@ -58,7 +58,7 @@ def recorded(program: Program, *given) -> Replay:
     except Exception as error:
         if out_of_memory(error) or program.call == program.module.forward:
             raise
-        log.warning("A step cannot be compiled (%s); it runs as it was traced, which is slower.", told(error))
+        log.warning("A step cannot be compiled (%s); it runs as it was traced, which is slower.", describe_error(error))
         return Replay(replace(program, call=program.module.forward), *given)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
-from shoal.core.errors import ShoalError, told
-from shoal.core.local.device import answer
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.local.device import encode_result
 from shoal.core.model import tree
 from shoal.engines.base import Done, Task
 from shoal.engines.batched.cuda_graph import Replay, out_of_memory, recorded, stretch
@@ -109,7 +109,7 @@ class Batched:
             carried, losses = self.replayed(form, cohort) if on_gpu else self.stepped(form, cohort)
         endings, finite = cohort.endings(carried)
         ends = zip(members, endings, finite, losses.tolist() if losses.dim() else [float(losses)])
-        return [Done(*answer(m.site, m.visit, e, sound, loss / m.steps, m.macs)) for m, e, sound, loss in ends]
+        return [Done(*encode_result(m.site, m.visit, e, sound, loss / m.steps, m.macs)) for m, e, sound, loss in ends]
 
     def stepped(self, form: tuple, cohort: Cohort) -> Ran:
         """Step by step."""
@@ -171,7 +171,7 @@ class Batched:
         frame = [*cohort.data, *own]
         with refusing(cohort):
             step = traced(step_of(cohort, padded), carried, fixed, frame, in_place=False, fake=True)
-        return step.peak + 3 * tree.nbytes([carried, fixed])
+        return step.peak + 3 * tree.count_tree_bytes([carried, fixed])
 
     def decided_on(self, form: tuple, member: Member, knobs: Sequence[Knob]) -> list[Knob]:
         """The numbers that keep a step from being vectorised, because it needs one value of them at a time."""
@@ -226,7 +226,7 @@ def refusing(cohort: Cohort) -> Iterator[None]:
         if isinstance(error, ShoalError) or out_of_memory(error) or deterministic_fault(error):
             raise
         name = cohort.site.kind.partition(" ")[0] or "this model"
-        raise Refused(f"A step of {name} cannot be vectorised ({told(error)})") from error
+        raise Refused(f"A step of {name} cannot be vectorised ({describe_error(error)})") from error
 
 
 def expected(task: Task) -> float:

@@ -34,7 +34,7 @@ class Frames:
         self.steps = max(m.steps for m in members)
         self.full = self._full()
         for member in members:
-            for size in {*member.sizes, *([batch] if self.site.net.draws else [])}:
+            for size in {*member.sizes, *([batch] if self.site.net.has_dropout else [])}:
                 member.shapes(size)
 
     def _full(self) -> np.ndarray:
@@ -77,13 +77,13 @@ class Frames:
         rows = schedules[0].table[0, 0].expand(total, self.width, self.batch).clone()
         weight = torch.zeros(total, self.width, self.batch, dtype=dtype)
         for lane, own in enumerate(schedules):
-            rows[: len(own), lane, : own.batch] = own.table
+            rows[: len(own), lane, : own.batch_size] = own.table
             weight[: len(own), lane] = (torch.arange(self.batch) < torch.tensor(own.sizes)[:, None]).to(dtype)
         return [rows, weight, weight[..., 0] > 0, *times]
 
     def drawn(self, first: int, last: int) -> list[Tensor]:
         """What was drawn for some steps: by parts, for images, for layers."""
-        if not (self.members[0].first or self.site.augment or self.site.net.draws):
+        if not (self.members[0].first or self.site.augment or self.site.net.has_dropout):
             return []
         steps = [self.lanes([self.drawn_by(m, step) for m in self.members]) for step in range(first, last)]
         return [torch.stack(own).to(self.site.net.place, non_blocking=True) for own in zip(*steps, strict=True)]
@@ -99,15 +99,18 @@ class Frames:
         """One member's draws for one step, as wide as a whole batch; idling it takes nothing from its streams."""
         live = step < member.steps
         size = member.sizes[step] if live else self.batch
-        parts = member.luck.parts(step) if live and step else member.first
+        parts = member.luck.draw_for_parts(step) if live and step else member.first
         if live:
-            images, layers = member.luck.images(size), [member.luck.layer(shape) for shape in member.shapes(size)]
+            images, layers = (
+                member.luck.draw_for_images(size),
+                [member.luck.draw_for_layer(shape) for shape in member.shapes(size)],
+            )
         else:
             images = self.site.augment.draw(torch.Generator(), size) if self.site.augment else []
-            layers = [torch.zeros(shape) for shape in member.shapes(size)] if self.site.net.draws else []
+            layers = [torch.zeros(shape) for shape in member.shapes(size)] if self.site.net.has_dropout else []
         images = [padded(d, torch.Size((self.batch, *d.shape[1:]))) for d in images]
         layers = [padded(d, shape) for d, shape in zip(layers, member.shapes(self.batch) if layers else ())]
-        return [*tree.tensors(parts), *images, *layers]
+        return [*tree.collect_tensors(parts), *images, *layers]
 
 
 def padded(tensor: Tensor, shape: torch.Size) -> Tensor:

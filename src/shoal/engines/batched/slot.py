@@ -5,12 +5,12 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from shoal.core.local.device import Visit, prepare
-from shoal.core.local.draws import Luck
-from shoal.core.local.layer_overrides import chance
-from shoal.core.local.step import advance, autograd
+from shoal.core.local.device import LocalTraining, prepare_training
+from shoal.core.local.draws import LocalDraws
+from shoal.core.local.layer_overrides import override_layers
+from shoal.core.local.step import advance, compute_autograd_gradient
 from shoal.core.model import tree
-from shoal.core.model.flops import counted
+from shoal.core.model.flops import count_macs
 from shoal.engines.base import Task
 
 
@@ -19,10 +19,10 @@ class Member:
 
     def __init__(self, task: Task):
         self.task, self.site = task, task.site
-        self.visit: Visit = prepare(task.site, task.job, task.memory)
-        self.luck = Luck(self.site, self.visit)
-        self.first = self.luck.parts(0)
-        scene = self.visit.scene
+        self.visit: LocalTraining = prepare_training(task.site, task.job, task.memory)
+        self.luck = LocalDraws(self.site, self.visit)
+        self.first = self.luck.draw_for_parts(0)
+        scene = self.visit.context
         self.fixed = [scene.anchor, scene.got, scene.numbers, scene.mask]
 
     @property
@@ -36,14 +36,14 @@ class Member:
 
     def form(self, kind: int) -> tuple:
         """All that must be equal for two devices of sites of one kind to share a program and a cohort."""
-        samples, course, scene = self.visit.device.samples, self.visit.course, self.visit.scene
-        shapes = tree.outline([course.states, scene.got, self.first])
+        samples, course, scene = self.visit.device.samples, self.visit.state, self.visit.context
+        shapes = tree.outline_tree([course.states, scene.got, self.first])
         return (kind, id(samples.inputs), id(samples.targets), shapes, tuple(scene.mask), bool(course.velocity))
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of the whole local run."""
-        form = self.visit.form
+        form = self.visit.cost_key
         if self.sizes[0] == self.sizes[-1] == min(self.sizes):
             return self.site.tally.known["step", self.sizes[0], form] * self.steps
         return sum(self.site.tally.known["step", size, form] * many for size, many in Counter(self.sizes).items())
@@ -51,20 +51,20 @@ class Member:
     def shapes(self, size: int) -> list[torch.Size]:
         """What the layers draw in a step with so many samples; tried once, and what a step costs is counted with it."""
         site, visit = self.site, self.visit
-        key = ("step", size, visit.form)
-        if key not in site.tally.known or (site.net.draws and key not in site.tally.drawn):
+        key = ("step", size, visit.cost_key)
+        if key not in site.tally.known or (site.net.has_dropout and key not in site.tally.drawn):
             index = visit.device.samples.index
-            batch = visit.device.samples.batch(index.repeat(size // len(index) + 1)[:size])
+            batch = visit.device.samples.take_batch(index.repeat(size // len(index) + 1)[:size])
             found: list[torch.Size] = []
 
             def uniform(shape: torch.Size) -> Tensor:
                 found.append(shape)
                 return torch.full(shape, 0.5)
 
-            with chance(site.net.draws, False, uniform, None):
-                scene = visit.scene_at(0, self.first)
-                work = lambda: advance(site.rule, visit.course, batch, scene, autograd)  # noqa: E731
-                macs = counted(work)
+            with override_layers(site.net.has_dropout, False, uniform, None):
+                scene = visit.context_at_step(0, self.first)
+                work = lambda: advance(site.rule, visit.state, batch, scene, compute_autograd_gradient)  # noqa: E731
+                macs = count_macs(work)
             site.tally.known.setdefault(key, macs)
             site.tally.drawn[key] = found
         return site.tally.drawn.get(key, [])

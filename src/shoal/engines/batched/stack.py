@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.local.device import Ending, Site, end
-from shoal.core.local.step import Course
+from shoal.core.local.device import LocalResult, TrainingSetup, end_training
+from shoal.core.local.step import LocalState
 from shoal.core.model import tree
 from shoal.engines.batched.hyperparams import Knob, values
 from shoal.engines.batched.inputs import Frames
@@ -23,7 +23,7 @@ class Cohort:
     def __init__(self, members: Sequence[Member], knobs: Sequence[Knob], width: int, batch: int, turned: bool):
         self.members, self.knobs, self.width, self.batch = list(members), tuple(knobs), width, batch
         first = self.members[0]
-        self.site: Site = first.site
+        self.site: TrainingSetup = first.site
         self.data = [first.visit.device.samples.inputs, first.visit.device.samples.targets]
         self.place = self.site.net.place
         self.turned = turned and width == 1 and self.place.type == "cpu"
@@ -36,7 +36,7 @@ class Cohort:
 
     def stack(self, trees: Sequence[Any]) -> list[Tensor]:
         """The members' tensors, each with the lanes as first dimension."""
-        return [self.joined(own) for own in zip(*(tree.tensors(t) for t in trees), strict=True)]
+        return [self.joined(own) for own in zip(*(tree.collect_tensors(t) for t in trees), strict=True)]
 
     def joined(self, lanes: Sequence[Tensor]) -> Tensor:
         if self.alone:
@@ -50,26 +50,29 @@ class Cohort:
 
     def carried(self) -> list[Tensor]:
         """Where the members stand before their first step."""
-        return self.stack([m.visit.course for m in self.members])
+        return self.stack([m.visit.state for m in self.members])
 
     def fixed(self, read: Sequence[bool] | None = None) -> list[Tensor]:
         """What surrounds every step; of it, where a program says what it reads, only that."""
-        lanes = [tree.tensors([m.fixed, values(m.site, self.knobs)]) for m in self.members]
+        lanes = [tree.collect_tensors([m.fixed, values(m.site, self.knobs)]) for m in self.members]
         picked = range(len(lanes[0])) if read is None else [i for i, yes in enumerate(read) if yes]
         return [self.joined([own[i] for own in lanes]) for i in picked]
 
-    def endings(self, carried: Sequence[Tensor]) -> tuple[list[Ending], list[bool]]:
+    def endings(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
         """What each member is about to send, and whether all of it is finite."""
         if not self.alone and untouched(self.site):
             return self.changes(carried)
-        endings = [end(m.site, m.visit, course) for m, course in zip(self.members, self.ends(carried))]
-        return endings, tree.finite_each([[ending.body, ending.beside] for ending in endings])
+        endings = [end_training(m.site, m.visit, course) for m, course in zip(self.members, self.ends(carried))]
+        return endings, tree.check_each_finite([[ending.body, ending.beside] for ending in endings])
 
-    def changes(self, carried: Sequence[Tensor]) -> tuple[list[Ending], list[bool]]:
+    def changes(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
         """The same where no part acts after the last step: the changes of all lanes at once."""
-        stacked: Course = tree.refilled(self.members[0].visit.course, carried)
-        values, anchors = stacked.params | stacked.buffers, [m.visit.scene.anchor for m in self.members]
-        names, sound = self.site.net.named("shared"), torch.ones(self.width, dtype=torch.bool, device=self.place)
+        stacked: LocalState = tree.refill_tensors(self.members[0].visit.state, carried)
+        values, anchors = stacked.params | stacked.buffers, [m.visit.context.anchor for m in self.members]
+        names, sound = (
+            self.site.net.names_with_role("shared"),
+            torch.ones(self.width, dtype=torch.bool, device=self.place),
+        )
         lanes = []
         for name in names:
             own = [anchor[name] for anchor in anchors]
@@ -78,21 +81,21 @@ class Cohort:
             sound[: len(own)] &= change.reshape(len(own), -1).sum(1).isfinite()
             lanes.append(change.unbind())
         bodies = [dict(zip(names, own)) for own in zip(*lanes)]
-        made = [Ending(body, {}, dict(m.visit.memory), m.visit.macs) for body, m in zip(bodies, self.members)]
+        made = [LocalResult(body, {}, dict(m.visit.memory), m.visit.macs) for body, m in zip(bodies, self.members)]
         finite = sound.tolist()[: len(made)]
-        return made, finite if all(finite) else tree.finite_each(bodies)
+        return made, finite if all(finite) else tree.check_each_finite(bodies)
 
-    def ends(self, carried: Sequence[Tensor]) -> list[Course]:
+    def ends(self, carried: Sequence[Tensor]) -> list[LocalState]:
         """Where each member came to."""
-        course = self.members[0].visit.course
+        course = self.members[0].visit.state
         if self.alone:
-            return [tree.refilled(course, (t.contiguous() for t in carried))]
+            return [tree.refill_tensors(course, (t.contiguous() for t in carried))]
         lanes = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
-        return [tree.refilled(course, own) for _, own in zip(self.members, lanes)]
+        return [tree.refill_tensors(course, own) for _, own in zip(self.members, lanes)]
 
 
-def untouched(site: Site) -> bool:
+def untouched(site: TrainingSetup) -> bool:
     """Whether a device sends its change as it is: no part acts after the last step, and nothing stays on the device."""
     method, net = site.method, site.net
-    acting = method.at("end") or method.at("measure") or method.carries == "values"
-    return not acting and not net.named("personal")
+    acting = method.parts_at("end") or method.parts_at("measure") or method.carries == "values"
+    return not acting and not net.names_with_role("personal")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.core.local.layer_overrides import chance
-from shoal.core.local.step import Course, Scene, advance, functional, gated
+from shoal.core.local.layer_overrides import override_layers
+from shoal.core.local.step import LocalState, StepContext, advance, compute_func_gradient, gate_padded_step
 from shoal.core.model import tree
 from shoal.core.types import Batch
 from shoal.engines.batched.graph import Step
@@ -18,25 +18,25 @@ def step_of(cohort: Cohort, padded: bool) -> Step:
     """What a program of this cohort does; its frame begins with the data set, the rows, and where padded the gates."""
     site, knobs, width, batch = cohort.site, cohort.knobs, cohort.width, cohort.batch
     first = cohort.members[0]
-    course, draws, own_fixed = first.visit.course, first.first, len(tree.tensors(first.fixed))
-    drawn_by_parts, images = len(tree.tensors(draws)), site.augment.count if site.augment else 0
+    course, draws, own_fixed = first.visit.state, first.first, len(tree.collect_tensors(first.fixed))
+    drawn_by_parts, images = len(tree.collect_tensors(draws)), site.augment.count if site.augment else 0
 
     def one(carried: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, rest: Sequence[Tensor]):
-        before: Course = tree.refilled(course, carried)
-        anchor, got, numbers, mask = tree.refilled(first.fixed, fixed[:own_fixed])
+        before: LocalState = tree.refill_tensors(course, carried)
+        anchor, got, numbers, mask = tree.refill_tensors(first.fixed, fixed[:own_fixed])
         weight, live = (rest[0], rest[1]) if padded else (None, None)
         now, epoch, *drawn = rest[2:] if padded else rest
-        parts = tree.refilled(draws, drawn[:drawn_by_parts])
-        scene = Scene(anchor, got, numbers | {"step": now, "epoch": epoch}, parts, mask)
+        parts = tree.refill_tensors(draws, drawn[:drawn_by_parts])
+        scene = StepContext(anchor, got, numbers | {"step": now, "epoch": epoch}, parts, mask)
         if site.augment:
-            x = site.augment.turned(x, drawn[drawn_by_parts : drawn_by_parts + images])
+            x = site.augment.transform_images(x, drawn[drawn_by_parts : drawn_by_parts + images])
         layers = iter(drawn[drawn_by_parts + images :])
         rule = turned(site, knobs, fixed[own_fixed:])
-        with chance(site.net.draws, site.net.mixes_batch, lambda _: next(layers), weight):
-            after, scored = advance(rule, before, Batch(x, ((y, None),), weight), scene, functional)
+        with override_layers(site.net.has_dropout, site.net.mixes_batch, lambda _: next(layers), weight):
+            after, scored = advance(rule, before, Batch(x, ((y, None),), weight), scene, compute_func_gradient)
         if live is None:
-            return tree.tensors(after), scored.loss
-        return tree.tensors(gated(live, after, before)), torch.where(live, scored.loss, 0)
+            return tree.collect_tensors(after), scored.loss
+        return tree.collect_tensors(gate_padded_step(live, after, before)), torch.where(live, scored.loss, 0)
 
     def step(carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor]):
         inputs, targets, rows, *rest = frame

@@ -16,8 +16,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from weakref import WeakKeyDictionary, finalize
 
-from shoal.core.errors import ShoalError, told
-from shoal.core.local.device import Site
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.local.device import TrainingSetup
 from shoal.engines.base import Crew, Done, Task
 from shoal.engines.batched.engine import expected
 from shoal.engines.workers.chunking import chunked
@@ -33,7 +33,7 @@ class Pool:
 
     def __init__(self, workers: int, width: int, inner: Callable[[], Crew]):
         self.width, self.inner = width, inner
-        self.numbers: WeakKeyDictionary[Site, int] = WeakKeyDictionary()
+        self.numbers: WeakKeyDictionary[TrainingSetup, int] = WeakKeyDictionary()
         """The sites that the workers know, and what each is called on the way."""
         self.unused = count()
         self.workers = [Worker() for _ in range(workers)]
@@ -55,7 +55,7 @@ class Pool:
         """End the workers; another `train` starts new ones."""
         end_all(self.workers, os.getpid())
 
-    def meet(self, sites: Iterable[Site]) -> None:
+    def meet(self, sites: Iterable[TrainingSetup]) -> None:
         """Workers know the sites that were there when they were forked; for a new one they are forked anew."""
         new = [site for site in sites if site not in self.numbers]
         for site in new:
@@ -82,7 +82,7 @@ class Worker:
         self.chunk: int | None = None
         """The number of the chunk that is being trained."""
 
-    def start(self, sites: dict[int, Site], inner: Callable[[], Crew]) -> None:
+    def start(self, sites: dict[int, TrainingSetup], inner: Callable[[], Crew]) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
             problem = "Worker processes are forks of this one, and this system cannot fork safely."
             raise ShoalError("no-device", problem, "Use --engine batched.")
@@ -96,7 +96,7 @@ class Worker:
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a worker needs none of this process
                 self.process = os.fork()
         except OSError as error:
-            problem = f"A worker process could not be started ({told(error)})."
+            problem = f"A worker process could not be started ({describe_error(error)})."
             raise ShoalError("no-device", problem, "Use fewer workers or --engine batched.") from error
         if not self.process:
             try:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from shoal.core.errors import ShoalError, told
-from shoal.core.local.device import Site
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.local.device import TrainingSetup
 from shoal.engines.base import Crew, Task
 from shoal.engines.part_faults import blamed
 from shoal.engines.workers.malloc import keep_memory
@@ -62,7 +62,9 @@ def follow(pipe: int, parent: int) -> None:
     os._exit(0)
 
 
-def serve(pipe: Connection, arenas: Sequence[Arena], sites: dict[int, Site], inner: Callable[[], Crew]) -> None:
+def serve(
+    pipe: Connection, arenas: Sequence[Arena], sites: dict[int, TrainingSetup], inner: Callable[[], Crew]
+) -> None:
     """Train one chunk after the other."""
     crew, turn = None, 0
     while True:
@@ -98,7 +100,7 @@ def flush(stream) -> None:
         stream.flush()
 
 
-def portable(error: BaseException, sites: Iterable[Site]) -> BaseException:
+def portable(error: BaseException, sites: Iterable[TrainingSetup]) -> BaseException:
     """An exception that survives the way: a stranger's part is named here, where it can still be seen."""
     faults = [blamed(error, site.method) for site in sites] if isinstance(error, Exception) else []
     if not isinstance(error, ShoalError) and any(faults):
@@ -107,6 +109,6 @@ def portable(error: BaseException, sites: Iterable[Site]) -> BaseException:
     try:
         error = pickle.loads(pickle.dumps(error))
     except Exception:
-        error = RuntimeError(told(error))
+        error = RuntimeError(describe_error(error))
     error.add_note(f"in a worker process:\n{text}")
     return error

@@ -11,7 +11,7 @@ import ray
 import torch
 from torch import Tensor
 
-from shoal.core.local.device import Site
+from shoal.core.local.device import TrainingSetup
 from shoal.engines.base import Crew, Task
 from shoal.engines.workers.fork_worker import Failure, portable
 from shoal.engines.workers.malloc import keep_memory
@@ -25,7 +25,7 @@ class Trainer:
         torch.set_num_threads(1)
         keep_memory()
         self.crew, self.gpu = inner(), torch.device("cuda", 0) if on_gpu else None
-        self.sites: dict[int, Site] = {}
+        self.sites: dict[int, TrainingSetup] = {}
         self.data: WeakValueDictionary[tuple[Any, int], Tensor] = WeakValueDictionary()
         """Tensors that several sites may share."""
         self.box: Box = []
@@ -51,7 +51,7 @@ class Trainer:
             found = Failure(portable(error, self.sites.values()))
         return packed((perf_counter() - began, found))
 
-    def site(self, crate: Crate) -> Site:
+    def site(self, crate: Crate) -> TrainingSetup:
         reader = Reader(crate, ray.get(crate.shared), self.gpu, copy=False)
         reader.known = self.data
         site, files = reader.load()

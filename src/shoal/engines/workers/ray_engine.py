@@ -25,9 +25,9 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and does not print th
 import ray
 from ray import cloudpickle
 
-from shoal.core.errors import ShoalError, told
-from shoal.core.interrupts import sigterm_handler_kept
-from shoal.core.local.device import Site
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.interrupts import keep_sigterm_handler
+from shoal.core.local.device import TrainingSetup
 from shoal.engines.base import Crew, Done, Task
 from shoal.engines.serial import Serial
 from shoal.engines.workers.ray_actor import Trainer
@@ -59,7 +59,7 @@ class Cluster:
         self.hands: list[Hand] = []
         self.most = 1
         """Actors that the cluster has room for."""
-        self.sites: WeakKeyDictionary[Site, tuple[int, Any]] = WeakKeyDictionary()
+        self.sites: WeakKeyDictionary[TrainingSetup, tuple[int, Any]] = WeakKeyDictionary()
         """What a site is called on the way, and where it lies; what lies there stays for as long as it is listed."""
         self.tensors = WeakTensorKeyDictionary()
         """Where the large tensors of sites lie."""
@@ -123,7 +123,7 @@ class Cluster:
         for _ in range(len(self.hands), min(self.most, tasks)):
             self.hands.append(Hand(lambda: one.remote(self.inner, on_gpu)))
 
-    def meet(self, site: Site) -> None:
+    def meet(self, site: TrainingSetup) -> None:
         """Put a site into the store, if it is not there yet."""
         if site in self.sites:
             return
@@ -132,7 +132,7 @@ class Cluster:
             if name.startswith("shoal_file_"):  # a user's own file, which no other machine has
                 files[name] = module.__file__
                 cloudpickle.register_pickle_by_value(module)
-        site.net._filled(site.net.initial, training=False)  # what the last call left in the template stays here
+        site.net._fill_slots(site.net.initial, training=False)  # what the last call left in the template stays here
         self.sites[site] = (next(self.unused), ray.put(packed((site, files), self.shared)))
 
     def shared(self, tensor: Tensor) -> tuple[Any, int] | None:
@@ -151,13 +151,13 @@ def join(address: str) -> None:
     where: dict[str, Any] = {"address": address} if address else own
     try:
         reach(address)
-        with sigterm_handler_kept():
+        with keep_sigterm_handler():
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         found = f"There is no Ray cluster that can be joined at {address!r}" if address else "Ray could not be started"
         start = "Start one with `ray start --head`, and check its address, token and certificates"
         advice = f"{start}; without an address Ray starts here." if address else "Use --engine pool."
-        raise ShoalError("no-device", f"{found} ({told(error)}).", advice) from error
+        raise ShoalError("no-device", f"{found} ({describe_error(error)}).", advice) from error
 
 
 def reach(address: str) -> None:

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from shoal.core.errors import ShoalError, told
-from shoal.core.local.device import Site
+from shoal.core.errors import ShoalError, describe_error
+from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
 from shoal.core.types import Outcome
 from shoal.engines.base import Done, Task
@@ -44,7 +44,7 @@ class Shift:
     def __init__(
         self,
         hands: list[Hand],
-        sites: Mapping[Site, tuple[int, Any]],
+        sites: Mapping[TrainingSetup, tuple[int, Any]],
         tasks: Sequence[Task],
         lanes: int,
         patience: float,
@@ -130,7 +130,7 @@ class Shift:
             hand.take_back(order)
             return self.fail(order.chunk, error.cause)
         except RayError as error:
-            return self.bury(hand, f"died ({told(error)})")
+            return self.bury(hand, f"died ({describe_error(error)})")
         hand.take_back(order)
         self.hand_out()
         self.read(order.chunk, answer)
@@ -145,7 +145,7 @@ class Shift:
             return self.fail(chunk, found.error)
         if not copy:
             self.lent += map(weakref.ref, arrays)
-            found = [Done(outcome, tree.map(Tensor.clone, memory)) for outcome, memory in found]
+            found = [Done(outcome, tree.map_tensors(Tensor.clone, memory)) for outcome, memory in found]
         self.done.update(zip(chunk, found, strict=True))
 
     def fail(self, chunk: list[int], error: BaseException) -> None:
@@ -202,7 +202,7 @@ def common(tasks: Sequence[Task]) -> dict[int, tuple[Any, int]]:
     met: dict[int, Any] = {}
     uses: Counter[int] = Counter()
     for task in tasks:
-        own = {id(t): t for t in tree.tensors([task.job.message.body, task.job.message.beside])}
+        own = {id(t): t for t in tree.collect_tensors([task.job.message.body, task.job.message.beside])}
         met |= own
         uses.update(own.keys())
     several = [key for key in met if uses[key] > 1]

@@ -7,7 +7,7 @@ from math import isfinite
 
 import torch
 
-from shoal.core.errors import ShoalError, told
+from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.part import Part
@@ -45,7 +45,7 @@ def require_curvature(part: Part, net: Net) -> None:
     kind = torch.long if net.token_inputs else net.dtype
     inputs = torch.zeros(2, *net.input_shape, dtype=kind, device=net.place)
     try:
-        logits = net.apply(net.initial, inputs)[0]
+        logits = net.forward(net.initial, inputs)[0]
         targets = torch.zeros(logits.shape[:-1], dtype=torch.long, device=net.place)
         loss = Loss(net, net.initial, Batch(inputs, ((targets, None),)))
         at = loss.flat(net.initial)
@@ -53,9 +53,7 @@ def require_curvature(part: Part, net: Net) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        problem = (
-            f"{part.name()} measures the curvature of the loss, which torch cannot do for this model ({told(error)})."
-        )
+        problem = f"{part.name()} measures the curvature of the loss, which torch cannot do for this model ({describe_error(error)})."
         raise ShoalError("bad-part", problem, "Write rule='fixed' and a rate, or replace that operation.") from error
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import mean_delta
+from shoal.core.aggregate import average_delta
 from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
@@ -14,13 +14,13 @@ def combine_ranked(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Pa
     """New parameters from a rule on (values in rising order, how many of them are held); the rest of them are inf."""
     replies = [r for r, w in zip(round.replies, round.weights.tolist(), strict=True) if w > 0]
     new = dict(round.anchor)
-    for name in round.net.named("shared"):
+    for name in round.net.names_with_role("shared"):
         old = round.anchor[name]
         held = [r for r in replies if name in r.delta]
         if not held:
             continue
         if not old.is_floating_point():
-            new[name] = old + mean_delta(name, old, held, [1.0] * len(held))
+            new[name] = old + average_delta(name, old, held, [1.0] * len(held))
             continue
         values = torch.stack([r.delta[name] for r in held])
         masks = torch.stack([r.covered.get(name, torch.ones_like(old, dtype=torch.bool)) for r in held])

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.local.step import mean_loss
-from shoal.core.model.kernels import differentiable_kernels
+from shoal.core.local.step import compute_mean_loss
+from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import Batch
@@ -37,7 +37,7 @@ class Loss:
 
     def __init__(self, net: Net, params: Params, batch: Batch, held: Tensor | None = None):
         self.net, self.params, self.batch = net, params, batch
-        self.names = net.common
+        self.names = net.shared_trainable
         self.held = held
 
     def flat(self, params: Params) -> Tensor:
@@ -48,8 +48,8 @@ class Loss:
         leaf = at.detach().requires_grad_()
         pieces = leaf.split([self.params[k].numel() for k in self.names])
         own = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
-        with differentiable_kernels(self.net.module, self.net.place, twice=graph):
-            loss = mean_loss(self.net.apply(self.params | own, self.batch.inputs)[0], self.batch)
+        with use_differentiable_kernels(self.net.module, self.net.place, twice=graph):
+            loss = compute_mean_loss(self.net.forward(self.params | own, self.batch.inputs)[0], self.batch)
         (found,) = torch.autograd.grad(loss, leaf, create_graph=graph)
         return leaf, found if self.held is None else found * self.held
 

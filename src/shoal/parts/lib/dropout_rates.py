@@ -10,12 +10,12 @@ from shoal.core.types import Round
 
 def seconds_of(round: Round, devices: Sequence[int]) -> np.ndarray:
     """How long each device would take with the whole model: both ways, and three passes for each sample it looks at."""
-    size = sum(round.anchor[k].nbytes for k in round.net.named("shared"))
+    size = sum(round.anchor[k].nbytes for k in round.net.names_with_role("shared"))
     work, found = round.work, []
     for device in devices:
         looks = work.steps * work.batch if work.steps else work.epochs * round.sizes[device]
         macs = ceil(3 * round.net.macs_forward * looks)
-        found.append(round.fleet.profile(device, round.number).times(size, macs, size).total)
+        found.append(round.fleet.get_profile(device, round.number).estimate_times(size, macs, size).total)
     return np.array(found)
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import mean_loss
+from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.types import Batch, Local, Scored, Scorer
+from shoal.core.types import Batch, BatchScore, Local, Scorer
 
 
 def block_ends(net: Net) -> tuple[str, ...]:
@@ -39,17 +39,17 @@ def hybrid(
     """
     ends, blocks = block_ends(local.net), len(local.net.blocks)
 
-    def scorer(params: Params, batch: Batch) -> Scored:
+    def scorer(params: Params, batch: Batch) -> BatchScore:
         scored = inner(params, batch)
         own = (scored.logits / heat).log_softmax(-1)
         total = torch.zeros_like(scored.loss)
         for way in ways:
             first = blocks - way
-            logits = local.net.through(local.anchor, scored.taps[ends[first - 1]], first, training=True)
+            logits = local.net.forward_from_block(local.anchor, scored.taps[ends[first - 1]], first, training=True)
             theirs = (logits / heat).log_softmax(-1)
             apart = (theirs.exp() * (theirs - own)).sum(-1)
             apart = apart if apart.dim() == 1 else apart.flatten(1).mean(1)
-            total = total + cross * mean_loss(logits, batch) + distil * batch.mean(apart)
+            total = total + cross * compute_mean_loss(logits, batch) + distil * batch.mean(apart)
         return scored._replace(loss=scored.loss + total / max(len(ways), 1))
 
     return scorer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.measures.divergence import degrees
+from shoal.core.measures.divergence import measure_label_degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Round, Samples
@@ -32,7 +32,7 @@ def met(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
         new = [int(d) for d in (round.sizes > 0).nonzero()[0]] if everybody else []
     else:
         new = [r.device for r in round.replies if key(r.device) not in known and r.device != SERVER]
-    cards = round.roster.ask(new) if new else {}
+    cards = round.roster.fetch_cards(new) if new else {}
     return {**known, **{key(d): label_counts(d, card["labels"], round) for d, card in cards.items()}}
 
 
@@ -73,7 +73,7 @@ def degrees_of(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[lis
     A device that is not known has the mean degree.
     """
     counts = np.stack([own.cpu().numpy() for own in known.values()]) if known else np.zeros((0, 1))
-    found = degrees(counts)
+    found = measure_label_degrees(counts)
     mean = float(found.mean()) if len(found) else 0.0
     by_device = dict(zip(known, found.tolist()))
     return [by_device.get(key(device), mean) for device in devices], max(1e-3, 0.02 * mean)

@@ -2,9 +2,9 @@
 
 import torch
 
-from shoal.core.local.step import mean_loss
+from shoal.core.local.step import compute_mean_loss
 from shoal.core.model import tree
-from shoal.core.model.kernels import differentiable_kernels
+from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import Samples
@@ -15,12 +15,12 @@ AT_ONCE = 500
 
 def slope(net: Net, params: Params, samples: Samples) -> Params:
     """The gradient of the mean loss with respect to all that devices train and the server combines."""
-    total = tree.zeros(tree.only(params, net.common))
+    total = tree.make_zeros(tree.select_params(params, net.shared_trainable))
     for rows in samples.index.split(AT_ONCE):
-        leaves = {k: params[k].detach().requires_grad_() for k in net.common}
-        batch = samples.batch(rows)
-        with differentiable_kernels(net.module, net.place):
-            loss = mean_loss(net.apply(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
+        leaves = {k: params[k].detach().requires_grad_() for k in net.shared_trainable}
+        batch = samples.take_batch(rows)
+        with use_differentiable_kernels(net.module, net.place):
+            loss = compute_mean_loss(net.forward(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        total = tree.plus(total, dict(zip(leaves, found)))
+        total = tree.add_params(total, dict(zip(leaves, found)))
     return total

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.wire import bits, unbits
+from shoal.core.wire import pack_bits, unpack_bits
 
 WAYS = ("auto", "64", "32", "golomb", "bitmap")
 AUTO = ("all", "32", "golomb", "bitmap", "64")
@@ -31,7 +31,7 @@ def pack(at: Tensor, n: int, way: str) -> Tensor:
     if way == "all":
         return torch.empty(0, dtype=torch.uint8, device=at.device)
     if way == "bitmap":
-        return bits(torch.zeros(n, dtype=torch.bool, device=at.device).index_fill_(0, at, True))
+        return pack_bits(torch.zeros(n, dtype=torch.bool, device=at.device).index_fill_(0, at, True))
     if way == "golomb":
         return torch.from_numpy(golomb(at.cpu().numpy())).to(at.device)
     if way == "32" and n >= 2**31:
@@ -103,7 +103,7 @@ def mask_of(packed: Tensor, n: int) -> Tensor:
         refuse(f"has {packed.nbytes} bytes of {packed.dtype} for {n} bits")
     if n % 8 and int(packed[-1]) & (0xFF >> n % 8):
         refuse(f"has bits behind the last of {n}")
-    return unbits(packed, torch.Size([n]))
+    return unpack_bits(packed, torch.Size([n]))
 
 
 # Golomb-Rice ------------------------------------------------------------------------------------------------------

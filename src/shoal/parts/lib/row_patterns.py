@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
-from shoal.core.wire import Entry, Message, bits, unbits
+from shoal.core.wire import Entry, Message, pack_bits, unpack_bits
 from shoal.parts.lib.submodel_units import rows_of
 
 
@@ -54,7 +54,9 @@ def cut_rows(message: Message, lines: Callable[[str], Mapping[int, Tensor]]) -> 
         for dim, line in lines(name).items():
             value = value.index_select(dim, line.nonzero().flatten().to(value.device))
             known = next((place for place, other in seen if torch.equal(other, line)), None)
-            told |= {f"kept {dim}": bits(line)} if known is None else {f"kept {dim} as {known}": torch.empty(0).byte()}
+            told |= (
+                {f"kept {dim}": pack_bits(line)} if known is None else {f"kept {dim} as {known}": torch.empty(0).byte()}
+            )
             seen.append((f"{dim} {name}", line))
         body[name] = entry | {"value": value} | told
     return replace(message, body=body)
@@ -74,8 +76,8 @@ def told_lines(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.
         length = shape[int(owner_dim)]
         if value.dtype != torch.uint8 or value.shape != (-(-length // 8),):
             raise unfit(name, f"a pattern of {value.numel()} bytes for {length} rows")
-        line = unbits(value, torch.Size([length]))
-        if not torch.equal(bits(line), value):
+        line = unpack_bits(value, torch.Size([length]))
+        if not torch.equal(pack_bits(line), value):
             raise unfit(name, "a pattern with more bits than rows")
         found[int(dim)] = line
     return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.model.tree import Params
-from shoal.core.wire import Entry, Link, Message
+from shoal.core.wire import CodecLink, Entry, Message
 from shoal.parts.lib.position_codec import refuse, unpack
 
 SAMPLE = 1 << 15
@@ -57,16 +57,16 @@ def lowest(sizes: np.ndarray, k: int) -> np.floating:
     return np.partition(sizes, len(sizes) - k)[len(sizes) - k]
 
 
-def coded(message: Message, link: Link) -> Params:
+def coded(message: Message, link: CodecLink) -> Params:
     """The values that such a codec codes: what is trained. Counters and running statistics travel as they are."""
     values = {k: e["value"] for k, e in message.body.items() if link.trained is None or k in link.trained}
     return {k: v for k, v in values.items() if v.is_floating_point()}
 
 
-def lowered(full: Mapping[str, Tensor], values: Params, link: Link) -> Params:
+def lowered(full: Mapping[str, Tensor], values: Params, link: CodecLink) -> Params:
     """Of what is kept at full shape, what the codec sees; 0 where nothing is kept yet."""
     known = {k: full[k] if k in full else torch.zeros_like(link.like[k]) for k in values}
-    return link.lower(known)
+    return link.reduce_from_full(known)
 
 
 def summed(value: Tensor, due: Tensor | None, name: str, factor: float = 1.0) -> Tensor:
@@ -75,16 +75,16 @@ def summed(value: Tensor, due: Tensor | None, name: str, factor: float = 1.0) ->
     return finite(flat.clone() if due is None else torch.add(flat, due.flatten(), alpha=factor), name)
 
 
-def lifted(seen: Params, full: Mapping[str, Tensor], link: Link) -> Params:
+def lifted(seen: Params, full: Mapping[str, Tensor], link: CodecLink) -> Params:
     """What is kept at full shape after this round: what the codec did not see stays as it was."""
     if not link.plan and not link.earlier:
         return {**full, **seen}
-    new, there = link.lift(seen), link.lift({k: torch.ones_like(v) for k, v in seen.items()})
+    new, there = link.expand_to_full(seen), link.expand_to_full({k: torch.ones_like(v) for k, v in seen.items()})
     old = {k: full[k] if k in full else torch.zeros_like(v) for k, v in new.items()}
     return {**full, **{k: torch.where(there[k] > 0, v, old[k]) for k, v in new.items()}}
 
 
-def scattered(message: Message, link: Link, count: Callable[[int], int], way: str) -> Message:
+def scattered(message: Message, link: CodecLink, count: Callable[[int], int], way: str) -> Message:
     """A message whose entries hold some values and their positions, `count(n)` of n, with all values again."""
     body = {}
     for name, entry in message.body.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
-from shoal.core.streams import Streams, part_stream
+from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.types import SERVER
 
 
@@ -50,14 +50,14 @@ def drawn_units(draw: np.random.Generator, size: int, count: int, chances: np.nd
 
 
 @lru_cache(65536)
-def tier(streams: Streams, part: str, device: int, levels: tuple[float, ...]) -> float:
+def tier(streams: RandomStreams, part: str, device: int, levels: tuple[float, ...]) -> float:
     """The level that a device has for the whole run, equally likely each; the server has the largest.
 
     Both ends can draw it, so that it need not travel.
     """
     if device == SERVER:
         return max(levels)
-    return levels[int(streams.numpy(part_stream(part, "tier"), 0, device).integers(len(levels)))]
+    return levels[int(streams.make_numpy_generator(part_stream_name(part, "tier"), 0, device).integers(len(levels)))]
 
 
 KINDS = ("embedding", "output", "recurrent", "cells", "input")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shoal.core.model.feature_maps import BeforePooling
+from shoal.core.model.feature_maps import TrackPoolingInputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params
@@ -21,8 +21,8 @@ def scores(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
     absolute weights that make the unit, as a multiple of the mean over its axis.
     """
     taps = tuple(dict.fromkeys(axis.tap for axis in net.axes if axis.tap))
-    with BeforePooling():
-        seen = net.apply(params, inputs, taps)[2] if taps else {}
+    with TrackPoolingInputs():
+        seen = net.forward(params, inputs, taps)[2] if taps else {}
     sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in strengths(net, params).items()}
     return {a.name: ranks(maps(seen[a.tap], a)) if a.tap else sizes[a.name].float().to(inputs.device) for a in net.axes}
 

@@ -18,7 +18,7 @@ from shoal.parts.lib.submodel_units import left
 
 def prunable(part: Part, net: Net) -> list[str]:
     """The weights that can lose elements: matrices and filters, but no biases, norms or statistics."""
-    found = [name for name in net.common if net.initial[name].dim() >= 2]
+    found = [name for name in net.shared_trainable if net.initial[name].dim() >= 2]
     if not found:
         problem = f"{part.name()} prunes matrices and filters, and this model has none that devices train and share."
         raise ShoalError("bad-part", problem, "Use another model, or leave it out.")

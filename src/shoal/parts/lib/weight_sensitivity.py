@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import mean_delta
+from shoal.core.aggregate import average_delta
 from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
@@ -15,7 +15,7 @@ def mean_of(trees: Sequence[Mapping[str, Tensor]], round: Round) -> Params:
     """The weighted mean of trees shaped like the model, one per reply, each coordinate over those that hold it."""
     replies = [replace(r, delta=dict(own)) for r, own in zip(round.replies, trees, strict=True)]
     weights = round.weights.tolist()
-    return {k: mean_delta(k, round.anchor[k], replies, weights) for k in round.net.common}
+    return {k: average_delta(k, round.anchor[k], replies, weights) for k in round.net.shared_trainable}
 
 
 def change_of(round: Round) -> Params:
