@@ -23,7 +23,7 @@ from shoal.core.types import Batch, BatchScore, Local, Optimiser, Samples, Score
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def one_weight(
     sizes = np.array([len(own) for own in targets])
     loop = Loop(
         method,
-        Machine(TrainingSetup(method, net, streams, optimiser, samples), Memory(), Serial()),
+        Machine(TrainingSetup(method, net, streams, optimiser, samples), DeviceMemory(), Serial()),
         Uniform(),
         streams,
         sizes,

@@ -25,7 +25,7 @@ from shoal.plugins.smoke_run import tiny_run
 from shoal.remote.engine import Distant, Remote
 from shoal.remote.messages import Order, answered
 from shoal.remote.tree_bytes import unwrapped, wrapped
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 from shoal.testing.laws import Spy, memory_of, play, site_of
 
 MOST = 1 << 24
@@ -80,7 +80,7 @@ class Elsewhere:
         return {"stamp": stamp, "size": len(self.site.samples(device)), "card": self.site.enrol(device)}
 
     def trained(self, question: bytes) -> Answer:
-        order, memory, held = Order.read(question, MOST), Memory(), None
+        order, memory, held = Order.read(question, MOST), DeviceMemory(), None
         device = order.stamp.device
         for number, cut in enumerate((*order.cuts, None)):
             if order.since and number == order.since[1]:
@@ -102,7 +102,7 @@ def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[
     loop, net = tiny_run(method, sizes)
     site = site_of(loop)
     remote = Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
-    distant = Distant(site, Memory(), remote)
+    distant = Distant(site, DeviceMemory(), remote)
     there = distant.sizes(range(len(sizes)))
     loop = replace(loop, engine=distant, sizes=loop.sizes * [d in there for d in range(len(sizes))])
     return loop, loop.start(net)
@@ -253,7 +253,7 @@ def test_a_device_that_never_introduces_itself_is_left_out():
 
     loop, net = tiny_run(compose([Asks()]), (5, 3, 4))
     site = site_of(loop)
-    loop = replace(loop, engine=Distant(site, Memory(), Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)))
+    loop = replace(loop, engine=Distant(site, DeviceMemory(), Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)))
     _, rows = play(loop, loop.start(net), 0, 2)
     assert [row["devices"] for row in rows] == [[0, 2], [0, 2]]
 

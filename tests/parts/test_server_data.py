@@ -36,7 +36,7 @@ from shoal.parts.hybridfl import HybridFL
 from shoal.plugins.smoke_run import tiny_run
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 from shoal.testing.laws import check_pair, close, machine_of, play
 
 PARTS: list[Part] = [DataSharing(), HybridFL(), FedDF(), FedKT(), FedDA()]
@@ -95,7 +95,7 @@ def served(parts: list[Part], targets: list[list[int]], server: list[int], round
 
     loop = Loop(
         method,
-        Machine(TrainingSetup(method, net, streams, Optimiser(), samples), Memory(), Serial()),
+        Machine(TrainingSetup(method, net, streams, Optimiser(), samples), DeviceMemory(), Serial()),
         Uniform(),
         streams,
         np.array([len(own) for own in targets]),

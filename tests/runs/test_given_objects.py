@@ -23,7 +23,7 @@ from shoal.data.user_data import dataset_of
 from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import run
-from shoal.storage.python_file import named_in
+from shoal.storage.python_file import load_named_object
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=4, batch=8, split="iid", engine="serial", checkpoint_every=1)
 
@@ -150,7 +150,7 @@ def test_a_module_is_known_by_its_code_wherever_it_is_defined(tmp_path):
     found = {}
     for name, change in changes.items():
         (tmp_path / f"{name}.py").write_text(text + change)
-        found[name] = architecture_fingerprint(named_in(f"{tmp_path}/{name}.py:Net")(3, 2))
+        found[name] = architecture_fingerprint(load_named_object(f"{tmp_path}/{name}.py:Net")(3, 2))
     assert found["one"] == found["commented"] and len(set(found.values())) == 3
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal.core.model import tree
-from shoal.storage.memory import Memory, Version
+from shoal.storage.memory import DeviceMemory, MemoryVersion
 
 
 def memory_of(number: float, size: int = 4) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def files(folder: Path) -> list[str]:
 
 
 def test_a_device_that_nobody_met_remembers_nothing(tmp_path):
-    assert Memory(tmp_path).get(3) == {}
+    assert DeviceMemory(tmp_path).get(3) == {}
 
 
 def test_what_is_put_takes_effect_at_the_end_of_the_round(tmp_path):
-    memory = Memory(tmp_path)
+    memory = DeviceMemory(tmp_path)
     memory.put(3, memory_of(1))
     assert memory.get(3) == {}
     memory.commit(0)
@@ -37,7 +37,7 @@ def test_what_is_put_takes_effect_at_the_end_of_the_round(tmp_path):
 
 
 def test_a_round_that_was_broken_off_leaves_nothing(tmp_path):
-    memory = Memory(tmp_path)
+    memory = DeviceMemory(tmp_path)
     memory.put(3, memory_of(1))
     memory.commit(0)
     memory.put(3, memory_of(2))
@@ -48,7 +48,7 @@ def test_a_round_that_was_broken_off_leaves_nothing(tmp_path):
 
 
 def test_what_exceeds_the_limit_goes_to_disk_and_comes_back(tmp_path):
-    memory = Memory(tmp_path, limit=40)
+    memory = DeviceMemory(tmp_path, limit=40)
     for device in range(5):
         memory.put(device, memory_of(device))
     memory.commit(0)
@@ -59,36 +59,36 @@ def test_what_exceeds_the_limit_goes_to_disk_and_comes_back(tmp_path):
 
 
 def test_within_the_limit_nothing_is_written(tmp_path):
-    memory = Memory(tmp_path, limit=1000)
+    memory = DeviceMemory(tmp_path, limit=1000)
     memory.put(0, memory_of(0))
     memory.commit(0)
     assert files(tmp_path) == []
 
 
 def test_a_version_per_round_until_a_checkpoint_is_safe(tmp_path):
-    memory = Memory(tmp_path)
+    memory = DeviceMemory(tmp_path)
     for round in range(3):
         memory.put(7, memory_of(round))
         memory.commit(round)
         index = memory.flush()
-    assert index == [Version(7, 2, 0)]
+    assert index == [MemoryVersion(7, 2, 0)]
     assert files(tmp_path) == ["7-0-0.safetensors", "7-1-0.safetensors", "7-2-0.safetensors"]
-    memory.forget_old()
+    memory.forget_old_versions()
     assert files(tmp_path) == ["7-2-0.safetensors"]
 
 
 def test_flush_writes_only_what_is_new(tmp_path):
-    memory = Memory(tmp_path)
+    memory = DeviceMemory(tmp_path)
     memory.put(7, memory_of(1))
     memory.commit(0)
     memory.flush()
     memory.commit(1)
-    assert memory.flush() == [Version(7, 0, 0)]
+    assert memory.flush() == [MemoryVersion(7, 0, 0)]
     assert files(tmp_path) == ["7-0-0.safetensors"]
 
 
 def test_restore_goes_back_to_a_checkpoint(tmp_path):
-    memory = Memory(tmp_path)
+    memory = DeviceMemory(tmp_path)
     memory.put(7, memory_of(1))
     memory.commit(0)
     index = memory.flush()
@@ -96,25 +96,25 @@ def test_restore_goes_back_to_a_checkpoint(tmp_path):
     memory.put(8, memory_of(2))
     memory.commit(1)
     memory.flush()
-    again = Memory(tmp_path)
+    again = DeviceMemory(tmp_path)
     again.restore(index, [])
     assert tree.is_same_tree(again.get(7), memory_of(1)) and again.get(8) == {}
     assert files(tmp_path) == ["7-0-0.safetensors"]
 
 
 def test_restore_to_the_very_beginning(tmp_path):
-    memory = Memory(tmp_path, limit=0)
+    memory = DeviceMemory(tmp_path, limit=0)
     memory.put(7, memory_of(1))
     memory.commit(0)
     memory.flush()
-    again = Memory(tmp_path)
+    again = DeviceMemory(tmp_path)
     again.restore([], [])
     assert again.get(7) == {} and files(tmp_path) == []
 
 
 def test_without_a_folder_of_its_own_it_cleans_up_after_itself(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    memory = Memory(limit=0)
+    memory = DeviceMemory(limit=0)
     for device in range(3):
         memory.put(device, memory_of(device))
     memory.commit(0)
@@ -125,7 +125,7 @@ def test_without_a_folder_of_its_own_it_cleans_up_after_itself(tmp_path, monkeyp
 
 @pytest.mark.parametrize("own", [torch.zeros(3), torch.ones(3), 0, 0.0, False, "", 5, [], [0]], ids=repr)
 def test_a_part_may_remember_anything_that_is_a_tree(tmp_path, own):
-    memory = Memory(tmp_path, limit=0)
+    memory = DeviceMemory(tmp_path, limit=0)
     memory.put(0, {"part": 7})
     memory.commit(0)
     memory.put(0, {"part": own})
@@ -134,7 +134,7 @@ def test_a_part_may_remember_anything_that_is_a_tree(tmp_path, own):
 
 
 def test_a_part_may_forget(tmp_path):
-    memory = Memory(tmp_path)
+    memory = DeviceMemory(tmp_path)
     memory.put(0, {"part": {"x": torch.ones(2)}})
     memory.commit(0)
     memory.put(0, {"part": {}})
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(limit=st.sampled_from([0, 20, 50, 10**6]))
     def begin(self, limit):
         self.path, self.limit = Path(mkdtemp()), limit
-        self.memory = Memory(self.path / "memory", limit)
+        self.memory = DeviceMemory(self.path / "memory", limit)
         self.now: dict[int, Any] = {}
         self.staged: dict[int, Any] = {}
         self.round = 0
@@ -182,11 +182,11 @@ class Machine(RuleBasedStateMachine):
         index = self.memory.flush()
         if complete:
             self.saved = (copy.deepcopy(index), dict(self.now), self.round)
-            self.memory.forget_old()
+            self.memory.forget_old_versions()
 
     @rule()
     def kill(self):
-        self.memory = Memory(self.path / "memory", self.limit)
+        self.memory = DeviceMemory(self.path / "memory", self.limit)
         index, now, self.round = self.saved
         self.memory.restore(copy.deepcopy(index), [])
         self.now, self.staged = dict(now), {}

@@ -21,7 +21,7 @@ from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import PATIENCE, Link, end, proxy_of, refusal, start_node
 from shoal.service.server_run import fit_for_devices
 from shoal.service.supervisor import FLOWER, Serving, Terms, complete, prepared
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]
@@ -49,7 +49,7 @@ def proxy(
 ) -> None:
     """Print the configuration of an nginx that lets devices in, and nobody else."""
     complete(keys, 0)
-    with disk_errors(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     typer.echo(proxy_of(keys, listen, server, folder), nl=False)
 
@@ -122,7 +122,7 @@ def join(
     place, _, name = data.partition(".py:")
     if not Path(place + ".py" if name else place).expanduser().exists():
         raise ShoalError("no-data", f"There is no {place}{'.py' if name else ''}.", "Correct --data.")
-    with disk_errors(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     whole = str(Path(place).expanduser().resolve()) + (f".py:{name}" if name else "")

@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
 from shoal.data.safe_unpickle import Array, Unpickler
-from shoal.storage.files import damaged, disk_errors
+from shoal.storage.files import damaged_file_error, explain_disk_errors
 
 
 def cifar10(folder: Path) -> Dataset:
@@ -48,7 +48,7 @@ def from_tar(path: Path, place: str, wanted: list[str]) -> dict[str, bytes]:
     """The wanted files of an archive, into memory. Nothing is unpacked to disk; links and other names are passed by."""
     found: dict[str, bytes] = {}
     try:
-        with disk_errors(path), open(path, "rb") as file:
+        with explain_disk_errors(path), open(path, "rb") as file:
             stream: Any = Plain(file)
             for member in (tar := tarfile.open(fileobj=stream, mode="r|")):
                 top, _, name = member.name.removeprefix("./").partition("/")
@@ -59,10 +59,10 @@ def from_tar(path: Path, place: str, wanted: list[str]) -> dict[str, bytes]:
     except ShoalError:
         raise
     except Exception as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise damaged(path, f"there is no {place}/{missing[0]} in it")
+        raise damaged_file_error(path, f"there is no {place}/{missing[0]} in it")
     return {name: found[name] for name in wanted}
 
 
@@ -104,17 +104,17 @@ def decode(content: bytes, path: Path, key: str, classes: int) -> tuple[np.ndarr
     try:
         batch = Unpickler(content).load()
     except Exception as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     if not isinstance(batch, dict):
-        raise damaged(path, "it is not a table of images and labels")
+        raise damaged_file_error(path, "it is not a table of images and labels")
     # what Python 2 wrote has bytes for names
     x, y = (batch.get(name.encode(), batch.get(name)) for name in ("data", key))
     if not isinstance(x, Array) or x.dtype != "u1" or len(x.shape) != 2 or x.shape[1] != 3072 or not x.shape[0]:
-        raise damaged(path, "its 'data' are not rows of 3072 bytes")
+        raise damaged_file_error(path, "its 'data' are not rows of 3072 bytes")
     if isinstance(y, Array):
         y = y.value().tolist()
     if not isinstance(y, list) or len(y) != x.shape[0]:
-        raise damaged(path, f"it has not got one of its {key!r} per image")
+        raise damaged_file_error(path, f"it has not got one of its {key!r} per image")
     if not all(type(label) is int and 0 <= label < classes for label in y):
-        raise damaged(path, f"its {key!r} are not all whole numbers from 0 to {classes - 1}")
+        raise damaged_file_error(path, f"its {key!r} are not all whole numbers from 0 to {classes - 1}")
     return x.value().reshape(-1, 3, 32, 32), np.array(y, np.int64)

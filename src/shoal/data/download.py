@@ -11,7 +11,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from shoal.core.errors import ShoalError, describe_error
-from shoal.storage.files import damaged, disk_errors
+from shoal.storage.files import damaged_file_error, explain_disk_errors
 
 LIMIT = 2**31
 """The most bytes that a reader takes in from one file, packed or unpacked."""
@@ -57,7 +57,7 @@ def download(file: File, folder: Path) -> Path:
         if not file.url.startswith(("http://", "https://")):
             raise ValueError("it has no address to fetch it from")
         with closing(urllib.request.urlopen(file.url, timeout=TIMEOUT)) as answer:
-            with disk_errors(place):
+            with explain_disk_errors(place):
                 folder.mkdir(parents=True, exist_ok=True)
                 target = open(temporary, "wb")
             with target:
@@ -66,14 +66,14 @@ def download(file: File, folder: Path) -> Path:
                     size += len(block)
                     if size > LIMIT:
                         raise ValueError("it is far larger than it should be")
-                    with disk_errors(place):
+                    with explain_disk_errors(place):
                         target.write(block)
             expected = answer.headers.get("Content-Length", "")
         if expected.isdecimal() and int(expected) != size:
             raise ValueError(f"it ended after {size} of {expected} bytes")
         if file.md5 and found.hexdigest() != file.md5:
             raise ValueError(f"its md5 is {found.hexdigest()}, the official one {file.md5}")
-        with disk_errors(place):
+        with explain_disk_errors(place):
             os.replace(temporary, place)
     except (OSError, HTTPException, ValueError) as error:
         raise absent(file, folder, str(error) if isinstance(error, ValueError) else describe_error(error)) from error
@@ -92,11 +92,11 @@ def absent(file: File, folder: Path, why: str) -> ShoalError:
 
 def read_bytes(path: Path) -> bytes:
     """The whole of a file of reasonable size."""
-    with disk_errors(path):
+    with explain_disk_errors(path):
         if not path.is_file():
             raise ShoalError("no-data", f"{path} is missing or not a file.", "Put the official files there.")
         if path.stat().st_size > LIMIT:
-            raise damaged(path, f"more than {LIMIT} bytes")
+            raise damaged_file_error(path, f"more than {LIMIT} bytes")
         return path.read_bytes()
 
 
@@ -107,23 +107,23 @@ class Zip:
         self.path = path
         self.left = LIMIT
         try:
-            with disk_errors(path):
+            with explain_disk_errors(path):
                 self.archive = zipfile.ZipFile(path)
                 self.names = [info.filename for info in self.archive.infolist() if not info.is_dir()]
         except ShoalError:
             raise
         except Exception as error:
-            raise damaged(path, error) from error
+            raise damaged_file_error(path, error) from error
 
     def read(self, name: str) -> bytes:
         try:
             with self.archive.open(name) as file:
                 content = file.read(self.left + 1)
         except Exception as error:
-            raise damaged(self.path, error) from error
+            raise damaged_file_error(self.path, error) from error
         self.left -= len(content)
         if self.left < 0:
-            raise damaged(self.path, f"it unpacks to more than {LIMIT} bytes")
+            raise damaged_file_error(self.path, f"it unpacks to more than {LIMIT} bytes")
         return content
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from shoal.core.errors import ShoalError
 from shoal.data.download import read_bytes
 from shoal.data.tiny_imagenet import picture, pixels
 from shoal.data.user_split import Half, bad, devices_of
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
 
@@ -18,13 +18,13 @@ def subfolders(path: Path) -> list[str]:
     path = path.expanduser()
     if not path.is_dir():
         return []
-    with disk_errors(path):
+    with explain_disk_errors(path):
         return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
 def images(folder: Path) -> Half:
     """`<class>/*.png` or `<device>/<class>/*.png`; all images have one size, and are grey when all of them are."""
-    with disk_errors(folder):
+    with explain_disk_errors(folder):
         found = {
             depth: sorted(p for p in folder.glob("/".join("*" * (depth + 1))) if p.suffix.lower() in IMAGES)
             for depth in (1, 2)

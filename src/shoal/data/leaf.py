@@ -11,7 +11,7 @@ from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import pick, read_bytes
 from shoal.data.word_corpora import sequences
-from shoal.storage.files import damaged
+from shoal.storage.files import damaged_file_error
 from shoal.storage.strict_json import parse_json
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -60,24 +60,26 @@ def decode(content: bytes, path: Path) -> Half:
     try:
         table = parse_json(content)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     users, sizes, data = (table.get(key) if isinstance(table, dict) else None for key in KEYS)
     if not isinstance(users, list) or not isinstance(sizes, list) or not isinstance(data, dict):
-        raise damaged(path, f"it has not got {', '.join(KEYS)}")
+        raise damaged_file_error(path, f"it has not got {', '.join(KEYS)}")
     if len(users) != len(sizes) or not all(isinstance(user, str) and user in data for user in users):
-        raise damaged(path, "its users, their sizes and their data do not fit each other")
+        raise damaged_file_error(path, "its users, their sizes and their data do not fit each other")
     twice = [user for user, times in Counter(users).items() if times > 1]
     if twice:
-        raise damaged(path, f"user {twice[0][:40]!r} is there twice")
+        raise damaged_file_error(path, f"user {twice[0][:40]!r} is there twice")
     if len(data) > len(users):
         lost = next(user for user in data if user not in set(users))
-        raise damaged(path, f"user {lost[:40]!r} has data and is not among the users")
+        raise damaged_file_error(path, f"user {lost[:40]!r} has data and is not among the users")
     half = Half([], [], [])
     for user, size in zip(users, sizes, strict=True):
         own = data[user]
         x, y = (own.get(key) if isinstance(own, dict) else None for key in ("x", "y"))
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or size != len(x):
-            raise damaged(path, f"user {user[:40]!r} has not got {str(size)[:20]} samples with a target each")
+            raise damaged_file_error(
+                path, f"user {user[:40]!r} has not got {str(size)[:20]} samples with a target each"
+            )
         for one, target in zip(x, y, strict=True):
             for row, goal in flat(one, target, path):
                 half.x.append(row)
@@ -95,14 +97,14 @@ def flat(x: Any, y: Any, path: Path) -> list[tuple[Any, Any]]:
         return [(x, y)]
     y = y.get("target_tokens")
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-        raise damaged(path, "a list of sequences does not fit its target_tokens")
+        raise damaged_file_error(path, "a list of sequences does not fit its target_tokens")
     return list(zip(x, y, strict=True))
 
 
 def assemble(train: Half, test: Half, path: Path, name: str) -> Dataset:
     """Both halves as tensors, by the kind of their first sample."""
     if not train.x or not test.x:
-        raise damaged(path, "one half has no samples")
+        raise damaged_file_error(path, "one half has no samples")
     first = train.x[0]
     if isinstance(first, str):
         found = text(train, test, path)
@@ -123,7 +125,9 @@ def text(train: Half, test: Half, path: Path) -> Found:
     for half in (train, test):
         for x, y in zip(half.x, half.y, strict=True):
             if not isinstance(x, str) or not isinstance(y, str) or len(x) != length or not x or not y:
-                raise damaged(path, f"not every sample is a text of {length} characters and the one after them")
+                raise damaged_file_error(
+                    path, f"not every sample is a text of {length} characters and the one after them"
+                )
     used = set().union(*(set(x) | {y[0]} for half in (train, test) for x, y in zip(half.x, half.y, strict=True)))
     letters = {c: i for i, c in enumerate(LETTERS if used <= set(LETTERS) else sorted(used))}
     halves: list[torch.Tensor] = []
@@ -139,7 +143,7 @@ def word_lists(train: Half, test: Half, path: Path) -> Found:
     length = len(train.x[0])
     for row in (row for half in (train, test) for rows in (half.x, half.y) for row in rows):
         if not isinstance(row, list) or len(row) != length or not all(isinstance(word, str) for word in row):
-            raise damaged(path, f"not every sample is {length} words and the {length} after them")
+            raise damaged_file_error(path, f"not every sample is {length} words and the {length} after them")
     counts = Counter(word for rows in (train.x, train.y) for row in rows for word in row)
     counts["<UNK>"] = 2**62
     kept = sorted(counts, key=lambda word: (-counts[word], word))[:WORDS]
@@ -159,23 +163,23 @@ def numbers(train: Half, test: Half, path: Path) -> Found:
         try:
             array = np.asarray(rows)
         except (ValueError, TypeError, OverflowError) as error:
-            raise damaged(path, error) from error
+            raise damaged_file_error(path, error) from error
         if array.dtype.kind not in "if" or not array.size or not np.isfinite(array).all():
-            raise damaged(path, "not every sample has the same number of numbers")
+            raise damaged_file_error(path, "not every sample has the same number of numbers")
         arrays.append(array)
     x, y, test_x, test_y = arrays
     if x.shape[1:] != test_x.shape[1:] or y.shape[1:] != test_y.shape[1:] or x.ndim < 2:
-        raise damaged(path, "the samples of both halves differ in size")
+        raise damaged_file_error(path, "the samples of both halves differ in size")
     marks = [y, test_y]
     if y.ndim > 1:
         if y.shape != x.shape or test_y.shape != test_x.shape or x.ndim != 2:
-            raise damaged(path, "sequences and their targets differ in length")
+            raise damaged_file_error(path, "sequences and their targets differ in length")
         marks = [x, y, test_x, test_y]
     if any(a.dtype.kind != "i" or a.min() < 0 or a.max() >= CLASSES for a in marks):
-        raise damaged(path, f"not every label is a whole number from 0 to {CLASSES - 1}")
+        raise damaged_file_error(path, f"not every label is a whole number from 0 to {CLASSES - 1}")
     if y.ndim == 1:
         if max(abs(x).max(), abs(test_x).max()) > np.finfo(np.float32).max:
-            raise damaged(path, "it holds numbers that are too large")
+            raise damaged_file_error(path, "it holds numbers that are too large")
         shape = (-1, 1, 28, 28) if x.shape[1:] == (784,) else (-1, *x.shape[1:])
         x, test_x = (a.astype(np.float32).reshape(shape) for a in (x, test_x))
     halves = [torch.from_numpy(a) for a in (x, y, test_x, test_y)]
@@ -197,7 +201,7 @@ def by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
     try:
         play = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     lines: dict[str, list[str]] = {}
     role = ""
     for block in play.replace("\r\n", "\n").split("\n\n"):
@@ -222,6 +226,6 @@ def by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
         owners += [devices] * train[-1].shape[1]
         devices += 1
     if not any(part.shape[1] for part in test):
-        raise damaged(path, f"it has no roles that say enough for sequences of {length} characters")
+        raise damaged_file_error(path, f"it has no roles that say enough for sequences of {length} characters")
     (x, y), (test_x, test_y) = torch.cat(train, 1), torch.cat(test, 1)
     return Dataset("shakespeare", x, y, test_x, test_y, len(letters), np.array(owners))

@@ -10,7 +10,7 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
-from shoal.storage.files import damaged
+from shoal.storage.files import damaged_file_error
 
 
 def read(folder: Path, name: str = "mnist", classes: int = 10) -> Dataset:
@@ -23,18 +23,18 @@ def read(folder: Path, name: str = "mnist", classes: int = 10) -> Dataset:
         x, y = decode(read_bytes(images), images, 3), decode(read_bytes(labels), labels, 1)
         halves += pair(x, y, images, labels, classes)
     if halves[0].shape[1:] != halves[2].shape[1:]:
-        raise damaged(folder, "training and test images differ in size")
+        raise damaged_file_error(folder, "training and test images differ in size")
     return Dataset(name, *halves, classes=classes)
 
 
 def pair(x: np.ndarray, y: np.ndarray, images: Path, labels: Path, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Images and labels that belong together, as tensors."""
     if x.size == 0:
-        raise damaged(images, "it holds no images")
+        raise damaged_file_error(images, "it holds no images")
     if len(x) != len(y):
-        raise damaged(labels, f"{len(y)} labels for {len(x)} images")
+        raise damaged_file_error(labels, f"{len(y)} labels for {len(x)} images")
     if y.max() >= classes:
-        raise damaged(labels, f"label {y.max()} where {classes - 1} is the largest")
+        raise damaged_file_error(labels, f"label {y.max()} where {classes - 1} is the largest")
     return torch.from_numpy(x[:, None]), torch.from_numpy(y.astype(np.int64))
 
 
@@ -42,12 +42,12 @@ def decode(content: bytes, path: Path, dims: int) -> np.ndarray:
     """The array of bytes in an idx file with this number of dimensions."""
     content = unpacked(content, path)
     if len(content) < 4 + 4 * dims:
-        raise damaged(path, "it is cut short")
+        raise damaged_file_error(path, "it is cut short")
     if content[:4] != bytes((0, 0, 8, dims)):
-        raise damaged(path, f"its magic number is {content[:4].hex()}, not 000008{dims:02d}")
+        raise damaged_file_error(path, f"its magic number is {content[:4].hex()}, not 000008{dims:02d}")
     shape = struct.unpack(f">{dims}I", content[4 : 4 + 4 * dims])
     if len(content) != 4 + 4 * dims + math.prod(shape):
-        raise damaged(path, f"{len(content)} bytes, but {'x'.join(map(str, shape))} values were announced")
+        raise damaged_file_error(path, f"{len(content)} bytes, but {'x'.join(map(str, shape))} values were announced")
     # a bytearray may be written to, so that torch takes the array as it is
     return np.frombuffer(bytearray(content[4 + 4 * dims :]), np.uint8).reshape(shape)
 
@@ -60,9 +60,9 @@ def unpacked(content: bytes, path: Path, limit: int = LIMIT) -> bytes:
     try:
         plain = unzip.decompress(content, limit)
     except zlib.error as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     if unzip.unconsumed_tail:
-        raise damaged(path, f"it unpacks to more than {limit} bytes")
+        raise damaged_file_error(path, f"it unpacks to more than {limit} bytes")
     if not unzip.eof:
-        raise damaged(path, "it is cut short")
+        raise damaged_file_error(path, "it is cut short")
     return plain

@@ -11,7 +11,7 @@ from shoal.data import cifar, leaf, mnist, svhn, tiny_imagenet, word_corpora
 from shoal.data.cache import cached
 from shoal.data.dataset import Dataset
 from shoal.data.download import File, download
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def load(name: str, data_dir: str = "") -> Dataset:
     if name not in SOURCES and not (kind == "leaf" and place):
         raise unknown_name_error("data set", name, SOURCES)
     source = SOURCES[kind]
-    with disk_errors(root):
+    with explain_disk_errors(root):
         folder = root / Path(place).expanduser() if place else find(source, root)
         for file in source.files:
             if file.at(folder) is None:

@@ -15,7 +15,7 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.data.download import LIMIT, pick, read_bytes
-from shoal.storage.files import damaged
+from shoal.storage.files import damaged_file_error
 
 TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
 MATRIX, COMPRESSED = 14, 15
@@ -34,14 +34,14 @@ def decode(content: bytes, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         found = arrays(content)
     except (ValueError, struct.error, zlib.error) as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     x, y = found.get("X"), found.get("y")
     if x is None or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
-        raise damaged(path, "its 'X' are not colour images of 32 x 32 bytes")
+        raise damaged_file_error(path, "its 'X' are not colour images of 32 x 32 bytes")
     if y is None or y.size != y.shape[0] or len(y) != x.shape[3]:
-        raise damaged(path, "its 'y' is not one label per image")
+        raise damaged_file_error(path, "its 'y' is not one label per image")
     if not np.isin(y, np.arange(11)).all():
-        raise damaged(path, "its labels are not all whole numbers from 1 to 10")
+        raise damaged_file_error(path, "its labels are not all whole numbers from 1 to 10")
     labels = y.reshape(-1).astype(np.int64) % 10
     return torch.from_numpy(x.transpose(3, 2, 0, 1).copy()), torch.from_numpy(labels)
 

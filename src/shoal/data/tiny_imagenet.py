@@ -11,7 +11,7 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.download import Zip, pick, read_bytes
-from shoal.storage.files import damaged
+from shoal.storage.files import damaged_file_error
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
 PIXELS = 2**24
@@ -40,19 +40,19 @@ def assemble(names: list[str], content: Callable[[str], bytes], path: Path, name
         parts = PurePosixPath(file).parts
         if len(parts) == 4 and (parts[0], parts[2]) == ("train", "images") and parts[3].endswith(".JPEG"):
             if parts[1] not in classes:
-                raise damaged(path / file, "its class is not in wnids.txt")
+                raise damaged_file_error(path / file, "its class is not in wnids.txt")
             train.append((file, classes[parts[1]]))
     test: list[tuple[str, int]] = []
     notes = path / "val" / "val_annotations.txt"
     for line in lines(content("val/val_annotations.txt"), notes):
         file, label = (*line.split("\t"), "")[:2]
         if label not in classes or not file.endswith(".JPEG") or PurePosixPath(file).name != file or "\\" in file:
-            raise damaged(notes, f"it has the line {line[:60]!r}")
+            raise damaged_file_error(notes, f"it has the line {line[:60]!r}")
         test.append((f"val/images/{file}", classes[label]))
     halves: list[torch.Tensor] = []
     for half in (train, test):
         if not half:
-            raise damaged(path, "it holds no images")
+            raise damaged_file_error(path, "it holds no images")
         images = np.empty((len(half), 3, side, side), np.uint8)
         for i, (file, _) in enumerate(half):
             images[i] = decode(content(file), path / file, 64, side)
@@ -64,14 +64,14 @@ def lines(content: bytes, path: Path) -> list[str]:
     try:
         return [line for line in content.decode("ascii").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 def decode(content: bytes, path: Path, side: int, to: int) -> np.ndarray:
     """A colour image (3, to, to) from one of `side` x `side`."""
     image = picture(content, path)
     if image.size != (side, side):
-        raise damaged(path, f"{image.size[0]} x {image.size[1]} pixels instead of {side} x {side}")
+        raise damaged_file_error(path, f"{image.size[0]} x {image.size[1]} pixels instead of {side} x {side}")
     return pixels(image, path, "RGB", (to, to))
 
 
@@ -88,9 +88,11 @@ def picture(content: bytes, path: Path):
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:
-        raise damaged(path, error if not isinstance(error, OSError) else "not an image that can be read") from error
+        raise damaged_file_error(
+            path, error if not isinstance(error, OSError) else "not an image that can be read"
+        ) from error
     if image.size[0] * image.size[1] > PIXELS:
-        raise damaged(path, f"it has more than {PIXELS} pixels")
+        raise damaged_file_error(path, f"it has more than {PIXELS} pixels")
     return image
 
 
@@ -106,5 +108,5 @@ def pixels(image, path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
                 image = image.resize(size, Image.Resampling.BOX)
             values = np.asarray(image, np.uint8)
     except Exception as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)

@@ -7,7 +7,7 @@ import torch
 
 from shoal.data.dataset import Dataset
 from shoal.data.download import Zip, pick, read_bytes
-from shoal.storage.files import damaged
+from shoal.storage.files import damaged_file_error
 
 LENGTH = 35
 
@@ -70,7 +70,7 @@ def tokens(content: bytes, path: Path, lower: bool = False) -> list[str]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     rows = (text.lower() if lower else text).removesuffix("\n").split("\n")
     return [word for row in rows for word in (*row.split(), "<eos>")]
 
@@ -79,6 +79,6 @@ def sequences(stream: np.ndarray, length: int, path: Path) -> tuple[torch.Tensor
     """Inputs (N, length), and as targets the same moved on by one."""
     count = (len(stream) - 1) // length
     if count < 1:
-        raise damaged(path, f"{len(stream)} words are too few for a sequence of {length}")
+        raise damaged_file_error(path, f"{len(stream)} words are too few for a sequence of {length}")
     x, y = (torch.from_numpy(stream[i : i + count * length].reshape(count, length).copy()) for i in (0, 1))
     return x, y

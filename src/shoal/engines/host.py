@@ -15,7 +15,7 @@ from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
 from shoal.engines.base import Crew, Done, Task
 from shoal.engines.slices import Levels
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 
 
 class Machine:
@@ -23,7 +23,7 @@ class Machine:
 
     untrusted = False
 
-    def __init__(self, site: TrainingSetup, memory: Memory, crew: Crew):
+    def __init__(self, site: TrainingSetup, memory: DeviceMemory, crew: Crew):
         self.site, self.memory, self.crew = site, memory, crew
         self.levels = Levels(site)
         self.plans: dict[int, Plan] = {}

@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.models.axes_trace import axes_of
 from shoal.models.chain import blocks_of
 from shoal.models.user_call import broken, called
-from shoal.storage.python_file import named_in
+from shoal.storage.python_file import load_named_object
 
 
 def from_file(spec: str, input_shape: tuple[int, ...], classes: int) -> Net:
@@ -27,7 +27,7 @@ def from_file(spec: str, input_shape: tuple[int, ...], classes: int) -> Net:
 
 def maker(spec: str) -> Callable[[tuple[int, ...], int], Net]:
     """What makes the net of a file, with the file already loaded."""
-    thing = named_in(spec)
+    thing = load_named_object(spec)
 
     def make(input_shape: tuple[int, ...], classes: int) -> Net:
         made = thing if isinstance(thing, nn.Module) else called(spec, thing, input_shape, classes)

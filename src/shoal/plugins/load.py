@@ -12,7 +12,7 @@ from shoal.core.part import Part
 from shoal.engines.part_faults import broken, strangers_in
 from shoal.parts import PRESETS, parts_in, shipped
 from shoal.plugins.smoke_run import Setting, probe
-from shoal.storage.python_file import module_of
+from shoal.storage.python_file import load_python_file
 
 
 def load_method(expression: str, files: Sequence[str] = ()) -> Method:
@@ -83,7 +83,7 @@ def loaded(point: EntryPoint) -> Any:
 
 def parts_of(path: Path) -> list[type[Part]]:
     """The parts that a Python file defines."""
-    found = parts_in(module_of(path))
+    found = parts_in(load_python_file(path))
     if not found:
         raise broken(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
     return list(found.values())

@@ -19,7 +19,7 @@ from shoal.core.errors import ShoalError, describe_error
 from shoal.core.measures.evaluate import Metric
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import broken
-from shoal.storage.python_file import named_in
+from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
 AT_ONCE = 2 * 2**30
@@ -47,7 +47,7 @@ def metric_makers(specs: Sequence[str], dataset: Dataset, dtype: torch.dtype) ->
     makers: dict[str, Callable[[], Metric]] = {}
     functions, undefined = 0, set[str]()
     for spec in specs:
-        name, thing = spec.rpartition(":")[2], named_in(spec)
+        name, thing = spec.rpartition(":")[2], load_named_object(spec)
         if name in COLUMNS or name in makers:
             why = "the history has a column of that name" if name in COLUMNS else "another metric has that name"
             raise broken(spec, why, "Give it another name.")

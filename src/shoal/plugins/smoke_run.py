@@ -32,7 +32,7 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import Uniform
 from shoal.plugins.guard import watched
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def tiny_run(
     site = TrainingSetup(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
-        Machine(site, Memory(memory, place=net.place), crew or Serial()),
+        Machine(site, DeviceMemory(memory, place=net.place), crew or Serial()),
         Uniform(),
         streams,
         np.array(sizes),

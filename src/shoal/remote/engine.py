@@ -21,7 +21,7 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.remote.messages import SLACK, Order, Stamp, enrolment, outcome_of
 from shoal.remote.tree_bytes import wrapped
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 
 log = logging.getLogger("shoal")
 SINCE = ".since"
@@ -105,7 +105,7 @@ class Distant(Machine):
 
     untrusted = True
 
-    def __init__(self, site: TrainingSetup, memory: Memory, crew: Remote):
+    def __init__(self, site: TrainingSetup, memory: DeviceMemory, crew: Remote):
         super().__init__(site, memory, crew)
         self.remote = crew
         self.cards: dict[int, dict[str, Tensor]] = {}

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 try:
     from cryptography import x509
@@ -32,7 +32,7 @@ def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) ->
         raise ShoalError("missing-extra", problem, 'Install it: pip install "shoal[flower]".')
     if not 0 < devices <= 10**5:
         raise ShoalError("bad-value", f"{devices} devices were asked for.", "Give a number from 1 to 100000.")
-    with disk_errors(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         made = [] if (folder / CERTIFICATE).exists() else certificates(folder, host, days)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D3A9B", "#222222")
 """Distinguishable with any colour vision (after Okabe and Ito)."""
@@ -55,7 +55,7 @@ def canvas(path: Path, rows: int, columns: int, size: tuple[float, float], **mor
         figure, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **more)
         try:
             yield figure, panels.ravel()
-            with disk_errors(path):
+            with explain_disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 figure.savefig(path, dpi=140)
         finally:

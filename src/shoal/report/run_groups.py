@@ -13,7 +13,7 @@ from shoal.runs.history import History, read_history
 from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import Folder
-from shoal.storage.files import damaged, disk_errors
+from shoal.storage.files import damaged_file_error, explain_disk_errors
 from shoal.storage.strict_json import parse_json
 
 PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
@@ -68,7 +68,7 @@ def run_folders(path: Path) -> list[Path]:
     try:
         found = [Path(r.out) for own in listed_in(path).runs().values() for r in own]
     except (ShoalError, ValueError) as error:
-        raise damaged(path / LIST, getattr(error, "problem", error)) from error
+        raise damaged_file_error(path / LIST, getattr(error, "problem", error)) from error
     return [folder for folder in found if (folder / "recipe.toml").is_file()]
 
 
@@ -83,7 +83,7 @@ def read_run(path: Path) -> Run:
     try:
         recipe = folder.recipe()
     except ShoalError as error:
-        raise damaged(folder.recipe_file, error.problem) from error
+        raise damaged_file_error(folder.recipe_file, error.problem) from error
     history = read_history(folder.history_file)
     return Run(path, recipe, history, read_split(path / "split.json"), read_devices(path / "devices.json"))
 
@@ -127,10 +127,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        with disk_errors(path):
+        with explain_disk_errors(path):
             return require_table(parse_json(path.read_bytes()), "the file")
     except (ValueError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def checked(path: Path, where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OverflowError) as error:
-        raise damaged(path, f"{where}: {error}") from error
+        raise damaged_file_error(path, f"{where}: {error}") from error
 
 
 def kind_of(recipe: Recipe) -> Recipe:

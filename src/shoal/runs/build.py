@@ -43,7 +43,7 @@ from shoal.plugins.smoke_run import setting_of
 from shoal.runs.given_objects import refuse_missing
 from shoal.runs.recipe import Recipe, amount
 from shoal.storage.files import read_tensors
-from shoal.storage.memory import Memory
+from shoal.storage.memory import DeviceMemory
 
 log = logging.getLogger("shoal")
 
@@ -56,7 +56,7 @@ class Assembly:
     method: Method
     net: Net
     loop: Loop
-    memory: Memory
+    memory: DeviceMemory
     judge: Evaluator
     split: Callable[[], dict]
     """What the split looks like, ready for JSON."""
@@ -107,7 +107,7 @@ def assemble(
     shared = samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
     site = TrainingSetup(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
-    memory = Memory(memory_folder, recipe.memory_mb * 2**20, place)
+    memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
     judge = judge_of(recipe, dataset, labels, held, dtype)
     loop = Loop(
         method=method,

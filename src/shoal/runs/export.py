@@ -10,7 +10,7 @@ from shoal.runs.export_formats import Tried, Written, need_onnx, onnx, pt2, safe
 from shoal.runs.given_objects import given_again
 from shoal.runs.session import Result
 from shoal.runs.trained_model import BATCHES, Trained, trained_in
-from shoal.storage.files import disk_errors, write_bytes
+from shoal.storage.files import explain_disk_errors, write_bytes
 
 ENDINGS: dict[str, Callable[[Trained], Written]] = {".pt2": pt2, ".onnx": onnx, ".safetensors": safetensors}
 
@@ -55,7 +55,7 @@ def export(
 
 def refuse_taken(path: Path, folder: Path, force: bool) -> None:
     """A file that is there is replaced only when asked for, and the checkpoint never."""
-    with disk_errors(path):
+    with explain_disk_errors(path):
         there, own = path.exists(), path.resolve() == (folder / "checkpoint.safetensors").resolve()
     if own:
         raise ShoalError("bad-value", f"{path} is where the run keeps its checkpoint.", "Give another name.")

@@ -19,7 +19,7 @@ from shoal.data.user_data import dataset_of
 from shoal.models.user_model import net_of
 from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.runs.recipe import LIST, Recipe, from_file
-from shoal.storage.files import disk_errors, write_bytes
+from shoal.storage.files import explain_disk_errors, write_bytes
 
 log = logging.getLogger("shoal")
 NUMBERED = r"own-\d{1,9}"
@@ -114,7 +114,7 @@ def given_again(path: Path, data: Any = None, model: Any = None) -> Iterator[Non
 
     What differs from then is refused. A folder without fingerprints takes what it is given, and that is said.
     """
-    with disk_errors(path):
+    with explain_disk_errors(path):
         begun = any((path / name).is_file() for name in ("recipe.toml", LIST))
     if not begun:
         yield  # whoever opens the folder says that it holds no run

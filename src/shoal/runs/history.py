@@ -9,7 +9,7 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.runs.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
-from shoal.storage.files import damaged, disk_errors, write_bytes
+from shoal.storage.files import damaged_file_error, explain_disk_errors, write_bytes
 
 WALL = ("wall_seconds",)
 """What differs between two runs of the same recipe."""
@@ -110,7 +110,7 @@ def read_history(path: Path, rounds: int | None = None, kept: bytes = b"") -> Hi
     if not path.exists():
         lines: list[bytes] = []
     else:
-        with disk_errors(path):
+        with explain_disk_errors(path):
             lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
@@ -121,9 +121,9 @@ def read_history(path: Path, rounds: int | None = None, kept: bytes = b"") -> Hi
         try:
             rows.append(parse_row(text, number))
         except (ValueError, RecursionError) as error:
-            raise damaged(path, f"line {number + 1}: {error}") from error
+            raise damaged_file_error(path, f"line {number + 1}: {error}") from error
     if rounds is not None and len(rows) < rounds:
-        raise damaged(path, f"it has {len(rows)} rows, the checkpoint is of round {rounds}")
+        raise damaged_file_error(path, f"it has {len(rows)} rows, the checkpoint is of round {rounds}")
     return History(rows)
 
 

@@ -15,7 +15,7 @@ from shoal.core.ledger import Row
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Watcher, spent
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 Log = Callable[[int, dict[str, float]], None]
 Open = Callable[[Recipe, str], tuple[Log, Callable[[], None]]]
@@ -82,7 +82,7 @@ def tensorboard(where: str) -> Open:
     from torch.utils.tensorboard import SummaryWriter
 
     def begin(recipe: Recipe, name: str):
-        with disk_errors(Path(where)):
+        with explain_disk_errors(Path(where)):
             writer = SummaryWriter(str(Path(where) / name))
         writer.add_text("recipe", "".join(f"    {line}\n" for line in recipe.to_toml().splitlines()))
 

@@ -26,8 +26,8 @@ from shoal.runs.given_objects import way_to_resume
 from shoal.runs.history import History, line, read_history, rewrite
 from shoal.runs.recipe import Recipe, from_file
 from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
-from shoal.storage.files import damaged, disk_errors, read_tree, tree_as_bytes
-from shoal.storage.memory import Memory, Version
+from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
+from shoal.storage.memory import DeviceMemory, MemoryVersion
 
 try:
     import fcntl
@@ -51,11 +51,11 @@ class Folder:
         """A new folder, held by this process."""
         path = Path(recipe.out)
         refuse_taken(path)
-        with disk_errors(path):
+        with explain_disk_errors(path):
             sync_paths(make_folders(path))
         folder = cls(path, claimed(path))
         try:
-            with disk_errors(path):
+            with explain_disk_errors(path):
                 remove_strays(path)
                 replace_file(folder.recipe_file, recipe.to_toml().encode())
                 replace_file(folder.history_file, b"")
@@ -73,7 +73,7 @@ class Folder:
             )
         folder = cls(path, claimed(path) if to_write else None)
         if to_write:
-            with disk_errors(path):
+            with explain_disk_errors(path):
                 remove_strays(path)
         return folder
 
@@ -131,7 +131,7 @@ class Folder:
         with self.writing():
             append_to_file(self.history_file, line(row))
 
-    def save(self, recipe: Recipe, standing: ServerState, rounds: int, memory: Memory) -> None:
+    def save(self, recipe: Recipe, standing: ServerState, rounds: int, memory: DeviceMemory) -> None:
         """A checkpoint after so many rounds: memories and history first, then the checkpoint, then old memories go."""
         with self.writing():
             index = memory.flush()
@@ -148,14 +148,14 @@ class Folder:
                 "history": torch.frombuffer(bytearray(self.lines), dtype=torch.uint8),
             }
             replace_file(self.checkpoint_file, tree_as_bytes(state), confirm=self.require_present)
-            memory.forget_old()
+            memory.forget_old_versions()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Write into a folder that is still there; what fails because it was deleted meanwhile is told as that."""
         self.require_present()
         try:
-            with disk_errors(self.path):
+            with explain_disk_errors(self.path):
                 yield
         except ShoalError:
             self.require_present()
@@ -184,7 +184,7 @@ class Folder:
             belongs = state["recipe"] == recipe.fingerprint()
             found = taken_up(state, net, set(parts)) if belongs else None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
-            raise damaged(self.checkpoint_file, error) from error
+            raise damaged_file_error(self.checkpoint_file, error) from error
         if found is None:
             raise ShoalError(
                 "other-recipe",
@@ -193,10 +193,10 @@ class Folder:
             )
         return found
 
-    def tidy(self, found: "Checkpoint | None", memory: Memory) -> History:
+    def tidy(self, found: "Checkpoint | None", memory: DeviceMemory) -> History:
         """Remove what came after the checkpoint; the history up to it."""
         history = self.history(found) if found else History()
-        with disk_errors(self.path):
+        with explain_disk_errors(self.path):
             sync_paths([self.path])  # a kill may have come before: memories of an older checkpoint go only after it
         memory.restore(found.memory if found else [], found.cuts if found else [])
         rewrite(self.history_file, history)
@@ -215,14 +215,14 @@ class Checkpoint:
     rounds: int
     standing: ServerState
     cuts: list[tuple[Slicer, Plan]]
-    memory: list[Version]
+    memory: list[MemoryVersion]
     lines: bytes
     """The rows of the history up to then; none in checkpoints of former versions."""
 
 
 def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
     """The standing that a checkpoint describes; the net is cut as it was then."""
-    rounds, cards, versions = state["rounds"], state["cards"], [Version(*v) for v in state["memory"]["versions"]]
+    rounds, cards, versions = state["rounds"], state["cards"], [MemoryVersion(*v) for v in state["memory"]["versions"]]
     if type(rounds) is not int or rounds < 0:
         raise ValueError("its number of rounds is no such number")
     if not isinstance(state["states"], dict) or set(state["states"]) != parts:
@@ -260,7 +260,7 @@ def refuse_taken(path: Path) -> None:
 
 def claimed(path: Path) -> IO[bytes]:
     """Hold the folder for this process, so that no second one writes into it."""
-    with disk_errors(path):
+    with explain_disk_errors(path):
         lock = open(path / ".lock", "wb")
     try:
         if fcntl:

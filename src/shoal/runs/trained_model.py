@@ -22,7 +22,7 @@ from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, blaming
 from shoal.runs.store import Folder
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 BATCHES = (1, 7)
 """The sizes of the batches on which a file is tried."""
@@ -65,7 +65,7 @@ class Trained:
 
 def trained_in(path: Path) -> Trained:
     """The model of a run folder at its newest checkpoint; nothing is trained and nothing is changed."""
-    with disk_errors(path):
+    with explain_disk_errors(path):
         folder = Folder.open(path, to_write=False)
     recipe = folder.recipe()
     if not folder.checkpoint_file.exists():

@@ -30,8 +30,8 @@ from shoal.remote.messages import Order, Stamp, answered, excused
 from shoal.remote.tree_bytes import unwrapped, wrapped
 from shoal.runs.recipe import Recipe
 from shoal.storage.durable import make_folders, sync_paths
-from shoal.storage.memory import Memory, Version
-from shoal.storage.python_file import named_in
+from shoal.storage.memory import DeviceMemory, MemoryVersion
+from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
 MOST = 1 << 31
@@ -91,11 +91,11 @@ class Seat:
                 memory.flush()
             return answered(order.stamp, outcome, bool(memory.versions))
 
-    def memory(self, order: Order, cuts: list) -> Memory:
+    def memory(self, order: Order, cuts: list) -> DeviceMemory:
         """What the device remembers as of the round that the server knows of; of later ones nobody heard."""
         sync_paths(make_folders(self.folder))
-        memory = Memory(self.folder / order.stamp.run)
-        known = [] if order.since is None else [Version(order.stamp.device, *order.since)]
+        memory = DeviceMemory(self.folder / order.stamp.run)
+        known = [] if order.since is None else [MemoryVersion(order.stamp.device, *order.since)]
         try:
             memory.restore(known, cuts)
         except ShoalError as error:
@@ -105,7 +105,7 @@ class Seat:
     def load(self) -> tuple[Tensor, Tensor]:
         """The device's own samples as they are."""
         try:
-            part = half(named_in(self.data)() if ".py:" in self.data else self.data)
+            part = half(load_named_object(self.data)() if ".py:" in self.data else self.data)
             if isinstance(part.y, list) and not all(label.isdecimal() for label in part.y):
                 problem = "The classes have names, and every device would number them in its own way."
                 raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")

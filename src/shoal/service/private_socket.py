@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_bytes
 
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PrivateFolder:
     @classmethod
     def create(cls) -> "PrivateFolder":
         """A new one, which is removed when this process ends."""
-        with disk_errors(Path(tempfile.gettempdir())):
+        with explain_disk_errors(Path(tempfile.gettempdir())):
             made = cls(Path(tempfile.mkdtemp(prefix="shoal-")))  # with mode 0700
             atexit.register(shutil.rmtree, made.path, ignore_errors=True)
             descriptor = os.open(made.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

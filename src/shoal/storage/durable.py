@@ -67,7 +67,7 @@ def replace_file(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with disk.create(temporary) as file:
-            hold(file)
+            lock_file(file)
             disk.write(temporary, file, content)
             disk.sync(temporary)
             if confirm:
@@ -112,18 +112,18 @@ def make_folders(path: Path, inside: Path | None = None) -> set[Path]:
 def remove_strays(folder: Path) -> None:
     """Remove temporary files whose writers are dead; one that is being written is left alone."""
     for path in folder.glob(".*.tmp"):
-        if TEMPORARY.fullmatch(path.name) and path.is_file() and not is_held(path):
+        if TEMPORARY.fullmatch(path.name) and path.is_file() and not is_locked(path):
             disk.remove(path)
 
 
-def hold(file: IO[bytes]) -> None:
+def lock_file(file: IO[bytes]) -> None:
     """Let others see that the writer of a file lives."""
     if fcntl:
         with suppress(OSError):  # a file system without locks: then its files are never taken for strays
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     if not fcntl:
         return False
     try:

@@ -17,7 +17,7 @@ from shoal.storage.durable import make_folders, replace_file, sync_paths
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Put a file in place in one move, in a folder that is made if it is missing; it is on disk afterwards."""
-    with disk_errors(path):
+    with explain_disk_errors(path):
         sync_paths(make_folders(path.parent))
         replace_file(path, content)
 
@@ -37,23 +37,23 @@ def write_tree(path: Path, tree: Tree) -> None:
 def read_tree(path: Path) -> Tree:
     """The tree in such a file; anything else is refused in one sentence."""
     try:
-        with disk_errors(path), safe_open(path, framework="pt") as file:
+        with explain_disk_errors(path), safe_open(path, framework="pt") as file:
             plain: Any = json.loads((file.metadata() or {})["shoal"])
             return unpack_tree(plain, {k: file.get_tensor(k) for k in file.keys()})
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of any safetensors file."""
     try:
-        with disk_errors(path), safe_open(path, framework="pt") as file:
+        with explain_disk_errors(path), safe_open(path, framework="pt") as file:
             return {k: file.get_tensor(k) for k in file.keys()}
     except (SafetensorError, ValueError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
-def damaged(path: Path, why: object) -> ShoalError:
+def damaged_file_error(path: Path, why: object) -> ShoalError:
     reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
     return ShoalError(
         "damaged",
@@ -63,7 +63,7 @@ def damaged(path: Path, why: object) -> ShoalError:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def explain_disk_errors(path: Path) -> Iterator[None]:
     """A disk that is full or out of reach, told in one sentence."""
     try:
         yield

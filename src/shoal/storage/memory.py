@@ -16,10 +16,10 @@ from shoal.core.model import tree
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
 from shoal.storage.durable import make_folders, remove_file, remove_strays, replace_file, sync_paths
-from shoal.storage.files import damaged, disk_errors, read_tree, tree_as_bytes
+from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
 
 
-class Version(NamedTuple):
+class MemoryVersion(NamedTuple):
     """What a device remembered after a round, and how often the model had been pruned by then."""
 
     device: int
@@ -27,7 +27,7 @@ class Version(NamedTuple):
     cuts: int
 
 
-class Memory:
+class DeviceMemory:
     """Device number -> what its parts remember."""
 
     def __init__(self, folder: Path | None = None, limit: int = 1 << 30, place: torch.device | str = "cpu"):
@@ -39,7 +39,7 @@ class Memory:
         self.held: OrderedDict[int, Tree] = OrderedDict()
         self.dirty: dict[int, int] = {}
         """Devices whose held memory is not on disk, and the round it is of."""
-        self.versions: dict[int, list[Version]] = {}
+        self.versions: dict[int, list[MemoryVersion]] = {}
         """What is on disk, oldest first."""
         self.unsynced: set[Path] = set()
         """Folders whose newest names a power cut would take."""
@@ -60,7 +60,7 @@ class Memory:
         if device not in self.versions:
             return {}
         version = self.versions[device][-1]
-        memory = tree.map_tensors(lambda t: t.to(self.place), read_tree(self._path(version)))
+        memory = tree.map_tensors(lambda t: t.to(self.place), read_tree(self._version_path(version)))
         for slicer, plan in self.cuts[version.cuts :]:
             memory = slicer.cut_tree(memory, plan)
         self._hold(device, memory)
@@ -94,28 +94,28 @@ class Memory:
             self.held[device] = slicer.cut_tree(self.held[device], plan)
         self.used = sum(tree.count_tree_bytes(m) for m in self.held.values())
 
-    def flush(self) -> list["Version"]:
+    def flush(self) -> list["MemoryVersion"]:
         """Bring everything to disk; the index that a checkpoint stores to find it again."""
         for device in list(self.dirty):
             self._write(device)
-        with disk_errors(self.folder):
+        with explain_disk_errors(self.folder):
             sync_paths(self.unsynced)
         self.unsynced.clear()
         return [versions[-1] for versions in self.versions.values()]
 
-    def forget_old(self) -> None:
+    def forget_old_versions(self) -> None:
         """A checkpoint is safe: versions before the newest are needed no more."""
         for versions in self.versions.values():
             for old in versions[:-1]:
-                remove_file(self._path(old))
+                remove_file(self._version_path(old))
             del versions[:-1]
 
-    def restore(self, index: list["Version"], cuts: list[tuple[Slicer, Plan]]) -> None:
+    def restore(self, index: list["MemoryVersion"], cuts: list[tuple[Slicer, Plan]]) -> None:
         """Take up what a checkpoint knew; later versions are leftovers of a run that was killed."""
-        wanted = {self._path(version) for version in index}
+        wanted = {self._version_path(version) for version in index}
         for path in wanted:
             if not path.is_file():
-                raise damaged(path, "it is missing")
+                raise damaged_file_error(path, "it is missing")
         self.cuts = cuts
         self.versions = {version.device: [version] for version in index}
         for path in self.folder.glob("*/*.safetensors"):
@@ -142,14 +142,14 @@ class Memory:
     def _write(self, device: int) -> None:
         round = self.dirty.get(device)
         if round is not None:
-            version = Version(device, round, len(self.cuts))
-            path = self._path(version)
-            with disk_errors(path):
+            version = MemoryVersion(device, round, len(self.cuts))
+            path = self._version_path(version)
+            with explain_disk_errors(path):
                 self.unsynced |= make_folders(path.parent, inside=self.folder.parent) | {path.parent}
                 replace_file(path, tree_as_bytes(self.held[device]), sync_folder=False)
             self.versions.setdefault(device, []).append(version)
             del self.dirty[device]
 
-    def _path(self, version: "Version") -> Path:
+    def _version_path(self, version: "MemoryVersion") -> Path:
         device, round, cuts = version
         return self.folder / f"{device % 256:02x}" / f"{device}-{round}-{cuts}.safetensors"

@@ -8,14 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from shoal.core.errors import ShoalError, describe_error
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 
-def module_of(path: Path) -> ModuleType:
+def load_python_file(path: Path) -> ModuleType:
     """The module that a file makes; the same content is run once."""
     if not path.is_file():
         raise ShoalError("bad-part", f"There is no file {path}.", "Give the path of a Python file.")
-    with disk_errors(path):
+    with explain_disk_errors(path):
         content = str(path.resolve()).encode() + path.read_bytes()
     name = "shoal_file_" + blake2b(content, digest_size=6).hexdigest()
     if name not in sys.modules:
@@ -34,10 +34,10 @@ def module_of(path: Path) -> ModuleType:
     return sys.modules[name]
 
 
-def named_in(text: str) -> Any:
+def load_named_object(text: str) -> Any:
     """What `file.py:name` stands for."""
     file, _, name = text.rpartition(":")
-    module = module_of(Path(file))
+    module = load_python_file(Path(file))
     if not hasattr(module, name):
         own = [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
         raise ShoalError(

@@ -16,7 +16,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from shoal.storage.files import disk_errors
+from shoal.storage.files import explain_disk_errors
 
 STEP = 64
 """Tensors begin at multiples of this many bytes, as those that torch allocates do: kernels may take another path
@@ -70,7 +70,7 @@ class Arena:
     def reach(self, end: int) -> mmap:
         """The mapping, made long enough."""
         if self.map is None or len(self.map) < end:
-            with disk_errors(Path("shared memory")):
+            with explain_disk_errors(Path("shared memory")):
                 size = os.fstat(self.file).st_size
                 if size < end:
                     more = -(-max(end, size + size // 2) // PAGESIZE) * PAGESIZE
