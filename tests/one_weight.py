@@ -22,7 +22,7 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, BatchScore, Local, Optimiser, Samples, Scorer, Work
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
-from shoal.fleet.fleets import Uniform
+from shoal.fleet.fleets import UniformFleet
 from shoal.storage.memory import DeviceMemory
 
 
@@ -77,7 +77,7 @@ def one_weight(
     loop = Loop(
         method,
         Machine(TrainingSetup(method, net, streams, optimiser, samples), DeviceMemory(), Serial()),
-        Uniform(),
+        UniformFleet(),
         streams,
         sizes,
         len(targets),

@@ -14,7 +14,7 @@ from shoal.core.errors import ERROR_KINDS
 from shoal.data.dataset import DATASETS
 from shoal.data.sources import SOURCES
 from shoal.data.splits import SPLITS
-from shoal.fleet.fleets import FORMS
+from shoal.fleet.fleets import FLEET_FORMS
 from shoal.models import MODELS, describe
 from shoal.parts import PRESETS, shipped
 from shoal.runs.recipe import Recipe
@@ -96,7 +96,7 @@ def test_recipe_keys_are_listed_with_their_defaults():
 
 def test_recipe_keys_name_everything_there_is_to_choose_from():
     rows = {cells[0].strip("`"): cells[2] for cells in table_rows((DOCS / "how-to/recipes.md").read_text(), "key")}
-    for key, names in {"data": DATASETS | SOURCES, "model": MODELS, "split": SPLITS, "fleet": FORMS}.items():
+    for key, names in {"data": DATASETS | SOURCES, "model": MODELS, "split": SPLITS, "fleet": FLEET_FORMS}.items():
         offered = [name for name in names if not name.startswith("noise-")]  # for smoke runs
         absent = [name for name in offered if not re.search(rf"`{name}\b", rows[key])]
         assert not absent, key

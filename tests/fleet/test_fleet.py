@@ -11,8 +11,8 @@ import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Deadlines
 from shoal.core.streams import RandomStreams
-from shoal.fleet.fleets import FORMS, parse_fleet
-from shoal.fleet.profile import Profile
+from shoal.fleet.fleets import FLEET_FORMS, parse_fleet
+from shoal.fleet.profile import DeviceProfile
 
 TINY: dict[str, Any] = dict(devices=8, sample=4, rounds=3, split="iid", batch=64)
 LONGER: dict[str, Any] = TINY | {"rounds": 6}
@@ -26,31 +26,33 @@ def fleet(text: str, devices: int = 20, rounds: int = 30):
 
 
 def test_times_are_bytes_over_links_and_operations_over_speed():
-    profile = Profile(macs=2e6, down=8.0, up=4.0)
-    assert profile.times(down=3_000_000, macs=10_000_000, up=1_000_000) == (3.0, 5.0, 2.0)
-    assert profile.times(3_000_000, 10_000_000, 1_000_000).total == 10.0
-    assert Profile(seconds=7.5).times(0, 10**15, 0).compute == 7.5
+    profile = DeviceProfile(macs=2e6, down=8.0, up=4.0)
+    assert profile.estimate_times(down=3_000_000, macs=10_000_000, up=1_000_000) == (3.0, 5.0, 2.0)
+    assert profile.estimate_times(3_000_000, 10_000_000, 1_000_000).total == 10.0
+    assert DeviceProfile(seconds=7.5).estimate_times(0, 10**15, 0).compute == 7.5
 
 
 def test_energy_is_joules_per_operation_and_per_byte():
-    assert Profile(joules_mac=2e-9, joules_byte=1e-6).joules(1000, 10**9, 500) == pytest.approx(2.0 + 0.0015)
+    assert DeviceProfile(joules_mac=2e-9, joules_byte=1e-6).estimate_joules(1000, 10**9, 500) == pytest.approx(
+        2.0 + 0.0015
+    )
 
 
 @pytest.mark.parametrize(("seconds", "rounds", "published"), [(4.0, 130, 1075), (7.25, 109, 1258), (6.75, 107, 1182)])
 def test_the_clock_agrees_with_the_three_checks_of_fedbr(seconds, rounds, published):
     """FedAvg, FedMLB and MOON on even devices: 42.65e6 bytes each way at 160 Mbit/s and the method's compute time."""
     even = fleet(f"fedbr-even:{seconds}")
-    spent = sum(even.profile(0, t).times(42_650_000, 0, 42_650_000).total for t in range(rounds))
+    spent = sum(even.get_profile(0, t).estimate_times(42_650_000, 0, 42_650_000).total for t in range(rounds))
     assert spent == pytest.approx(published, rel=0.01)
 
 
 def test_5g_is_the_link_of_fedbiad():
-    assert (fleet("5g").profile(0, 0).down, fleet("5g").profile(0, 0).up) == (110.6, 14.0)
+    assert (fleet("5g").get_profile(0, 0).down, fleet("5g").get_profile(0, 0).up) == (110.6, 14.0)
 
 
 def test_ranges_are_drawn_anew_every_ten_rounds():
     ranges = fleet("fedbr:2.0:10.0")
-    profiles = [[ranges.profile(d, t) for d in range(300)] for t in (0, 9, 10)]
+    profiles = [[ranges.get_profile(d, t) for d in range(300)] for t in (0, 9, 10)]
     assert profiles[0] == profiles[1] != profiles[2]
     links, seconds = [p.down for p in profiles[0]], [p.seconds or 0 for p in profiles[0]]
     assert 40 <= min(links) < 50 and 270 < max(links) <= 280 and np.mean(links) == pytest.approx(160, rel=0.05)
@@ -59,16 +61,16 @@ def test_ranges_are_drawn_anew_every_ten_rounds():
 
 def test_a_device_keeps_its_tier():
     tiers = fleet("tiers:2:1:0.5")
-    speeds = [tiers.profile(d, 0).macs for d in range(200)]
-    assert speeds == [tiers.profile(d, 17).macs for d in range(200)] and set(speeds) == {2e9, 1e9, 0.5e9}
+    speeds = [tiers.get_profile(d, 0).macs for d in range(200)]
+    assert speeds == [tiers.get_profile(d, 17).macs for d in range(200)] and set(speeds) == {2e9, 1e9, 0.5e9}
 
 
 def test_devices_may_be_away():
     moody = fleet("5g?0.3", devices=2000)
-    there = moody.available(4)
+    there = moody.get_available_mask(4)
     assert there is not None and there.mean() == pytest.approx(0.3, abs=0.05)
-    later = moody.available(5)
-    assert later is not None and not np.array_equal(there, later) and moody.profile(0, 0).down == 110.6
+    later = moody.get_available_mask(5)
+    assert later is not None and not np.array_equal(there, later) and moody.get_profile(0, 0).down == 110.6
     history = shoal.run(fleet="uniform?0.5", **TINY).history
     assert all(0 < len(devices) <= 4 for devices in history["devices"])
 
@@ -87,10 +89,10 @@ def test_an_unknown_fleet_suggests_the_nearest():
         fleet("fedrb")
 
 
-@given(st.sampled_from(sorted(FORMS)) | st.text(max_size=8), st.text(max_size=12))
+@given(st.sampled_from(sorted(FLEET_FORMS)) | st.text(max_size=8), st.text(max_size=12))
 def test_any_text_is_a_fleet_or_refused(name, rest):
     try:
-        fleet(f"{name}:{rest}").profile(0, 0).times(1, 1, 1)
+        fleet(f"{name}:{rest}").get_profile(0, 0).estimate_times(1, 1, 1)
     except ShoalError:
         pass
 
@@ -103,15 +105,15 @@ def test_a_trace_by_round(tmp_path):
     lines += [f"{d},{t},{(d + 1) * 1e6},{10 + t},5,{int(d != 1 or t != 2)}" for d in range(3) for t in range(4)]
     (tmp_path / "trace.csv").write_text("\n".join(lines))
     trace = fleet(f"trace:{tmp_path}/trace.csv", devices=3, rounds=4)
-    assert trace.profile(1, 2) == Profile(2e6, 12.0, 5.0)
-    there = [trace.available(t) for t in range(4)]
+    assert trace.get_profile(1, 2) == DeviceProfile(2e6, 12.0, 5.0)
+    there = [trace.get_available_mask(t) for t in range(4)]
     assert [None if a is None else a.tolist() for a in there][2] == [True, False, True]
 
 
 def test_a_trace_for_the_whole_run(tmp_path):
     (tmp_path / "trace.csv").write_text("device,seconds\n0,2.5\n1,3.5\n")
     trace = fleet(f"trace:{tmp_path}/trace.csv", devices=2, rounds=99)
-    assert trace.profile(1, 98).seconds == 3.5 and trace.available(5) is None
+    assert trace.get_profile(1, 98).seconds == 3.5 and trace.get_available_mask(5) is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_a_trace_that_is_not_there_is_refused(tmp_path):
 
 def test_a_trace_saved_by_a_spreadsheet_is_read(tmp_path):
     (tmp_path / "trace.csv").write_text("\ufeffdevice, down\r\n0, 5.5\r\n\r\n", newline="")
-    assert fleet(f"trace:{tmp_path}/trace.csv", devices=1).profile(0, 3).down == 5.5
+    assert fleet(f"trace:{tmp_path}/trace.csv", devices=1).get_profile(0, 3).down == 5.5
 
 
 NAMES = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte", "memory")
@@ -185,7 +187,7 @@ def test_a_whole_trace_is_read_cell_by_cell(tmp_path_factory, made):
     trace = fleet(write(tmp_path_factory.mktemp("trace") / "t.csv", table), devices, rounds)
     for row in table[1:]:
         cells = dict(zip(table[0], row))
-        profile = trace.profile(int(cells["device"]), int(cells["round"]))
+        profile = trace.get_profile(int(cells["device"]), int(cells["round"]))
         assert all(getattr(profile, name) == float(cells[name]) for name in NAMES if name in cells)
 
 
@@ -232,7 +234,9 @@ def test_a_trace_with_any_letter_changed_is_read_or_refused(tmp_path_factory, ma
     except ShoalError as error:
         assert error.kind.name == "no-data"
     else:
-        assert all(trace.profile(d, t).times(1, 1, 1).total > 0 for d in range(devices) for t in range(rounds))
+        assert all(
+            trace.get_profile(d, t).estimate_times(1, 1, 1).total > 0 for d in range(devices) for t in range(rounds)
+        )
 
 
 # patience -------------------------------------------------------------------------------------------------------------

@@ -218,8 +218,8 @@ def test_always_whole_is_what_the_paper_counts():
 @pytest.mark.parametrize("seconds, rounds, published", [(4.0, 130, 1075), (7.25, 109, 1258), (6.75, 107, 1182)])
 def test_the_simulated_clock_gives_the_papers_times(seconds, rounds, published):
     """Of FedAvg, FedMLB and MOON, each device alike: 160 Mbit/s, 42.65e6 bytes both ways."""
-    profile = parse_fleet(f"fedbr-even:{seconds}", RandomStreams(0), 10, rounds).profile(0, 0)
-    total = profile.times(int(42.65e6), 10**9, int(42.65e6)).total
+    profile = parse_fleet(f"fedbr-even:{seconds}", RandomStreams(0), 10, rounds).get_profile(0, 0)
+    total = profile.estimate_times(int(42.65e6), 10**9, int(42.65e6)).total
     assert rounds * total == pytest.approx(published, rel=0.01)
 
 

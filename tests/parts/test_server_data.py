@@ -26,7 +26,7 @@ from shoal.engines.base import Crew
 from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
-from shoal.fleet.fleets import Uniform
+from shoal.fleet.fleets import UniformFleet
 from shoal.parts.datasharing import DataSharing, compact, drawn, levels
 from shoal.parts.fedda import FedDA
 from shoal.parts.feddf import FedDF, gap, logits_of
@@ -96,7 +96,7 @@ def served(parts: list[Part], targets: list[list[int]], server: list[int], round
     loop = Loop(
         method,
         Machine(TrainingSetup(method, net, streams, Optimiser(), samples), DeviceMemory(), Serial()),
-        Uniform(),
+        UniformFleet(),
         streams,
         np.array([len(own) for own in targets]),
         len(targets),

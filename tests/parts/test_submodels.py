@@ -17,8 +17,8 @@ from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Batch, BatchScore, Local, Optimiser, Outcome, Reply, Round, Work
-from shoal.fleet.fleets import Uniform
-from shoal.fleet.profile import Profile
+from shoal.fleet.fleets import UniformFleet
+from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
@@ -51,7 +51,7 @@ def round_of(net: Net, number: int = 0, devices=(0, 1, 2), seed: int = 0) -> Rou
         EnrolmentRegister({}, lambda asked: {}),
         Work(1.0, 0, 2, 0.1),
         Optimiser(),
-        Uniform(),
+        UniformFleet(),
         devices=devices,
     )
 
@@ -443,8 +443,8 @@ def test_fedmp_rewards_the_fall_of_the_loss_and_punishes_being_out_of_step():
 class TwoSpeeds:
     """Links that take no time; 1 second for 1,000 products, or 3."""
 
-    def profile(self, device: int, round: int) -> Profile:
-        return Profile(macs=1000.0 / (1 + 2 * device), down=1e6, up=1e6)
+    def profile(self, device: int, round: int) -> DeviceProfile:
+        return DeviceProfile(macs=1000.0 / (1 + 2 * device), down=1e6, up=1e6)
 
     def available(self, round: int):
         return None

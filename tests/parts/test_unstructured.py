@@ -24,8 +24,8 @@ from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.types import SERVER, Outcome, Reply, Round
 from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.engines.batched.engine import Batched
-from shoal.fleet.fleets import Uniform
-from shoal.fleet.profile import Profile
+from shoal.fleet.fleets import UniformFleet
+from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
 from shoal.models.resnet import resnet
@@ -310,7 +310,7 @@ def test_worth_is_what_a_greedy_search_finds():
 
 
 def test_an_element_costs_its_way_down_and_up():
-    fleet = Uniform(Profile(macs=1e6, down=8.0, up=2.0))
+    fleet = UniformFleet(DeviceProfile(macs=1e6, down=8.0, up=2.0))
     replies = [Reply(0, 1, {}, {}, {}, Outcome(0, macs_work=10**6)), Reply(1, 1, {}, {}, {}, Outcome(1, macs_work=0))]
     server = Reply(SERVER, 1, {}, {}, {}, Outcome(SERVER, macs_work=10**9))
     round = replace(round_of(), fleet=fleet, replies=[*replies, server])
@@ -323,7 +323,7 @@ def test_prunefl_by_hand():
     part = PruneFL(0.5, every=1, change=0.34)
     values = torch.arange(1.0, 13.0, dtype=torch.float64).view(3, 4)
     params = net.initial | {"a.weight": values, "b.weight": values[:2, :3]}
-    round = replace(round_of(), anchor=params, fleet=Uniform(Profile(macs=1e99, down=1.0, up=1.0)))
+    round = replace(round_of(), anchor=params, fleet=UniformFleet(DeviceProfile(macs=1e99, down=1.0, up=1.0)))
     state = part.init_server(round)
     assert state["masks"]["a.weight"].flatten().tolist() == [False] * 6 + [True] * 6
     assert state["masks"]["b.weight"].flatten().tolist() == [False] * 3 + [True] * 3
@@ -341,7 +341,7 @@ def test_prunefl_by_hand():
     assert state["masks"]["a.weight"].flatten().tolist() == [True] + [False] * 7 + [True] * 4
     assert state["masks"]["b.weight"].flatten().tolist() == [False] * 3 + [True] * 3
     assert made["a.weight"].flatten().tolist() == [0.0] * 8 + [9.0, 10.0, 11.0, 12.0], "what comes in starts at 0"
-    slow, masks = replace(round, fleet=Uniform(Profile(seconds=1e9))), state["masks"]
+    slow, masks = replace(round, fleet=UniformFleet(DeviceProfile(seconds=1e9))), state["masks"]
     for most, kept in ((1.0, 18), (0.5, 9)):
         found = replace(part, most=most).chosen(params, masks, flat + 1, slow)
         assert sum(int(mask.sum()) for mask in found.values()) == kept, "where computing takes long, all are worth it"

@@ -178,7 +178,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     from shoal.data.dataset import DATASETS
     from shoal.data.sources import SOURCES
     from shoal.data.splits import SPLITS
-    from shoal.fleet.fleets import FORMS
+    from shoal.fleet.fleets import FLEET_FORMS
     from shoal.reproduce.table_file import titles
 
     known: dict[str, Callable[[], dict[str, str]]] = {
@@ -190,7 +190,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
         "models": models,
         "splits": lambda: {name: described(function) for name, (function, _, _) in SPLITS.items()},
         "tables": lambda: {escape(name): escape(title) for name, title in titles().items()},
-        "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FORMS.values()},
+        "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FLEET_FORMS.values()},
     }
     if what not in known:
         raise unknown_name_error("list", what, known)

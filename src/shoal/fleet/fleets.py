@@ -8,57 +8,57 @@ import numpy as np
 
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.streams import RandomStreams
-from shoal.fleet.profile import Profile
-from shoal.fleet.trace import Trace
+from shoal.fleet.profile import DeviceProfile
+from shoal.fleet.trace import TraceFleet
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformFleet:
     """Every device alike: 1 G multiply-accumulates a second, 100 Mbit/s down, 20 Mbit/s up, or uniform:MACS:DOWN:UP."""
 
-    every: Profile = Profile()
+    every: DeviceProfile = DeviceProfile()
 
-    def profile(self, device: int, round: int) -> Profile:
+    def get_profile(self, device: int, round: int) -> DeviceProfile:
         return self.every
 
-    def available(self, round: int) -> np.ndarray | None:
+    def get_available_mask(self, round: int) -> np.ndarray | None:
         return None
 
 
 @dataclass(frozen=True)
-class Ranges:
+class RangeFleet:
     """Links of 40 to 280 Mbit/s and LOW to HIGH seconds of computing, drawn anew every 10 rounds (fedbr:1.3:6.7)."""
 
     streams: RandomStreams
     low: float = 1.3
     high: float = 6.7
 
-    def profile(self, device: int, round: int) -> Profile:
+    def get_profile(self, device: int, round: int) -> DeviceProfile:
         draw = self.streams.make_numpy_generator("fleet", round // 10, device)
         link = draw.uniform(40, 280)
-        return Profile(down=link, up=link, seconds=draw.uniform(self.low, self.high))
+        return DeviceProfile(down=link, up=link, seconds=draw.uniform(self.low, self.high))
 
-    def available(self, round: int) -> np.ndarray | None:
+    def get_available_mask(self, round: int) -> np.ndarray | None:
         return None
 
 
 @dataclass(frozen=True)
-class Tiers:
+class TierFleet:
     """Kinds of devices by their speed relative to uniform, equally likely: tiers:4:1:0.25."""
 
     streams: RandomStreams
     factors: tuple[float, ...] = (4.0, 1.0, 0.25)
 
-    def profile(self, device: int, round: int) -> Profile:
+    def get_profile(self, device: int, round: int) -> DeviceProfile:
         factor = self.factors[int(self.streams.make_numpy_generator("fleet", 0, device).integers(len(self.factors)))]
-        return Profile(1e9 * factor, 100 * factor, 20 * factor)
+        return DeviceProfile(1e9 * factor, 100 * factor, 20 * factor)
 
-    def available(self, round: int) -> np.ndarray | None:
+    def get_available_mask(self, round: int) -> np.ndarray | None:
         return None
 
 
 @dataclass(frozen=True)
-class Moody:
+class IntermittentFleet:
     """Any fleet whose devices are there in a round only with the chance P: ?P behind its text, as in 5g?0.8."""
 
     inner: Any
@@ -66,63 +66,63 @@ class Moody:
     devices: int
     chance: float
 
-    def profile(self, device: int, round: int) -> Profile:
+    def get_profile(self, device: int, round: int) -> DeviceProfile:
         return self.inner.profile(device, round)
 
-    def available(self, round: int) -> np.ndarray | None:
+    def get_available_mask(self, round: int) -> np.ndarray | None:
         there = self.streams.make_numpy_generator("available", round).random(self.devices) < self.chance
         before = self.inner.available(round)
         return there if before is None else there & before
 
 
-Fleet = Uniform | Ranges | Tiers | Moody | Trace
-FORMS = {
-    "uniform": ("uniform or uniform:MACS:DOWN:UP, in operations and Mbit a second", Uniform.__doc__),
+AnyFleet = UniformFleet | RangeFleet | TierFleet | IntermittentFleet | TraceFleet
+FLEET_FORMS = {
+    "uniform": ("uniform or uniform:MACS:DOWN:UP, in operations and Mbit a second", UniformFleet.__doc__),
     "5g": ("5g", "Every device on the 5G link that FedBIAD measured: 110.6 Mbit/s down, 14.0 Mbit/s up."),
-    "fedbr": ("fedbr or fedbr:LOW:HIGH, in seconds", Ranges.__doc__),
+    "fedbr": ("fedbr or fedbr:LOW:HIGH, in seconds", RangeFleet.__doc__),
     "fedbr-even": ("fedbr-even or fedbr-even:SECONDS", "The means of fedbr for every device: 160 Mbit/s, 4 seconds."),
-    "tiers": ("tiers or tiers:FACTOR:FACTOR:...", Tiers.__doc__),
-    "trace": ("trace:FILE.csv", Trace.__doc__),
+    "tiers": ("tiers or tiers:FACTOR:FACTOR:...", TierFleet.__doc__),
+    "trace": ("trace:FILE.csv", TraceFleet.__doc__),
 }
 
 
-def parse_fleet(text: str, streams: RandomStreams, devices: int, rounds: int) -> Fleet:
+def parse_fleet(text: str, streams: RandomStreams, devices: int, rounds: int) -> AnyFleet:
     """The fleet that a text like `fedbr:2.0:10.0` or `5g?0.9` names."""
     body, mark, chance = text.partition("?")
     name, *given = body.split(":")
-    if name not in FORMS:
-        raise unknown_name_error("fleet", name, FORMS)
+    if name not in FLEET_FORMS:
+        raise unknown_name_error("fleet", name, FLEET_FORMS)
     try:
         if name == "trace":
-            fleet: Fleet = Trace.read(":".join(given), devices, rounds)
+            fleet: AnyFleet = TraceFleet.read(":".join(given), devices, rounds)
         else:
-            values = [positive(value) for value in given]
-            fleet = made(name, values, streams)
-        return Moody(fleet, streams, devices, share(chance)) if mark else fleet
+            values = [parse_positive(value) for value in given]
+            fleet = make_fleet(name, values, streams)
+        return IntermittentFleet(fleet, streams, devices, parse_probability(chance)) if mark else fleet
     except (ValueError, TypeError):
-        advice = f"Write {FORMS[name][0]}; ?P behind it makes each device available with the chance P."
+        advice = f"Write {FLEET_FORMS[name][0]}; ?P behind it makes each device available with the chance P."
         raise ShoalError("bad-value", f"The fleet {text[:80]!r} cannot be read.", advice) from None
 
 
-def made(name: str, values: list[float], streams: RandomStreams) -> Fleet:
-    makers: dict[str, Callable[..., Fleet]] = {
-        "uniform": lambda macs=1e9, down=100.0, up=20.0: Uniform(Profile(macs, down, up)),
-        "5g": lambda: Uniform(Profile(down=110.6, up=14.0)),
-        "fedbr": lambda low=1.3, high=6.7: Ranges(streams, low, max(low, high)),
-        "fedbr-even": lambda seconds=4.0: Uniform(Profile(down=160.0, up=160.0, seconds=seconds)),
-        "tiers": lambda *factors: Tiers(streams, factors or (4.0, 1.0, 0.25)),
+def make_fleet(name: str, values: list[float], streams: RandomStreams) -> AnyFleet:
+    makers: dict[str, Callable[..., AnyFleet]] = {
+        "uniform": lambda macs=1e9, down=100.0, up=20.0: UniformFleet(DeviceProfile(macs, down, up)),
+        "5g": lambda: UniformFleet(DeviceProfile(down=110.6, up=14.0)),
+        "fedbr": lambda low=1.3, high=6.7: RangeFleet(streams, low, max(low, high)),
+        "fedbr-even": lambda seconds=4.0: UniformFleet(DeviceProfile(down=160.0, up=160.0, seconds=seconds)),
+        "tiers": lambda *factors: TierFleet(streams, factors or (4.0, 1.0, 0.25)),
     }
     return makers[name](*values)
 
 
-def positive(text: str) -> float:
+def parse_positive(text: str) -> float:
     value = float(text)
     if not 1e-9 <= value <= 1e18:
         raise ValueError
     return value
 
 
-def share(text: str) -> float:
+def parse_probability(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
         raise ValueError

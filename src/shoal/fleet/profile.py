@@ -7,7 +7,7 @@ from shoal.core.types import DeviceTimes
 
 
 @dataclass(frozen=True)
-class Profile:
+class DeviceProfile:
     """Multiply-accumulates a second, and the link's megabits (10^6 bits) a second each way.
 
     Some papers give the seconds that a device computes in a round instead of its speed: `seconds` is then that number.
@@ -23,10 +23,10 @@ class Profile:
     joules_byte: float = 0.0
     memory: float = inf
 
-    def times(self, down: int, macs: int, up: int) -> DeviceTimes:
+    def estimate_times(self, down: int, macs: int, up: int) -> DeviceTimes:
         """Download, compute, upload, one after the other."""
         compute = macs / self.macs if self.seconds is None else self.seconds
         return DeviceTimes(down * 8e-6 / self.down, compute, up * 8e-6 / self.up)
 
-    def joules(self, down: int, macs: int, up: int) -> float:
+    def estimate_joules(self, down: int, macs: int, up: int) -> float:
         return macs * self.joules_mac + (down + up) * self.joules_byte

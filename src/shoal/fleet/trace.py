@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.fleet.profile import Profile
+from shoal.fleet.profile import DeviceProfile
 
 NUMBERS = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte", "memory")
 COLUMNS = ("device", "round", *NUMBERS, "available")
@@ -19,39 +19,39 @@ SMALLEST, LARGEST = 1e-9, 1e18
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class TraceFleet:
     """A CSV table with the columns device, and of round, macs, down, up, seconds, available those that are known.
 
     Without a column `round` a device's row holds for the whole run; with it, every round needs one.
     """
 
-    profiles: dict[tuple[int, int], Profile]
+    profiles: dict[tuple[int, int], DeviceProfile]
     there: np.ndarray | None
     """Rounds x devices, or None when all are there always."""
     by_round: bool
 
-    def profile(self, device: int, round: int) -> Profile:
+    def get_profile(self, device: int, round: int) -> DeviceProfile:
         return self.profiles[device, round if self.by_round else 0]
 
-    def available(self, round: int) -> np.ndarray | None:
+    def get_available_mask(self, round: int) -> np.ndarray | None:
         return None if self.there is None else self.there[round if self.by_round else 0]
 
     @classmethod
-    def read(cls, name: str, devices: int, rounds: int) -> "Trace":
-        (top, head), *rows = read_lines(name)
-        columns = checked_columns(head, name, top)
+    def read(cls, name: str, devices: int, rounds: int) -> "TraceFleet":
+        (top, head), *rows = read_trace_lines(name)
+        columns = check_columns(head, name, top)
         by_round = "round" in columns
-        profiles: dict[tuple[int, int], Profile] = {}
+        profiles: dict[tuple[int, int], DeviceProfile] = {}
         first: dict[tuple[int, int], int] = {}
         there = np.ones((rounds if by_round else 1, devices), dtype=bool)
         for line, cells in rows:
-            row = dict(checked_cells(columns, cells, name, line))
+            row = dict(check_cells(columns, cells, name, line))
             at = int(row.pop("device")), int(row.pop("round", 0))
             if first.setdefault(at, line) != line:
                 whose = f"device {at[0]}" + (f" in round {at[1]}" if by_round else "")
-                raise bad_trace(name, f"lines {first[at]} and {line} are both about {whose}", "Keep one of them.")
+                raise trace_error(name, f"lines {first[at]} and {line} are both about {whose}", "Keep one of them.")
             available = row.pop("available", 1) > 0
-            profiles[at] = Profile(**row)
+            profiles[at] = DeviceProfile(**row)
             if at[0] < devices and at[1] < len(there):
                 there[at[1], at[0]] = available
         for round in range(len(there)):
@@ -63,7 +63,7 @@ class Trace:
         return cls(profiles, None if there.all() else there, by_round)
 
 
-def read_lines(name: str) -> list[tuple[int, list[str]]]:
+def read_trace_lines(name: str) -> list[tuple[int, list[str]]]:
     """The lines of a CSV file that are not blank, with their numbers; the first holds the column names."""
     try:
         with open(Path(name), newline="", encoding="utf-8-sig") as file:
@@ -74,7 +74,7 @@ def read_lines(name: str) -> list[tuple[int, list[str]]]:
     return lines or [(1, [])]
 
 
-def checked_columns(head: list[str], name: str, line: int) -> list[str]:
+def check_columns(head: list[str], name: str, line: int) -> list[str]:
     """The column names, if all are known, none is there twice and one is `device`."""
     if "device" not in head:
         raise ShoalError(
@@ -84,27 +84,27 @@ def checked_columns(head: list[str], name: str, line: int) -> list[str]:
         if column not in COLUMNS:
             near = get_close_matches(column.lower(), COLUMNS, n=1)
             advice = f"Did you mean {near[0]!r}?" if near else f"Take it out; known are {', '.join(COLUMNS)}."
-            raise bad_trace(name, f"line {line}, column {number}: there is no column called {column[:40]!r}", advice)
+            raise trace_error(name, f"line {line}, column {number}: there is no column called {column[:40]!r}", advice)
         if head.index(column) + 1 < number:
-            raise bad_trace(name, f"line {line}, column {number}: {column} is there twice", "Keep one of them.")
+            raise trace_error(name, f"line {line}, column {number}: {column} is there twice", "Keep one of them.")
     return head
 
 
-def checked_cells(columns: list[str], cells: list[str], name: str, line: int) -> Iterator[tuple[str, float]]:
+def check_cells(columns: list[str], cells: list[str], name: str, line: int) -> Iterator[tuple[str, float]]:
     """The numbers of one line by column."""
     if len(cells) != len(columns):
         found = f"line {line} has {len(cells)} cells and there are {len(columns)} columns"
-        raise bad_trace(name, found, f"Give one cell for each of {', '.join(columns)}.")
+        raise trace_error(name, found, f"Give one cell for each of {', '.join(columns)}.")
     for column, cell in zip(columns, cells):
-        value, wanted = checked_number(column, cell)
+        value, wanted = parse_trace_cell(column, cell)
         if value is None:
             found = f"is {cell[:40]!r}" if cell else "is empty"
             advice = f"It must be {wanted}" + ("." if cell else "; leave the column out if it is not known.")
-            raise bad_trace(name, f"{column} in line {line} {found}", advice)
+            raise trace_error(name, f"{column} in line {line} {found}", advice)
         yield column, value
 
 
-def checked_number(column: str, cell: str) -> tuple[float | None, str]:
+def parse_trace_cell(column: str, cell: str) -> tuple[float | None, str]:
     """The number in a cell, or None, and what it must be."""
     if column in ("device", "round"):
         fits = cell.isascii() and cell.isdecimal() and len(cell) < 10
@@ -119,5 +119,5 @@ def checked_number(column: str, cell: str) -> tuple[float | None, str]:
     return value if low <= value <= LARGEST else None, f"a number from {low:g} to {LARGEST:g}"
 
 
-def bad_trace(name: str, found: str, advice: str) -> ShoalError:
+def trace_error(name: str, found: str, advice: str) -> ShoalError:
     return ShoalError("no-data", f"In the trace {name} {found}.", advice)

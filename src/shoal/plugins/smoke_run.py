@@ -30,7 +30,7 @@ from shoal.engines.batched.stack import Cohort
 from shoal.engines.batched.step import step_of
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
-from shoal.fleet.fleets import Uniform
+from shoal.fleet.fleets import UniformFleet
 from shoal.plugins.guard import watched
 from shoal.storage.memory import DeviceMemory
 
@@ -114,7 +114,7 @@ def tiny_run(
     loop = Loop(
         method,
         Machine(site, DeviceMemory(memory, place=net.place), crew or Serial()),
-        Uniform(),
+        UniformFleet(),
         streams,
         np.array(sizes),
         len(sizes),
