@@ -23,8 +23,8 @@ from shoal.core.model.plan import WHOLE_MODEL, Axis, Cut, Slicer
 from shoal.core.part import Part
 from shoal.core.streams import RandomStreams
 from shoal.core.wire import CodecLink
-from shoal.parts import PRESETS, shipped
-from shoal.parts.lib.row_patterns import best
+from shoal.parts import PRESETS, find_shipped_parts
+from shoal.parts.lib.row_patterns import pick_row_pattern
 
 METHODS = [
     "topk",
@@ -65,7 +65,7 @@ def timed(
     rows = Axis("rows", len(values["t0"]), (Cut("t0", 0),))
     link = CodecLink("up", 0, 0, WHOLE_MODEL, Slicer((rows,), values), RandomStreams(0), values)
     message = wire.pack_message(values, {}, WHOLE_MODEL, link.slicer, list(values))
-    pattern = best(None, rows.size, 0.5, torch.Generator().manual_seed(0))
+    pattern = pick_row_pattern(None, rows.size, 0.5, torch.Generator().manual_seed(0))
     memories = {"fedbiad": {"kept": {"rows": pattern}}}
     encode, decode, size = [], [], 0
     for _ in range(times):
@@ -85,7 +85,9 @@ def table(size: int, times: int, clock=perf_counter) -> list[str]:
     whole = tree.count_tree_bytes(values)
     lines = ["| codec | encode, GB/s | decode, GB/s | bytes of the model's |", "| --- | --: | --: | --: |"]
     for text in METHODS:
-        encode, decode, small = timed(parse_method(text, shipped(), PRESETS).codecs_for("up"), values, times, clock)
+        encode, decode, small = timed(
+            parse_method(text, find_shipped_parts(), PRESETS).codecs_for("up"), values, times, clock
+        )
         lines.append(f"| {text} | {whole / encode / 1e9:.2f} | {whole / decode / 1e9:.2f} | {small / whole:.3%} |")
         print(lines[-1], flush=True)
     return lines

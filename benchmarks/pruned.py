@@ -18,8 +18,8 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.types import Batch, BatchScore
 from shoal.models import build
-from shoal.parts.lib.filter_choice import kept_filters, layer_rates
-from shoal.parts.lib.unit_scores import scores
+from shoal.parts.lib.filter_choice import choose_kept_filters, compute_layer_rates
+from shoal.parts.lib.unit_scores import score_neurons
 
 SHAPE = (3, 32, 32)
 
@@ -27,8 +27,8 @@ SHAPE = (3, 32, 32)
 def pruned(net: Net, rate: float) -> Net:
     """The net that FedAP leaves."""
     images = torch.rand(16, *SHAPE, generator=torch.Generator().manual_seed(0))
-    ranks = scores(net, net.initial, images)
-    return net.cut(Plan(kept_filters(net, net.initial, ranks, layer_rates(net, net.initial, rate))))
+    ranks = score_neurons(net, net.initial, images)
+    return net.cut(Plan(choose_kept_filters(net, net.initial, ranks, compute_layer_rates(net, net.initial, rate))))
 
 
 def buffers_of(net: Net) -> dict[str, torch.Tensor]:

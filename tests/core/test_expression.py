@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from shoal import Method, ShoalError
 from shoal.core import expression
-from shoal.parts import PRESETS, shipped
+from shoal.parts import PRESETS, find_shipped_parts
 
 
 def parse(text: str) -> Method:
-    return expression.parse_method(text, shipped(), PRESETS)
+    return expression.parse_method(text, find_shipped_parts(), PRESETS)
 
 
 def refusal(text: str) -> ShoalError:
@@ -82,9 +82,9 @@ def test_a_value_of_the_wrong_type_or_range_is_refused(value):
     assert refusal(f"fedprox(mu={value})").kind.name in ("bad-value", "bad-expression")
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", find_shipped_parts())
 def test_not_a_number_is_refused_everywhere(name):
-    for field in fields(shipped()[name]):
+    for field in fields(find_shipped_parts()[name]):
         for value in ("1e999", "-1e999", "9" * 400):
             assert refusal(f"{name}({field.name}={value})").kind.name in ("bad-value", "bad-expression")
 
@@ -120,7 +120,26 @@ def test_a_long_list_is_read():
     assert parse("+".join(["fedavg"] * 285)) == Method()
 
 
-WORDS = [*shipped(), *PRESETS, "mu", "beta", "lr", "=", "(", ")", "+", "-", ",", " ", "1", "0.1", "'", '"', "\\", "#"]
+WORDS = [
+    *find_shipped_parts(),
+    *PRESETS,
+    "mu",
+    "beta",
+    "lr",
+    "=",
+    "(",
+    ")",
+    "+",
+    "-",
+    ",",
+    " ",
+    "1",
+    "0.1",
+    "'",
+    '"',
+    "\\",
+    "#",
+]
 WORDS += [
     "lambda:",
     "*",
@@ -158,11 +177,11 @@ def test_any_text_is_a_method_or_refused(text):
 def methods(draw) -> list:
     """Different shipped parts with values that all of them allow."""
     parts = []
-    for name in draw(st.lists(st.sampled_from(list(shipped())), unique=True, max_size=4)):
-        hints = get_type_hints(shipped()[name])
-        floats = [f.name for f in fields(shipped()[name]) if hints[f.name] is float]
+    for name in draw(st.lists(st.sampled_from(list(find_shipped_parts())), unique=True, max_size=4)):
+        hints = get_type_hints(find_shipped_parts()[name])
+        floats = [f.name for f in fields(find_shipped_parts()[name]) if hints[f.name] is float]
         some = [key for key in floats if draw(st.booleans())]
-        parts.append(shipped()[name](**{key: draw(st.floats(1e-9, 0.49)) for key in some}))
+        parts.append(find_shipped_parts()[name](**{key: draw(st.floats(1e-9, 0.49)) for key in some}))
     return parts
 
 
@@ -178,6 +197,6 @@ def test_a_method_is_written_as_it_is_read(parts):
     assert found.parts == tuple(parts) and str(found) == written
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", find_shipped_parts())
 def test_a_part_with_default_values_is_its_name(name):
     assert str(parse(name)) == name

@@ -20,7 +20,7 @@ from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
-from shoal.parts import PRESETS, shipped
+from shoal.parts import PRESETS, find_shipped_parts
 from shoal.plugins.smoke_run import tiny_run
 from shoal.remote.engine import Distant, Remote
 from shoal.remote.messages import Order, answered
@@ -33,7 +33,7 @@ Answer = dict[str, Any]
 Tamper = Callable[[int, int, Answer], Answer | str]
 """(device, round, the honest answer) -> what is sent instead, or why there is none; enrolment is round -1."""
 METHODS = [
-    *shipped(),
+    *find_shipped_parts(),
     *PRESETS,
     "feddh(lr_b=1.0, gradient='client_grad')",
     "fedad(check=1, force=0, direction='literal')",
@@ -55,7 +55,7 @@ ROUNDS, STRIDE = 16, 7
 
 def talks(text: str) -> bool:
     """Whether devices send anything but the change of their model."""
-    parts = parse_method(text, shipped(), PRESETS).parts
+    parts = parse_method(text, find_shipped_parts(), PRESETS).parts
     return any(p.acts_at("measure") or p.acts_at("enrol") or p.stage for p in parts)
 
 
@@ -193,7 +193,7 @@ CASES = [(text, sizes) for text in METHODS for sizes in ((5, 3, 4), (4, 5)) if l
 @pytest.mark.parametrize(("text", "sizes"), CASES, ids=lambda case: case if isinstance(case, str) else len(case))
 def test_no_answer_ends_a_run_or_is_half_used(text, sizes):
     """Where the liar was not heard, the model and all states are those of a run in which it was away."""
-    method = parse_method(text, shipped(), PRESETS)
+    method = parse_method(text, find_shipped_parts(), PRESETS)
     liar = Liar(device=1)
     loop, first = federation(method, sizes, liar)
     last, rows, number = first, [], 0
@@ -228,7 +228,7 @@ def test_no_card_ends_a_run(text, sizes, odd):
     def tamper(device: int, round: int, answer: Answer) -> Answer:
         return altered(answer, ("card", "labels"), CARDS[odd]) if device == 1 and round < 0 else answer
 
-    loop, first = federation(parse_method(text, shipped(), PRESETS), sizes, tamper)
+    loop, first = federation(parse_method(text, find_shipped_parts(), PRESETS), sizes, tamper)
     last, rows = play(loop, first, 0, 3)
     assert not any(row.get("void") for row in rows) and tree.is_tree_finite([last.params, last.states])
     assert all(gone["device"] == 1 for row in rows for gone in row.get("dropped", ()))
@@ -239,7 +239,8 @@ def test_labels_count_no_more_than_the_samples_they_belong_to():
         return altered(answer, ("card", "labels"), lambda t: t * 10**6) if device == 1 and round < 0 else answer
 
     told = [
-        federation(parse_method("feddh", shipped(), PRESETS), (5, 3, 4), t)[1].states["feddh"] for t in (honest, tamper)
+        federation(parse_method("feddh", find_shipped_parts(), PRESETS), (5, 3, 4), t)[1].states["feddh"]
+        for t in (honest, tamper)
     ]
     for one, other in zip(*(state["labels"].values() for state in told)):
         torch.testing.assert_close(one, other)
@@ -368,7 +369,7 @@ def test_a_device_alone_cannot_end_a_run_either():
     def tamper(device: int, round: int, answer: Answer) -> Answer:
         return altered(answer, ("beside", "fednova", "steps"), torch.zeros_like) if round == 0 else answer
 
-    loop, first = federation(compose([shipped()["fednova"]()]), (5,), tamper)
+    loop, first = federation(compose([find_shipped_parts()["fednova"]()]), (5,), tamper)
     _, rows = play(loop, first, 0, 2)
     assert rows[0]["void"] and "ZeroDivisionError" in rows[0]["dropped"][0]["why"] and "void" not in rows[1]
 
@@ -379,13 +380,13 @@ def test_what_is_told_of_an_answer_holds_no_text_of_its_device():
     def tamper(device: int, round: int, answer: Answer) -> Answer:
         return answer | {"beside": {"scaffold": {"change": {name: torch.ones(1)}}}} if device == 1 else answer
 
-    loop, first = federation(compose([shipped()["scaffold"]()]), (4, 5), tamper)
+    loop, first = federation(compose([find_shipped_parts()["scaffold"]()]), (4, 5), tamper)
     _, [row] = play(loop, first, 0, 1)
     assert row["dropped"][0]["device"] == 1 and row["dropped"][0]["why"].isprintable()
 
 
 def test_a_server_that_fails_for_another_reason_says_so():
     """What is raised with every answer is raised: here, by a server that has nothing to train on."""
-    loop, net = tiny_run(parse_method("feddu", shipped(), PRESETS))
+    loop, net = tiny_run(parse_method("feddu", find_shipped_parts(), PRESETS))
     with pytest.raises(ShoalError, match="needs samples|trains on"):
         replace(loop, server=None).start(net)

@@ -16,7 +16,7 @@ from shoal.data.sources import SOURCES
 from shoal.data.splits import SPLITS
 from shoal.fleet.fleets import FLEET_FORMS
 from shoal.models import MODELS, describe
-from shoal.parts import PRESETS, shipped
+from shoal.parts import PRESETS, find_shipped_parts
 from shoal.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def as_shown(value: Any) -> set[str]:
     return {str(value), f"`{value}`"} | ({str(int(value))} if value == int(value) else set())
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("name", sorted(find_shipped_parts()))
 def test_a_methods_page_lists_its_options_with_their_defaults(name):
     page = (DOCS / f"methods/{name}.md").read_text()
     told: dict[str, str] = {}
@@ -48,15 +48,15 @@ def test_a_methods_page_lists_its_options_with_their_defaults(name):
         names = re.findall(r"`(\w+)`", cells[0])
         values = [v.strip() for v in cells[1].split(", ")] if len(names) > 1 else [cells[1]]
         told |= dict(zip(names, values * len(names) if len(values) == 1 else values))
-    known = {f.name: f.default for f in fields(shipped()[name])}
+    known = {f.name: f.default for f in fields(find_shipped_parts()[name])}
     assert told.keys() == known.keys()
     wrong = {k: (v, known[k]) for k, v in told.items() if v not in as_shown(known[k])}
     assert not wrong
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("name", sorted(find_shipped_parts()))
 def test_a_parts_docstring_names_options_that_exist(name):
-    part = shipped()[name]
+    part = find_shipped_parts()[name]
     options = {f.name: f.type for f in fields(part)}
     words = set(re.findall(r"`([A-Za-z_]\w*)`", part.__doc__ or "")) - options.keys()
     texts = [option for option, kind in options.items() if kind is str]
@@ -75,7 +75,7 @@ def test_a_parts_docstring_names_options_that_exist(name):
 def test_every_method_is_in_both_lists():
     for page in ("README.md", "docs/methods/index.md"):
         text = (ROOT / page).read_text()
-        absent = [name for name in shipped() | PRESETS if f"`{name}" not in text]
+        absent = [name for name in find_shipped_parts() | PRESETS if f"`{name}" not in text]
         assert not absent, page
 
 

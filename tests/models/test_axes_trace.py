@@ -23,8 +23,8 @@ from shoal.models.axes_trace import axes_of
 from shoal.models.resnet import resnet
 from shoal.models.user_model import net_of
 from shoal.models.vgg import vgg11
-from shoal.parts.lib.filter_choice import kept_filters
-from shoal.parts.lib.unit_scores import ranks, scores
+from shoal.parts.lib.filter_choice import choose_kept_filters
+from shoal.parts.lib.unit_scores import compute_map_ranks, score_neurons
 
 CLASSES = 5
 
@@ -421,7 +421,7 @@ def test_filters_are_judged_by_what_the_next_layer_reads_before_pooling(name):
     axis = axes_in(net)["conv"]
     made = F.conv2d(x, net.initial["conv.weight"], net.initial["conv.bias"], padding=1)
     torch.testing.assert_close(seen_at(net, axis.tap, x), expected(made), rtol=1e-4, atol=1e-6)
-    assert torch.equal(scores(net, net.initial, x)["conv"], ranks(seen_at(net, axis.tap, x)))
+    assert torch.equal(score_neurons(net, net.initial, x)["conv"], compute_map_ranks(seen_at(net, axis.tap, x)))
 
 
 def test_sums_and_depthwise_convolutions_are_judged_where_they_are_read():
@@ -440,9 +440,9 @@ def test_a_filter_that_never_gets_through_the_activation_goes_first():
     params["conv.weight"][0], params["conv.bias"][0] = -params["conv.weight"][0].abs(), -1.0
     params["conv.weight"][1], params["conv.bias"][1] = 0.0, 1.0
     params["conv.weight"][2], params["conv.bias"][2] = params["conv.weight"][2].abs(), 1.0
-    found = scores(net, params, x)
+    found = score_neurons(net, params, x)
     assert found["conv"].tolist() == pytest.approx([0.0, 1 / 8, 1.0])
-    kept = kept_filters(net, params, found, {axis.name: 0.34 for axis in net.axes})
+    kept = choose_kept_filters(net, params, found, {axis.name: 0.34 for axis in net.axes})
     assert kept["conv"].tolist() == [1, 2]
 
 
@@ -462,7 +462,7 @@ def test_signals_and_volumes_have_ranks_too(maker, reader, shape, as_matrix):
     net = net_of(module, shape, CLASSES)
     expected = torch.linalg.matrix_rank(as_matrix(module.conv(x).relu()))
     most = min(as_matrix(module.conv(x)).shape[-2:])
-    torch.testing.assert_close(scores(net, net.initial, x)["conv"], expected.float().mean(0) / most)
+    torch.testing.assert_close(score_neurons(net, net.initial, x)["conv"], expected.float().mean(0) / most)
 
 
 @pytest.mark.parametrize(

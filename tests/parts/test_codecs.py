@@ -24,10 +24,16 @@ from shoal.core.wire import CodecLink, Message
 from shoal.parts.dgc import DGC
 from shoal.parts.fedpaq import FedPAQ
 from shoal.parts.half import Half
-from shoal.parts.lib.position_codec import LISTS, WAYS, counted, pack, unpack
-from shoal.parts.lib.sparse_codec import largest, share
-from shoal.parts.randomk import RandomK, drawn
-from shoal.parts.signsgd import SignSGD, vote
+from shoal.parts.lib.position_codec import (
+    LIST_DTYPES,
+    POSITION_CODES,
+    count_positions,
+    pack_positions,
+    unpack_positions,
+)
+from shoal.parts.lib.sparse_codec import count_sent_elements, find_largest
+from shoal.parts.randomk import RandomK, draw_positions
+from shoal.parts.signsgd import SignSGD, take_majority_vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
 from shoal.plugins.smoke_run import tiny_run
@@ -172,23 +178,23 @@ def test_so_is_one_that_went_through_two_codecs(codecs, value, how, where, bit):
     refused_or_sound(codecs, value, how, where, bit)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", POSITION_CODES)
 @given(st.sets(st.integers(0, 199), min_size=1), st.integers(0, 10**6), st.integers(0, 7))
 @settings(quick, max_examples=150)
 def test_damaged_positions_are_refused_or_are_as_many_others(way: str, at: set[int], where: int, bit: int):
-    packed = mutated(pack(torch.tensor(sorted(at)), 200, way), "flip", where, bit)
+    packed = mutated(pack_positions(torch.tensor(sorted(at)), 200, way), "flip", where, bit)
     try:
-        found = unpack(packed, 200, len(at), way)
+        found = unpack_positions(packed, 200, len(at), way)
     except ShoalError:
         return
     assert len(found) == len(at) and found.min() >= 0 and found.max() < 200 and (found[1:] > found[:-1]).all()
 
 
 @pytest.mark.parametrize("at", [[3, 3], [4, 3], [-1, 3], [3, 10], [3], [3, 4, 5]])
-@pytest.mark.parametrize("way", LISTS)
+@pytest.mark.parametrize("way", LIST_DTYPES)
 def test_positions_that_do_not_fit_are_refused(at: list[int], way: str):
     with pytest.raises(ShoalError, match="positions"):
-        unpack(torch.tensor(at, dtype=LISTS[way]), 10, 2, way)
+        unpack_positions(torch.tensor(at, dtype=LIST_DTYPES[way]), 10, 2, way)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def test_positions_that_do_not_fit_are_refused(at: list[int], way: str):
 )
 def test_a_header_or_bitmap_that_does_not_fit_is_refused(packed: list[int]):
     with pytest.raises(ShoalError, match="message"):
-        unpack(torch.tensor(packed, dtype=torch.uint8), 10, 2, "auto")
+        unpack_positions(torch.tensor(packed, dtype=torch.uint8), 10, 2, "auto")
 
 
 def test_an_entry_without_its_positions_is_refused():
@@ -216,21 +222,23 @@ def test_signs_without_positions_are_refused():
 
 
 # positions --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", POSITION_CODES)
 @given(st.integers(1, 300), st.sets(st.integers(0, 299)))
 @quick
 def test_positions_come_back(way: str, n: int, some: set[int]):
     at = torch.tensor(sorted(i for i in some if i < n), dtype=torch.int64)
-    packed = pack(at, n, way)
-    assert unpack(packed, n, len(at), way).tolist() == at.tolist() and counted(packed, n, way) == len(at)
+    packed = pack_positions(at, n, way)
+    assert unpack_positions(packed, n, len(at), way).tolist() == at.tolist() and count_positions(packed, n, way) == len(
+        at
+    )
 
 
 @given(st.integers(1, 300), st.sets(st.integers(0, 299)))
 @quick
 def test_auto_is_the_smallest_and_a_byte(n: int, some: set[int]):
     at = torch.tensor(sorted(i for i in some if i < n), dtype=torch.int64)
-    found = min(pack(at, n, way).nbytes for way in WAYS if way != "auto") if len(at) < n else 0
-    assert pack(at, n, "auto").nbytes == 1 + found
+    found = min(pack_positions(at, n, way).nbytes for way in POSITION_CODES if way != "auto") if len(at) < n else 0
+    assert pack_positions(at, n, "auto").nbytes == 1 + found
 
 
 @pytest.mark.parametrize("p", [0.0025, 0.01, 0.1])
@@ -238,35 +246,35 @@ def test_golomb_is_near_the_entropy(p: float):
     n = 400_000
     at = (torch.rand(n, generator=torch.Generator().manual_seed(0)) < p).nonzero().flatten()
     bound = n * (-p * log2(p) - (1 - p) * log2(1 - p)) / 8
-    assert 0.97 * bound < pack(at, n, "golomb").nbytes < 1.06 * bound
+    assert 0.97 * bound < pack_positions(at, n, "golomb").nbytes < 1.06 * bound
 
 
 def test_golomb_by_hand():
     """Gaps 2, 0, 5: with b=1 the quotients 1, 0, 2 in unary are 01 1 001, the remainders 0 0 1; 011001 001 0000000."""
-    packed = pack(torch.tensor([2, 3, 9]), 16, "golomb")
+    packed = pack_positions(torch.tensor([2, 3, 9]), 16, "golomb")
     assert packed.tolist() == [1, 3, 0, 0, 0, 0b01100100, 0b10000000]
 
 
 def test_32_bit_positions_are_refused_where_they_do_not_reach():
     with pytest.raises(ShoalError, match="32-bit"):
-        pack(torch.tensor([1]), 2**31, "32")
+        pack_positions(torch.tensor([1]), 2**31, "32")
 
 
 @pytest.mark.parametrize("n", [1000, 300_000])
 @pytest.mark.parametrize("ratio", [0.0001, 0.01, 0.2, 0.9, 1.0])
 def test_the_largest_are_found_and_of_equal_ones_the_first(n: int, ratio: float):
-    generator, k = torch.Generator().manual_seed(n), share(n, ratio)
+    generator, k = torch.Generator().manual_seed(n), count_sent_elements(n, ratio)
     for sizes in (torch.rand(n, generator=generator), torch.randint(0, 5, (n,), generator=generator).float()):
         expected = sizes.sort(descending=True, stable=True).indices[:k].sort().values
-        assert torch.equal(largest(sizes, k), expected)
+        assert torch.equal(find_largest(sizes, k), expected)
     spike = torch.zeros(n)
     spike[1:9] = 1.0
-    assert largest(spike, 12).tolist() == sorted([*range(1, 9), 0, 9, 10, 11])
+    assert find_largest(spike, 12).tolist() == sorted([*range(1, 9), 0, 9, 10, 11])
 
 
 def test_how_many_travel():
-    assert [share(n, 0.01) for n in (0, 1, 99, 100, 101, 1000)] == [0, 1, 1, 1, 2, 10]
-    assert share(100, 0.07) == 7 and share(10, 1.0) == 10
+    assert [count_sent_elements(n, 0.01) for n in (0, 1, 99, 100, 101, 1000)] == [0, 1, 1, 1, 2, 10]
+    assert count_sent_elements(100, 0.07) == 7 and count_sent_elements(10, 1.0) == 10
 
 
 # top-k ------------------------------------------------------------------------------------------------------------
@@ -336,9 +344,9 @@ def test_dgc_warms_up():
     """With rounds from 0, as in the code it comes from: 75 % are left out up to round 20, 99.9 % from round 50 on."""
     part = DGC()
     stages = {0.25: (0, 20), 0.0625: (21, 29), 0.015625: (30, 39), 0.00390625: (40, 49), 0.001: (50, 1000)}
-    assert {part.ratio_in(r): (r, s) for r, s in stages.values()} == stages
-    assert all(part.ratio_in(first) == part.ratio_in(last) for first, last in stages.values())
-    assert DGC(0.1).ratio_in(25) == 0.1 and DGC(warmup="").ratio_in(0) == 0.001
+    assert {part.compute_ratio(r): (r, s) for r, s in stages.values()} == stages
+    assert all(part.compute_ratio(first) == part.compute_ratio(last) for first, last in stages.values())
+    assert DGC(0.1).compute_ratio(25) == 0.1 and DGC(warmup="").compute_ratio(0) == 0.001
 
 
 def test_dgc_by_hand():
@@ -435,7 +443,7 @@ def test_most_signs_decide_and_a_tie_moves_nothing():
         reply([1.0, -1.0, -1.0, 1.0]),
         reply([-1.0, 0.0, 1.0, 1.0], [True, True, False, True]),
     ]
-    assert vote("w", told).tolist() == [1.0, 0.0, -1.0, 1.0]
+    assert take_majority_vote("w", told).tolist() == [1.0, 0.0, -1.0, 1.0]
 
 
 def test_signsgd_moves_every_weight_by_its_rate():
@@ -463,7 +471,7 @@ def test_without_feedback_random_k_is_right_on_average():
 
 def test_every_element_is_drawn_equally_often():
     generator = torch.Generator().manual_seed(0)
-    counts = torch.bincount(torch.cat([drawn(20, 0.25, generator) for _ in range(4000)]), minlength=20)
+    counts = torch.bincount(torch.cat([draw_positions(20, 0.25, generator) for _ in range(4000)]), minlength=20)
     assert counts.sum() == 20_000 and ((counts - 1000).abs() < 130).all()
 
 

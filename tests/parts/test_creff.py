@@ -23,7 +23,7 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import Device, Outcome, Reply, Round, Samples
 from shoal.core.wire import pack_bits, unpack_bits
 from shoal.data.user_data import dataset_of
-from shoal.parts.creff import CReFF, distance, joined, parted
+from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias, split_weight_bias
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
 from shoal.plugins.smoke_run import tiny_run
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_the_head_that_was_sent_on_the_features_that_were
         leaves = [v.requires_grad_() for v in head.values()]
         loss = F.cross_entropy(F.linear(features[y == label], *leaves), y[y == label])
         expected = dict(zip(head, torch.autograd.grad(loss, leaves)))
-        found = parted(slope, head)
+        found = split_weight_bias(slope, head)
         assert all(torch.allclose(found[k], expected[k], atol=1e-12) for k in head)
         head = {k: v.detach() for k, v in head.items()}
 
@@ -98,7 +98,7 @@ def test_gradients_are_averaged_over_the_devices_that_hold_the_class():
     first, second, idle = torch.arange(16.0).view(2, 8), torch.full((1, 8), 4.0), torch.full((2, 8), 99.0)
     round = a_round([([0, 1], first), ([1], second), ([0, 1], idle)], [0.5, 0.5, 0.0])
     head = {k: round.anchor[k] for k in (WEIGHT, BIAS)}
-    mean, seen = QUICK.told(head, round)
+    mean, seen = QUICK.average_class_gradients(head, round)
     assert mean[0].flatten().tolist() == list(range(8)) and seen.all()
     assert mean[1].flatten().tolist() == [(8 + i + 4) / 2 for i in range(8)]
 
@@ -108,7 +108,7 @@ def test_gradients_of_slices_are_averaged_over_the_devices_that_hold_a_column():
     plans = {1: Plan({"a": torch.tensor([0, 2])}), 2: Plan({"a": torch.tensor([0])})}
     slices = [([0], torch.ones(1, 8)), ([0, 1], torch.arange(12.0).view(2, 6)), ([1], torch.full((1, 4), 2.0))]
     round = a_round(slices, [1.0] * 3, plans)
-    mean, seen = QUICK.told({k: round.anchor[k] for k in (WEIGHT, BIAS)}, round)
+    mean, seen = QUICK.average_class_gradients({k: round.anchor[k] for k in (WEIGHT, BIAS)}, round)
     assert mean[0].tolist() == [[0.5, 1.0, 1.0, 1.5], [2.0, 1.0, 2.5, 3.0]] and seen[0].all()
     assert mean[1].tolist() == [[4.0, 0.0, 7.0, 5.0], [5.5, 0.0, 10.0, 6.5]]
     assert seen[1].tolist() == [[True, False, True, True]] * 2
@@ -123,7 +123,11 @@ def matching(classes: int = 3, width: int = 4, bias: bool = True) -> tuple[Tenso
 
     head = {WEIGHT: drawn(classes, width)} | ({BIAS: drawn(classes)} if bias else {})
     real = drawn(classes, 20, width).abs()
-    return drawn(classes, 3, width), torch.stack([joined(slope(real[c], c, head)) for c in range(classes)]), head
+    return (
+        drawn(classes, 3, width),
+        torch.stack([join_weight_bias(slope(real[c], c, head)) for c in range(classes)]),
+        head,
+    )
 
 
 def slope(features: Tensor, label: int, head: Params, graph: bool = False) -> Params:
@@ -138,10 +142,10 @@ def test_a_step_of_matching_is_the_one_that_two_derivatives_give(bias: bool, col
     made, target, head = matching(bias=bias)
     seen = torch.ones_like(target) > 0
     seen[..., 2] = 2 in columns
-    found = CReFF(features=3, match_steps=1, match_lr=0.7).matched(made, target * seen, seen, head)
+    found = CReFF(features=3, match_steps=1, match_lr=0.7).optimise_features(made, target * seen, seen, head)
     for label in range(3):
         leaf = made[label].clone().requires_grad_()
-        own, real = slope(leaf, label, head, graph=True), parted(target[label], head)
+        own, real = slope(leaf, label, head, graph=True), split_weight_bias(target[label], head)
         rows = [(own[WEIGHT][j, columns], real[WEIGHT][j, columns]) for j in range(3)] + (
             [(own[BIAS], real[BIAS])] if bias else []
         )
@@ -155,20 +159,20 @@ def test_matching_brings_gradients_together_where_they_were_told():
     seen = torch.ones_like(target) > 0
     seen[1] = False
     before, kept = [far_of(made, target, head, c) for c in range(3)], made.clone()
-    found = CReFF(features=3, match_steps=200, match_lr=1.0).matched(made, target * seen, seen, head)
+    found = CReFF(features=3, match_steps=200, match_lr=1.0).optimise_features(made, target * seen, seen, head)
     after = [far_of(found, target, head, c) for c in range(3)]
     assert torch.equal(made, kept) and torch.equal(found[1], made[1])
     assert after[0] < before[0] / 2 and after[2] < before[2] / 2
 
 
 def far_of(made: Tensor, target: Tensor, head: Params, label: int) -> float:
-    own = joined(slope(made[label], label, head))
-    return float(distance(own[None], target[label][None], made.shape[2]))
+    own = join_weight_bias(slope(made[label], label, head))
+    return float(compute_gradient_distance(own[None], target[label][None], made.shape[2]))
 
 
 def test_gradients_of_0_can_be_matched():
     made, target, head = matching()
-    found = CReFF(features=3).matched(made, torch.zeros_like(target), torch.ones_like(target) > 0, head)
+    found = CReFF(features=3).optimise_features(made, torch.zeros_like(target), torch.ones_like(target) > 0, head)
     assert found.isfinite().all()
 
 
@@ -176,7 +180,7 @@ def test_gradients_of_0_can_be_matched():
 def test_retraining_is_sgd_on_the_virtual_features(bias: bool):
     made, _, head = matching(bias=bias)
     kept = {k: v.clone() for k, v in head.items()}
-    found = CReFF(features=3, epochs=3, lr=0.2, batch=4).retrained(made, head, np.random.default_rng(5))
+    found = CReFF(features=3, epochs=3, lr=0.2, batch=4).retrain_classifier(made, head, np.random.default_rng(5))
     draw, layer = np.random.default_rng(5), nn.Linear(4, 3, bias=bias).double()
     with torch.no_grad():
         for parameter, value in zip(layer.parameters(), head.values(), strict=True):

@@ -12,7 +12,7 @@ import shoal
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.types import Batch
 from shoal.models.user_model import net_of
-from shoal.parts.lib.curvature import Loss
+from shoal.parts.lib.curvature import FlatLoss
 
 ROWS = 8
 
@@ -67,21 +67,21 @@ MIXERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def loss_of(module: nn.Module) -> Loss:
+def loss_of(module: nn.Module) -> FlatLoss:
     net = net_of(module.double(), (1, ROWS, ROWS), 10)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 1, ROWS, ROWS, generator=generator).double()
-    return Loss(net, net.initial, Batch(x, ((torch.arange(6), None),)))
+    return FlatLoss(net, net.initial, Batch(x, ((torch.arange(6), None),)))
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_hessian_vector_product_through_it_is_a_difference_of_gradients(name):
     torch.manual_seed(0)
     loss = loss_of(Rows(MIXERS[name]()))
-    at = loss.flat(loss.params)
+    at = loss.flatten(loss.params)
     vector, h = torch.randn(len(at), generator=torch.Generator().manual_seed(1)).double(), 1e-5
-    expected = (loss.gradient(at + h * vector)[1] - loss.gradient(at - h * vector)[1]) / (2 * h)
-    torch.testing.assert_close(loss.curvature(at)(vector), expected, rtol=1e-4, atol=1e-7)
+    expected = (loss.compute_gradient(at + h * vector)[1] - loss.compute_gradient(at - h * vector)[1]) / (2 * h)
+    torch.testing.assert_close(loss.build_hessian_product(at)(vector), expected, rtol=1e-4, atol=1e-7)
 
 
 def test_fused_attention_comes_back_after_a_measurement():

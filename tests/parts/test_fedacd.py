@@ -21,8 +21,8 @@ from shoal.core.model import tree
 from shoal.core.types import Batch, BatchScore, Local
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
-from shoal.parts.fedacd import FedACD, adaptability, evenness, turned
-from shoal.parts.mixup import Mixup, blend
+from shoal.parts.fedacd import FedACD, compute_adaptability, compute_evenness_loss, roll_class_matrix
+from shoal.parts.mixup import Mixup, blend_batch
 from shoal.plugins.smoke_run import tiny_run, visits_of
 from shoal.testing.laws import play
 
@@ -49,7 +49,11 @@ def as_printed(f: torch.Tensor, y: torch.Tensor, detach: bool) -> torch.Tensor:
 def test_l1_is_what_is_printed_and_its_gradient_needs_no_detaching(seed):
     f, y = logits_of(seed)
     grads = []
-    for loss in (lambda x: evenness(x, y).sum(), lambda x: as_printed(x, y, False), lambda x: as_printed(x, y, True)):
+    for loss in (
+        lambda x: compute_evenness_loss(x, y).sum(),
+        lambda x: as_printed(x, y, False),
+        lambda x: as_printed(x, y, True),
+    ):
         x = f.clone().requires_grad_()
         value = loss(x)
         torch.testing.assert_close(value.detach(), as_printed(f, y, False))
@@ -61,23 +65,23 @@ def test_l1_is_what_is_printed_and_its_gradient_needs_no_detaching(seed):
 def test_l1_is_zero_where_the_wrong_mass_is_even_and_for_two_classes():
     y = torch.tensor([0, 2])
     even = torch.tensor([[3.0, 1.0, 1.0, 1.0], [-2.0, -2.0, 5.0, -2.0]], dtype=DOUBLE)
-    torch.testing.assert_close(evenness(even, y), torch.zeros(2, dtype=DOUBLE))
-    assert evenness(even + torch.tensor([0.0, 0.1, 0.0, 0.0], dtype=DOUBLE), y).min() > 1e-6
+    torch.testing.assert_close(compute_evenness_loss(even, y), torch.zeros(2, dtype=DOUBLE))
+    assert compute_evenness_loss(even + torch.tensor([0.0, 0.1, 0.0, 0.0], dtype=DOUBLE), y).min() > 1e-6
     two, targets = logits_of(1, classes=2)
-    torch.testing.assert_close(evenness(two, targets), torch.zeros(5, dtype=DOUBLE))
+    torch.testing.assert_close(compute_evenness_loss(two, targets), torch.zeros(5, dtype=DOUBLE))
 
 
 def test_l1_by_hand():
     """p = (1/2, 1/4, 1/8, 1/8), y = 0: q = 1/6 for the others."""
     f = torch.tensor([[log(4), log(2), 0.0, 0.0]], dtype=DOUBLE)
     expected = 0.25 * log(0.25 * 6) + 2 * 0.125 * log(0.125 * 6)
-    assert float(evenness(f, torch.tensor([0]))) == pytest.approx(expected, abs=1e-12)
+    assert float(compute_evenness_loss(f, torch.tensor([0]))) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("far", [50.0, 800.0])
 def test_losses_are_finite_where_the_model_is_sure(far):
     f = torch.tensor([[far, 0.0, -far, 0.0], [0.0, far, 0.0, 0.0]], dtype=torch.float32, requires_grad=True)
-    loss = evenness(f, torch.tensor([0, 0])).sum()
+    loss = compute_evenness_loss(f, torch.tensor([0, 0])).sum()
     grad = torch.autograd.grad(loss, f)[0]
     assert bool(loss.isfinite()) and bool(grad.isfinite().all())
 
@@ -123,22 +127,22 @@ def test_a_symmetric_matrix_leaves_cross_entropy():
     f, y = logits_of(3)
     matrix = matrix_of(3)
     loss = scored_by(FedACD(), f, y, (matrix + matrix.T) / 2).loss
-    torch.testing.assert_close(loss, (evenness(f, y) + compute_sample_losses(f, y)).mean())
+    torch.testing.assert_close(loss, (compute_evenness_loss(f, y) + compute_sample_losses(f, y)).mean())
 
 
 def test_margins_of_class_counts_are_the_balanced_softmax():
     """P_yi / P_iy = n_i / n_y for P_yi = n_i / n."""
     f, y = logits_of(4)
     counts = torch.tensor([5.0, 1.0, 3.0, 1.0], dtype=DOUBLE)
-    loss = scored_by(FedACD(), f, y, (counts / counts.sum()).expand(4, 4)).loss - evenness(f, y).mean()
+    loss = scored_by(FedACD(), f, y, (counts / counts.sum()).expand(4, 4)).loss - compute_evenness_loss(f, y).mean()
     torch.testing.assert_close(loss, compute_sample_losses(f + counts.log(), y).mean())
 
 
 def test_a_class_more_often_taken_for_another_is_held_to_a_larger_margin():
     matrix = torch.tensor([[0.6, 0.4], [0.1, 0.9]], dtype=DOUBLE)
-    margins = FedACD().margins(matrix, torch.ones(2, dtype=torch.bool))
+    margins = FedACD().compute_margins(matrix, torch.ones(2, dtype=torch.bool))
     torch.testing.assert_close(margins, torch.tensor([[0.0, log(4)], [-log(4), 0.0]], dtype=DOUBLE))
-    unknown = FedACD(missing=1e-3).margins(matrix, torch.tensor([True, False]))
+    unknown = FedACD(missing=1e-3).compute_margins(matrix, torch.tensor([True, False]))
     assert float(unknown[0, 1]) == pytest.approx(log(1e-3)) and float(unknown[0, 0]) == 0
 
 
@@ -151,7 +155,7 @@ def test_one_class_and_missing_classes_give_finite_losses():
     scored = scored_by(FedACD(), x, y, matrix, there)
     grad = torch.autograd.grad(scored.loss, x)[0]
     assert bool(scored.loss.isfinite()) and bool(grad.isfinite().all())
-    expected = (evenness(f, y) + (1 + 1e-3 * (f[:, 1:] - f[:, :1]).exp().sum(1)).log()).mean()
+    expected = (compute_evenness_loss(f, y) + (1 + 1e-3 * (f[:, 1:] - f[:, :1]).exp().sum(1)).log()).mean()
     torch.testing.assert_close(scored.loss.detach(), expected)
 
 
@@ -191,9 +195,9 @@ def test_the_matrix_of_an_epoch_is_used_in_the_next_one():
     matrix, sums = torch.eye(2, dtype=DOUBLE), torch.tensor([[1.0, 3.0], [0.0, 0.0]], dtype=DOUBLE)
     state = {"matrix": matrix, "sums": sums, "counts": torch.tensor([4.0, 0.0]), "epoch": torch.tensor(0.0)}
     net = mlp((2,), 2)
-    same = turned(state, Local(net, {}, {}, {"epoch": torch.tensor(0.0)}, {}, state))
+    same = roll_class_matrix(state, Local(net, {}, {}, {"epoch": torch.tensor(0.0)}, {}, state))
     assert torch.equal(same["matrix"], matrix) and torch.equal(same["sums"], sums)
-    after = turned(state, Local(net, {}, {}, {"epoch": torch.tensor(1.0)}, {}, state))
+    after = roll_class_matrix(state, Local(net, {}, {}, {"epoch": torch.tensor(1.0)}, {}, state))
     assert after["matrix"].tolist() == [[0.25, 0.75], [0.0, 1.0]]  # a class that was not seen keeps its row
     assert not after["sums"].any() and float(after["epoch"]) == 1
 
@@ -215,14 +219,14 @@ def test_v_by_hand():
     assert float(measure_class_divergence(matrix, counts, tau)) == pytest.approx(sum(rows) / 2)
     assert float(measure_class_divergence(matrix, counts, tau, "sum")) == pytest.approx(sum(rows))
     assert float(measure_class_divergence(matrix, torch.tensor([3.0, 0.0]), tau)) == pytest.approx(rows[0])
-    assert float(adaptability(measure_class_divergence(matrix, counts, tau))) == pytest.approx(
+    assert float(compute_adaptability(measure_class_divergence(matrix, counts, tau))) == pytest.approx(
         1 / (1 + exp(-2 / sum(rows)))
     )
 
 
 @given(st.floats(0, 1e6))
 def test_v_is_between_a_half_and_one(value):
-    v = float(adaptability(torch.tensor(value, dtype=DOUBLE)))
+    v = float(compute_adaptability(torch.tensor(value, dtype=DOUBLE)))
     assert 0.5 < v <= 1
 
 
@@ -242,7 +246,7 @@ def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
                 net, rebuild_local_model(reply, round), visits_of(loop, loop.start(net))[reply.device].device.samples
             )
             assert float(weight) == pytest.approx(
-                float(adaptability(measure_class_divergence(*found, part.tau))), rel=1e-9
+                float(compute_adaptability(measure_class_divergence(*found, part.tau))), rel=1e-9
             )
 
 
@@ -262,7 +266,10 @@ def test_a_blend_of_padded_rows_is_the_blend_of_the_others(rows, padding, share,
     y = torch.arange(rows + padding)
     weight = (torch.arange(rows + padding) < rows).to(DOUBLE)
     lam, by = torch.tensor(share, dtype=DOUBLE), torch.tensor(shift, dtype=DOUBLE)
-    padded, short = blend(Batch(x, ((y, None),), weight), lam, by), blend(Batch(x[:rows], ((y[:rows], None),)), lam, by)
+    padded, short = (
+        blend_batch(Batch(x, ((y, None),), weight), lam, by),
+        blend_batch(Batch(x[:rows], ((y[:rows], None),)), lam, by),
+    )
     torch.testing.assert_close(padded.inputs[:rows], short.inputs)
     assert [t[:rows].tolist() for t, _ in padded.targets] == [t.tolist() for t, _ in short.targets]
     assert sorted(short.targets[1][0].tolist()) == list(range(rows))
@@ -272,7 +279,7 @@ def test_a_blend_of_padded_rows_is_the_blend_of_the_others(rows, padding, share,
 
 def test_a_share_of_one_is_no_mixup():
     x, y = torch.randn(4, 3), torch.arange(4)
-    one = blend(Batch(x, ((y, None),)), torch.tensor(1.0), torch.tensor(0.6))
+    one = blend_batch(Batch(x, ((y, None),)), torch.tensor(1.0), torch.tensor(0.6))
     weight = one.targets[1][1]
     assert torch.equal(one.inputs, x) and weight is not None and not weight.any()
 

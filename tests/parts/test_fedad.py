@@ -19,9 +19,19 @@ from shoal.core.model.tree import Tree
 from shoal.core.types import Batch
 from shoal.models import build
 from shoal.parts.fedad import FedAD
-from shoal.parts.lib.curvature import Loss, Spectrum, gap, lanczos, lipschitz, plateau, rate, shares_above, spectrum
-from shoal.parts.lib.dropout_rates import device_rates, drawn, unit_rates
-from shoal.parts.lib.unit_scores import maps, merged, ranks, scores
+from shoal.parts.lib.curvature import (
+    FlatLoss,
+    Spectrum,
+    compute_shares_above,
+    estimate_lipschitz,
+    estimate_pruning_rate,
+    estimate_spectrum,
+    find_eigengap_rate,
+    find_plateau_rate,
+    run_lanczos,
+)
+from shoal.parts.lib.dropout_rates import compute_device_rates, compute_neuron_rates, draw_kept_neurons
+from shoal.parts.lib.unit_scores import average_neuron_scores, compute_map_ranks, score_neurons, shape_feature_maps
 from shoal.plugins.smoke_run import tiny_run
 
 IMAGES = (3, 32, 32)
@@ -34,8 +44,8 @@ QUICK = "fedad(rule='fixed', rate=0.5, check=1, force=0)"
 def test_ranks_are_those_of_the_maps():
     column, row = torch.arange(1.0, 6.0)[:, None], torch.arange(2.0, 9.0)
     found = torch.stack([column * row, torch.eye(5, 7), torch.zeros(5, 7)])[None].repeat(4, 1, 1, 1)
-    assert ranks(found).tolist() == pytest.approx([1 / 5, 1.0, 0.0])
-    assert ranks(found / found.new_zeros(())).tolist() == [0.0, 0.0, 0.0], "maps that overflow say nothing"
+    assert compute_map_ranks(found).tolist() == pytest.approx([1 / 5, 1.0, 0.0])
+    assert compute_map_ranks(found / found.new_zeros(())).tolist() == [0.0, 0.0, 0.0], "maps that overflow say nothing"
 
 
 def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them():
@@ -44,7 +54,7 @@ def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them()
     params = {k: v.clone() for k, v in net.initial.items()}
     params["conv1.weight"][2] = params["conv1.bias"][2] = 0.0
     params["fc1.weight"][5] *= 10
-    found = scores(net, params, x)
+    found = score_neurons(net, params, x)
     after = net.forward(params, x, ("relu1",))[2]["relu1"]
     assert after.shape[1:] == (6, 28, 28) and float(found["conv1"][2]) == 0.0
     assert float(found["conv1"][0]) == pytest.approx(float(torch.linalg.matrix_rank(after[:, 0]).float().mean()) / 28)
@@ -58,9 +68,9 @@ def test_heads_are_scored_by_the_rank_of_what_they_put_out():
     axis = next(a for a in net.axes if a.name == "layer1.heads")
     x = torch.randn(3, *IMAGES)
     made = net.forward(net.initial, x, (axis.tap,))[2][axis.tap]
-    assert maps(made, axis).shape == (3, 4, 64, 16)
-    torch.testing.assert_close(maps(made, axis)[1, 2], made[1, :, 32:48])
-    found = scores(net, net.initial, x)
+    assert shape_feature_maps(made, axis).shape == (3, 4, 64, 16)
+    torch.testing.assert_close(shape_feature_maps(made, axis)[1, 2], made[1, :, 32:48])
+    found = score_neurons(net, net.initial, x)
     assert {len(v) for k, v in found.items() if k.endswith("heads")} == {4}
     assert all(0 < float(v.min()) <= float(v.max()) <= 1 for k, v in found.items() if k.endswith("heads"))
 
@@ -68,9 +78,9 @@ def test_heads_are_scored_by_the_rank_of_what_they_put_out():
 def test_scores_are_weighed_by_samples_over_those_who_held_a_unit():
     whole, part = Plan(), Plan({"a": torch.tensor([0, 2])})
     reports = [(1, {"a": torch.tensor([1.0, 2.0, 3.0])}, whole), (3, {"a": torch.tensor([5.0, 0.0, 7.0])}, part)]
-    assert merged(reports, {})["a"].tolist() == [4.0, 2.0, 6.0]
+    assert average_neuron_scores(reports, {})["a"].tolist() == [4.0, 2.0, 6.0]
     nobody = [(3, {"a": torch.tensor([5.0, 0.0, 7.0])}, part)]
-    assert merged(nobody, {"a": torch.tensor([1.0, 9.0, 1.0])})["a"].tolist() == [5.0, 9.0, 7.0]
+    assert average_neuron_scores(nobody, {"a": torch.tensor([1.0, 9.0, 1.0])})["a"].tolist() == [5.0, 9.0, 7.0]
 
 
 # curvature ------------------------------------------------------------------------------------------------------------
@@ -87,7 +97,7 @@ class Bowl(nn.Module):
         return torch.stack((x @ self.w, torch.zeros(len(x), dtype=x.dtype)), 1)
 
 
-class Quadratic(Loss):
+class Quadratic(FlatLoss):
     """w' H w / 2 + c'w instead of a model's loss."""
 
     def __init__(self, curvature: torch.Tensor, slope: torch.Tensor):
@@ -111,27 +121,27 @@ def test_lanczos_finds_the_ends_of_a_known_spectrum():
     values = [-2.0, *np.linspace(-0.1, 0.1, 37), 5.0, 30.0]
     h = symmetric(values)
     start = torch.randn(40, generator=torch.Generator().manual_seed(1)).double().sign()
-    found = lanczos(lambda v: h @ v, start, 12)
+    found = run_lanczos(lambda v: h @ v, start, 12)
     assert found.values[[0, -2, -1]] == pytest.approx([-2.0, 5.0, 30.0], abs=1e-6)
     assert found.weights.sum() == pytest.approx(1.0)
-    whole = lanczos(lambda v: h @ v, start, 50)
+    whole = run_lanczos(lambda v: h @ v, start, 50)
     assert len(whole.values) <= 40 and whole.values[[0, -1]] == pytest.approx([-2.0, 30.0])
 
 
 def test_lanczos_stops_where_nothing_new_is_left():
-    found = lanczos(lambda v: 3 * v, torch.ones(5).double(), 50)
+    found = run_lanczos(lambda v: 3 * v, torch.ones(5).double(), 50)
     assert found.values.tolist() == pytest.approx([3.0]) and found.weights.tolist() == pytest.approx([1.0])
-    nothing = lanczos(lambda v: 0 * v, torch.ones(5).double(), 50)
+    nothing = run_lanczos(lambda v: 0 * v, torch.ones(5).double(), 50)
     assert nothing.values.tolist() == [0.0] and nothing.weights.tolist() == [1.0]
 
 
-def smooth_loss(held: bool = False) -> tuple[Loss, torch.Tensor]:
+def smooth_loss(held: bool = False) -> tuple[FlatLoss, torch.Tensor]:
     module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     net = Net(module, (4,), 3)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(9, 4, generator=generator).double(), torch.randint(0, 3, (9,), generator=generator)
-    loss = Loss(net, net.initial, Batch(x, ((y, None),)))
-    at = loss.flat(net.initial)
+    loss = FlatLoss(net, net.initial, Batch(x, ((y, None),)))
+    at = loss.flatten(net.initial)
     if held:
         loss.held = (torch.rand(len(at), generator=generator) < 0.5).double()
     return loss, at
@@ -143,21 +153,21 @@ def test_a_hessian_vector_product_is_a_difference_of_gradients(held: bool):
     vector = torch.randn(len(at), generator=torch.Generator().manual_seed(2)).double()
     vector = vector * loss.held if loss.held is not None else vector
     h = 1e-5
-    expected = (loss.gradient(at + h * vector)[1] - loss.gradient(at - h * vector)[1]) / (2 * h)
-    torch.testing.assert_close(loss.curvature(at)(vector), expected, rtol=1e-6, atol=1e-8)
+    expected = (loss.compute_gradient(at + h * vector)[1] - loss.compute_gradient(at - h * vector)[1]) / (2 * h)
+    torch.testing.assert_close(loss.build_hessian_product(at)(vector), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_the_secant_of_a_quadratic_loss_is_nothing_and_of_another_something():
     loss = Quadratic(symmetric([1.0, 2.0, -3.0]), torch.ones(3).double())
     way = torch.tensor([0.3, -1.0, 2.0]).double()
-    assert lipschitz(loss, torch.zeros(3).double(), way) < 1e-12
+    assert estimate_lipschitz(loss, torch.zeros(3).double(), way) < 1e-12
     tanh, at = smooth_loss()
-    assert lipschitz(tanh, at, torch.ones_like(at)) > 1e-3
-    assert lipschitz(tanh, at, torch.zeros_like(at)) == 0.0
+    assert estimate_lipschitz(tanh, at, torch.ones_like(at)) > 1e-3
+    assert estimate_lipschitz(tanh, at, torch.zeros_like(at)) == 0.0
 
 
 def test_what_lies_above_a_value_is_read_off_the_weights():
-    places, shares = shares_above(Spectrum(np.array([-1.0, 0.5, 2.0]), np.array([0.2, 0.5, 0.3])))
+    places, shares = compute_shares_above(Spectrum(np.array([-1.0, 0.5, 2.0]), np.array([0.2, 0.5, 0.3])))
     assert len(places) == len(shares) == 10_000 and places[[0, -1]] == pytest.approx([-1.01, 2.01])
     read = [float(shares[places.searchsorted(v)]) for v in (-1.01, -0.5, 0.0, 1.0, 2.01)]
     assert read == pytest.approx([1.0, 0.8, 0.8, 0.3, 0.0], abs=0.01), "the ends of the first and last peak are cut off"
@@ -166,13 +176,15 @@ def test_what_lies_above_a_value_is_read_off_the_weights():
 
 def test_a_plateau_is_where_the_share_stays():
     """From 0 the share above is 0.8 at 0.1, 0.2, 0.3 and 0.4: three changes of nothing in a row."""
-    assert plateau(Spectrum(np.array([-1.0, 0.95, 2.0]), np.array([0.2, 0.5, 0.3]))) == pytest.approx(0.8, abs=0.005)
+    assert find_plateau_rate(Spectrum(np.array([-1.0, 0.95, 2.0]), np.array([0.2, 0.5, 0.3]))) == pytest.approx(
+        0.8, abs=0.005
+    )
 
 
 def test_steps_that_are_too_wide_for_a_plateau_are_halved():
     """Half of the mass lies just above 0: with steps of 0.1 it is gone before three of them are made."""
     found = Spectrum(np.array([-1.0, 0.16, 5.0]), np.array([0.1, 0.8, 0.1]))
-    assert plateau(found) == pytest.approx(0.9, abs=0.01)
+    assert find_plateau_rate(found) == pytest.approx(0.9, abs=0.01)
 
 
 def test_steps_become_as_small_as_a_peak_at_0_needs():
@@ -180,7 +192,7 @@ def test_steps_become_as_small_as_a_peak_at_0_needs():
     step of 0.052: only steps inside of a bin change nothing, and the share is what it is at 0, half of the peak and
     what lies above it. Steps of a bin or more would walk over the whole peak, and leave 0.05.
     """
-    found = plateau(Spectrum(np.array([-1.0, 0.0, 20.0]), np.array([0.05, 0.9, 0.05])))
+    found = find_plateau_rate(Spectrum(np.array([-1.0, 0.0, 20.0]), np.array([0.05, 0.9, 0.05])))
     assert 0.5 - 0.06 < found <= 0.5 + 0.06
 
 
@@ -197,7 +209,7 @@ def test_steps_become_as_small_as_a_peak_at_0_needs():
     ],
 )
 def test_plateaus_of_spectra_with_little_in_them(values, weights, expected):
-    assert plateau(Spectrum(np.array(values), np.array(weights))) == pytest.approx(expected, abs=0.02)
+    assert find_plateau_rate(Spectrum(np.array(values), np.array(weights))) == pytest.approx(expected, abs=0.02)
 
 
 @settings(max_examples=100, deadline=None)
@@ -205,9 +217,9 @@ def test_plateaus_of_spectra_with_little_in_them(values, weights, expected):
 def test_a_plateau_lies_between_half_of_what_is_above_0_and_all_of_it(pairs):
     values, weights = np.array(sorted(pairs)).T
     found = Spectrum(values, weights / weights.sum())
-    places, shares = shares_above(found)
+    places, shares = compute_shares_above(found)
     first = shares[max(0, places.searchsorted(0.0, "right") - 1)]
-    assert first / 2 <= plateau(found) <= first
+    assert first / 2 <= find_plateau_rate(found) <= first
 
 
 def test_a_trained_lenet_can_lose_about_half_of_its_weights():
@@ -216,45 +228,53 @@ def test_a_trained_lenet_can_lose_about_half_of_its_weights():
     run = shoal.run(rounds=2, engine="serial", **setting)
     assert run.history.rows[-1]["accuracy"] > 0.5
     x = torch.rand(50, *run.net.input_shape, generator=torch.Generator().manual_seed(0))
-    loss = Loss(run.net, run.params, Batch(x, ((run.net.forward(run.params, x)[0].argmax(1), None),)))
-    share = rate("slq_plateau", loss, run.net.initial, run.params, 30, torch.Generator().manual_seed(1))
+    loss = FlatLoss(run.net, run.params, Batch(x, ((run.net.forward(run.params, x)[0].argmax(1), None),)))
+    share = estimate_pruning_rate(
+        "slq_plateau", loss, run.net.initial, run.params, 30, torch.Generator().manual_seed(1)
+    )
     assert share is not None and 0.35 < share < 0.65
 
 
 def test_curvature_that_is_not_finite_says_nothing():
-    broken = lanczos(lambda v: v * float("inf"), torch.ones(5).double(), 50)
+    broken = run_lanczos(lambda v: v * float("inf"), torch.ones(5).double(), 50)
     assert not np.isfinite(broken.values).any()
     loss, _ = smooth_loss()
     params = {k: v * float("nan") for k, v in loss.params.items()}
     for rule in ("slq_plateau", "eigen_gap"):
-        assert rate(rule, loss, loss.params, params, 20, torch.Generator()) is None
-    assert gap(Spectrum(np.array([0.0, 1.0]), np.array([0.5, 0.5])), float("nan")) is None
+        assert estimate_pruning_rate(rule, loss, loss.params, params, 20, torch.Generator()) is None
+    assert find_eigengap_rate(Spectrum(np.array([0.0, 1.0]), np.array([0.5, 0.5])), float("nan")) is None
 
 
 def test_without_a_gap_the_literal_rule_is_the_plateau():
     """From far enough away, 4 constants are wider than any gap; from no way at all, the first gap is one."""
     loss, at = smooth_loss()
-    found = spectrum(loss, at, 20, torch.Generator().manual_seed(3))
+    found = estimate_spectrum(loss, at, 20, torch.Generator().manual_seed(3))
     far = {k: v + 10 for k, v in loss.params.items()}
     for start, literal in ((far, None), (loss.params, found.weights[0])):
-        constant = lipschitz(loss, at, loss.flat(start) - at)
-        assert gap(found, constant) == literal
-        share = rate("eigen_gap", loss, start, loss.params, 20, torch.Generator().manual_seed(3))
-        assert share == pytest.approx(literal or min(plateau(found), 0.8))
+        constant = estimate_lipschitz(loss, at, loss.flatten(start) - at)
+        assert find_eigengap_rate(found, constant) == literal
+        share = estimate_pruning_rate("eigen_gap", loss, start, loss.params, 20, torch.Generator().manual_seed(3))
+        assert share == pytest.approx(literal or min(find_plateau_rate(found), 0.8))
 
 
 def test_a_gap_is_four_constants_wide():
     found = Spectrum(np.array([0.0, 1.0, 1.5, 9.0, 30.0]), np.array([0.1, 0.3, 0.3, 0.2, 0.1]))
-    assert gap(found, 1.0) == pytest.approx(0.7) and gap(found, 3.0) == pytest.approx(0.9) and gap(found, 9.0) is None
+    assert (
+        find_eigengap_rate(found, 1.0) == pytest.approx(0.7)
+        and find_eigengap_rate(found, 3.0) == pytest.approx(0.9)
+        and find_eigengap_rate(found, 9.0) is None
+    )
 
 
 @pytest.mark.parametrize("rule", ["slq_plateau", "eigen_gap"])
 def test_a_rate_is_a_share_and_the_same_for_the_same_probe(rule: str):
     loss, at = smooth_loss()
     start = {k: v + 0.1 for k, v in loss.params.items()}
-    found = [rate(rule, loss, start, loss.params, 20, torch.Generator().manual_seed(s)) for s in (3, 3)]
+    found = [
+        estimate_pruning_rate(rule, loss, start, loss.params, 20, torch.Generator().manual_seed(s)) for s in (3, 3)
+    ]
     assert found[0] is not None and found[0] == found[1] and 0 <= found[0] <= 0.8
-    assert spectrum(loss, at, 20, torch.Generator()).weights.sum() == pytest.approx(1.0)
+    assert estimate_spectrum(loss, at, 20, torch.Generator()).weights.sum() == pytest.approx(1.0)
 
 
 # rates ----------------------------------------------------------------------------------------------------------------
@@ -264,7 +284,7 @@ def test_a_rate_is_a_share_and_the_same_for_the_same_probe(rule: str):
 @given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12), st.floats(0, 0.8))
 def test_slow_devices_drop_and_fast_ones_do_not(seconds, mean):
     times = np.array(seconds)
-    found = device_rates(times, mean)
+    found = compute_device_rates(times, mean)
     assert found[times.argmax()] == pytest.approx(mean)
     assert (found[times <= times.max() * (1 - mean) * (1 - 1e-12)] == 0).all()
     assert (np.diff(found[times.argsort(kind="stable")]) >= -1e-12).all()
@@ -272,9 +292,9 @@ def test_slow_devices_drop_and_fast_ones_do_not(seconds, mean):
 
 def test_the_printed_rates_are_the_other_way_round():
     times = np.array([1.0, 2.0, 4.0])
-    assert device_rates(times, 0.4).tolist() == pytest.approx([0.0, 0.0, 0.4])
-    assert device_rates(times, 0.4, literal=True).tolist() == pytest.approx([1.0, 0.8, 0.4])
-    assert device_rates(np.array([3.0, 4.0]), 0.4).tolist() == pytest.approx([1 - 4 * 0.6 / 3, 0.4])
+    assert compute_device_rates(times, 0.4).tolist() == pytest.approx([0.0, 0.0, 0.4])
+    assert compute_device_rates(times, 0.4, literal=True).tolist() == pytest.approx([1.0, 0.8, 0.4])
+    assert compute_device_rates(np.array([3.0, 4.0]), 0.4).tolist() == pytest.approx([1 - 4 * 0.6 / 3, 0.4])
 
 
 SCORES = st.dictionaries(
@@ -285,13 +305,13 @@ SCORES = st.dictionaries(
 @settings(max_examples=300, deadline=None)
 @given(SCORES, st.floats(0, 1), st.floats(0.5, 0.95))
 def test_unit_rates_have_the_mean_that_is_asked_for_and_a_bound(found, mean, most):
-    made = np.concatenate(list(unit_rates(found, mean, most).values()))
+    made = np.concatenate(list(compute_neuron_rates(found, mean, most).values()))
     assert (made >= 0).all() and (made <= most + 1e-12).all()
     assert made.mean() == pytest.approx(min(mean, most), abs=1e-6)
 
 
 def test_units_that_matter_less_drop_out_more():
-    made = unit_rates({"a": np.array([3.0, 1.0, 2.0]), "b": np.array([5.0, 5.0])}, 0.3, 0.9)
+    made = compute_neuron_rates({"a": np.array([3.0, 1.0, 2.0]), "b": np.array([5.0, 5.0])}, 0.3, 0.9)
     assert made["a"][1] > made["a"][2] > made["a"][0] and made["b"][0] == made["b"][1]
 
 
@@ -299,13 +319,15 @@ def test_units_that_matter_less_drop_out_more():
 @given(st.lists(st.floats(0, 0.9), min_size=1, max_size=30), st.floats(0, 1), st.integers(0, 1000))
 def test_of_every_axis_something_is_kept(rates, least, seed):
     matter = np.arange(len(rates), dtype=float)
-    kept = drawn(np.array(rates), matter, least, np.random.default_rng(seed))
+    kept = draw_kept_neurons(np.array(rates), matter, least, np.random.default_rng(seed))
     assert len(kept) >= max(1, int(np.ceil(least * len(rates)))) and (np.diff(kept) > 0).all()
     assert 0 <= kept.min() and kept.max() < len(rates)
 
 
 def test_those_that_are_kept_by_force_are_those_that_matter_most():
-    kept = drawn(np.full(10, 1.0), np.array([0, 9, 1, 8, 2, 7, 3, 6, 4, 5.0]), 0.3, np.random.default_rng(0))
+    kept = draw_kept_neurons(
+        np.full(10, 1.0), np.array([0, 9, 1, 8, 2, 7, 3, 6, 4, 5.0]), 0.3, np.random.default_rng(0)
+    )
     assert kept.tolist() == [1, 3, 5]
 
 
@@ -318,7 +340,7 @@ def test_scaled_activations_are_in_the_mean_what_they_were():
     rates = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 0.5])
     x, generator, total = torch.randn(5, 4).double(), np.random.default_rng(0), torch.zeros(5, 3).double()
     for _ in range(4000):
-        kept = torch.from_numpy(drawn(rates, rates, 0.0, generator))
+        kept = torch.from_numpy(draw_kept_neurons(rates, rates, 0.0, generator))
         plan = Plan({axis.name: kept})
         scale = torch.from_numpy(1 / (1 - rates))
         sliced = net.slicer.place(net.slicer.take(net.initial, plan), net.initial, plan)
@@ -383,7 +405,7 @@ def test_rates_are_due_when_scores_have_settled(patience, force, changes, due):
     value, asked = torch.zeros(4), []
     for number, change in enumerate(changes, 1):
         value = value + torch.tensor([change, 0, 0, 0])
-        state = part.watched(state, {"a": value}, 5 * number)
+        state = part.track_score_change(state, {"a": value}, 5 * number)
         asked.append(state["asking"])
         if state["asking"]:
             state = state | {"asking": False, "rate": 0.4}
@@ -393,9 +415,9 @@ def test_rates_are_due_when_scores_have_settled(patience, force, changes, due):
 def test_after_the_first_time_rates_are_due_when_the_change_is_smaller_than_then():
     part = FedAD(rule="fixed")
     state = START | {"scores": {"a": torch.zeros(1)}, "rate": 0.3, "change": 2.0}
-    same = part.watched(state, {"a": torch.tensor([2.0])}, 60)
+    same = part.track_score_change(state, {"a": torch.tensor([2.0])}, 60)
     assert same["rate"] == 0.3
-    again = part.watched(state, {"a": torch.tensor([1.9])}, 60)
+    again = part.track_score_change(state, {"a": torch.tensor([1.9])}, 60)
     assert again["rate"] == part.rate and again["change"] == pytest.approx(1.9)
 
 

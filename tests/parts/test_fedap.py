@@ -18,13 +18,13 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.models import build
 from shoal.models.lenet import lenet
-from shoal.parts import shipped
+from shoal.parts import find_shipped_parts
 from shoal.parts.fedap import FedAP
 from shoal.parts.hrank import HRank
-from shoal.parts.lib.filter_choice import filters_of, kept_filters, layer_rates
-from shoal.parts.lib.label_counts import counted as labels_of
-from shoal.parts.lib.label_counts import degrees_of
-from shoal.parts.lib.unit_scores import scores
+from shoal.parts.lib.filter_choice import choose_kept_filters, compute_layer_rates, list_filter_axes
+from shoal.parts.lib.label_counts import compute_known_degrees
+from shoal.parts.lib.label_counts import count_labels as labels_of
+from shoal.parts.lib.unit_scores import score_neurons
 from shoal.plugins.smoke_run import tiny_run
 from shoal.testing.laws import play
 
@@ -33,9 +33,9 @@ SHAPE = (3, 32, 32)
 
 def pruned_by(net: Net, rate: float) -> Plan:
     """What a fixed rate leaves of a net, ranks being those of random images."""
-    rates = layer_rates(net, net.initial, rate)
-    ranks = scores(net, net.initial, torch.rand(4, *net.input_shape, generator=torch.Generator().manual_seed(0)))
-    return Plan(kept_filters(net, net.initial, ranks, rates))
+    rates = compute_layer_rates(net, net.initial, rate)
+    ranks = score_neurons(net, net.initial, torch.rand(4, *net.input_shape, generator=torch.Generator().manual_seed(0)))
+    return Plan(choose_kept_filters(net, net.initial, ranks, rates))
 
 
 def test_a_threshold_by_hand():
@@ -46,17 +46,17 @@ def test_a_threshold_by_hand():
     params["a.bias"] = torch.tensor([13.0, 14.0, 15.0]).double()
     params["b.weight"] = -torch.tensor([[16.0, 17.0, 18.0], [19.0, 20.0, 21.0]]).double()
     params["b.bias"] = torch.tensor([22.0, 23.0]).double()
-    assert layer_rates(net, params, 0.0) == {"a": 0.0}
-    assert layer_rates(net, params, 0.4) == {"a": pytest.approx(8 / 12)}  # position floor(9.2) is the number 9
-    assert layer_rates(net, params, 0.8) == {"a": 1.0}
+    assert compute_layer_rates(net, params, 0.0) == {"a": 0.0}
+    assert compute_layer_rates(net, params, 0.4) == {"a": pytest.approx(8 / 12)}  # position floor(9.2) is the number 9
+    assert compute_layer_rates(net, params, 0.8) == {"a": 1.0}
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.66, 0.99])
 def test_filters_of_the_highest_rank_stay(rate):
     net = lenet(SHAPE, 10)
     ranks = {a.name: torch.rand(a.size, generator=torch.Generator().manual_seed(1)) for a in net.axes}
-    kept = kept_filters(net, net.initial, ranks, {a.name: rate for a in net.axes})
-    for axis in filters_of(net):
+    kept = choose_kept_filters(net, net.initial, ranks, {a.name: rate for a in net.axes})
+    for axis in list_filter_axes(net):
         gone = floor(rate * axis.size + 1e-9)
         stays = max(1, axis.size - gone)
         expected = ranks[axis.name].argsort(descending=True)[:stays].sort().values
@@ -69,7 +69,7 @@ def test_of_equal_ranks_the_strongest_filters_stay():
     params = dict(net.initial)
     params["conv1.weight"] = params["conv1.weight"] * torch.tensor([1.0, 9.0, 2.0, 8.0, 3.0, 7.0]).view(-1, 1, 1, 1)
     ranks = {a.name: torch.ones(a.size) for a in net.axes}
-    assert kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [1, 3, 5]
+    assert choose_kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [1, 3, 5]
 
 
 def test_a_bias_does_not_make_a_filter_strong():
@@ -80,7 +80,7 @@ def test_a_bias_does_not_make_a_filter_strong():
     )
     params["conv1.bias"] = torch.tensor([0.0, 0, 0, 1e3, 1e3, 1e3])
     ranks = {a.name: torch.ones(a.size) for a in net.axes}
-    assert kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [0, 1, 2]
+    assert choose_kept_filters(net, params, ranks, {"conv1": 0.5, "conv2": 0.0})["conv1"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size, stays", [(1, 1), (2, 1), (3, 1)])
@@ -88,7 +88,9 @@ def test_the_last_filter_of_a_layer_stays(size, stays):
     net = lenet(SHAPE, 10)
     small = net.cut(Plan({"conv1": torch.arange(size)}))
     ranks = {a.name: torch.ones(a.size) for a in small.axes}
-    kept = kept_filters(small, small.initial, ranks, {"conv1": 1.0, "conv2": 0.0}).get("conv1", torch.arange(size))
+    kept = choose_kept_filters(small, small.initial, ranks, {"conv1": 1.0, "conv2": 0.0}).get(
+        "conv1", torch.arange(size)
+    )
     assert len(kept) == stays
 
 
@@ -102,8 +104,8 @@ def test_a_curvature_that_is_not_finite_is_not_counted():
     round = replace(asked.round, replies=replies, params={k: v * float("nan") for k, v in net.initial.items()})
     state = {"labels": {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}}
     silent = [replace(r, report={}) for r in replies]
-    assert part.mean(state, round) == part.mean(state, replace(round, server=None))
-    assert part.mean(state, replace(round, replies=silent)) is None
+    assert part.average_proposed_rates(state, round) == part.average_proposed_rates(state, replace(round, server=None))
+    assert part.average_proposed_rates(state, replace(round, replies=silent)) is None
 
 
 @pytest.mark.parametrize("model, rate", [("lenet", 0.378), ("cnn", 0.378), ("vgg11", 0.72), ("resnet18", 0.5)])
@@ -170,7 +172,9 @@ def test_the_model_that_comes_out_is_as_large_as_was_trained():
 
 
 def test_momenta_and_memories_have_the_pruned_shape():
-    loop, net = tiny_run(parse_method("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", shipped(), {}))
+    loop, net = tiny_run(
+        parse_method("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", find_shipped_parts(), {})
+    )
     standing, _ = play(loop, loop.start(net), 0, 2)
     width = len(standing.params["a.bias"])
     assert width < 3
@@ -188,8 +192,8 @@ def test_rates_are_weighed_by_samples_and_likeness():
     assert all(0 <= rate <= 0.8 for rate in told)
     round = replace(asked.round, replies=replies, params=asked.round.anchor, server=None)
     labels = {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}
-    mean = part.mean({"labels": labels}, round)
-    degrees, _ = degrees_of(labels, [0, 1])
+    mean = part.average_proposed_rates({"labels": labels}, round)
+    degrees, _ = compute_known_degrees(labels, [0, 1])
     weights = [6 / (degrees[0] + 0.01), 3 / (degrees[1] + 0.01)]
     assert mean == pytest.approx((weights[0] * told[0] + weights[1] * told[1]) / sum(weights))
 
@@ -201,7 +205,7 @@ def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
     round = replace(asked.round, replies=[], params=asked.round.anchor)
     assert round.server is not None
     seed = int(round.generator("server").integers(2**62))
-    own = part.share(net, round.anchor, round.anchor, round.server, torch.Generator().manual_seed(seed))
+    own = part.propose_rate(net, round.anchor, round.anchor, round.server, torch.Generator().manual_seed(seed))
     assert own is not None
     told = {0: 0.1, 1: 0.3}
     asked_two = loop.exchange.open_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())[0]
@@ -214,7 +218,7 @@ def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
     ]
     weights = [n / (d + 0.01) for n, d in zip((6, 3, len(round.server)), js)]
     expected = np.average([0.1, 0.3, own], weights=weights)
-    assert part.mean({"labels": labels}, replace(round, replies=replies)) == pytest.approx(expected)
+    assert part.average_proposed_rates({"labels": labels}, replace(round, replies=replies)) == pytest.approx(expected)
 
 
 def test_a_device_that_lost_its_round_does_not_stop_the_pruning():

@@ -20,11 +20,19 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import BatchScore, Local, Optimiser, Work
 from shoal.models import MODELS, build
 from shoal.models.lstm import lstm
-from shoal.parts import shipped
+from shoal.parts import find_shipped_parts
 from shoal.parts.fedbiad import FedBIAD
-from shoal.parts.lib.posterior import deviation
-from shoal.parts.lib.row_patterns import best, count, cut_rows, droppable, plan_of, put_rows, shapes_after
-from shoal.parts.lib.submodel_units import rows_of
+from shoal.parts.lib.posterior import compute_slab_deviation
+from shoal.parts.lib.row_patterns import (
+    compute_cut_shapes,
+    count_kept_rows,
+    cut_rows,
+    list_droppable_rows,
+    pick_row_pattern,
+    plan_kept_rows,
+    restore_rows,
+)
+from shoal.parts.lib.submodel_units import list_rows_of_kinds
 from shoal.plugins.smoke_run import scenes_of, tiny_run, visits_of
 from shoal.testing.laws import check_part, close, memory_of, play
 
@@ -67,27 +75,27 @@ def test_the_number_of_kept_rows_is_exact_however_they_score(size, rate, scores,
     generator = torch.Generator().manual_seed(seed)
     scored = torch.tensor((scores + [0] * size)[:size], dtype=torch.float32)
     for given_scores in (None, scored):
-        kept = best(given_scores, size, rate, generator)
-        assert int(kept.sum()) == count(size, rate) >= 1 and set(kept.tolist()) <= {0.0, 1.0}
+        kept = pick_row_pattern(given_scores, size, rate, generator)
+        assert int(kept.sum()) == count_kept_rows(size, rate) >= 1 and set(kept.tolist()) <= {0.0, 1.0}
     lowest = scored[kept > 0].min()
     assert bool((scored[kept == 0] <= lowest).all())
 
 
 def test_halves_go_up():
-    assert [count(n, 0.5) for n in (1, 2, 3, 5)] == [1, 1, 1, 2] and count(128, 0.2) == 102
+    assert [count_kept_rows(n, 0.5) for n in (1, 2, 3, 5)] == [1, 1, 1, 2] and count_kept_rows(128, 0.2) == 102
 
 
 def test_which_rows_can_go():
     words, images = lstm((6,), 50, width=8), build("lenet", (1, 28, 28), 10, 0)
-    assert [g.name for g in droppable(words, False, False)] == [
+    assert [g.name for g in list_droppable_rows(words, False, False)] == [
         "embed:embedding",
         "lstm1:recurrent",
         "lstm2:recurrent",
         "fc:output",
     ]
-    assert [g.size for g in droppable(words, True, False)] == [50, 8, 8, 50]
-    assert [g.name for g in droppable(images, False, False)] == ["conv1", "conv2", "fc1", "fc2"]
-    assert droppable(images, False, True)[-1].name == "fc3:output"
+    assert [g.size for g in list_droppable_rows(words, True, False)] == [50, 8, 8, 50]
+    assert [g.name for g in list_droppable_rows(images, False, False)] == ["conv1", "conv2", "fc1", "fc2"]
+    assert list_droppable_rows(images, False, True)[-1].name == "fc3:output"
 
 
 # the local run --------------------------------------------------------------------------------------------------------
@@ -206,7 +214,7 @@ def test_the_posterior_of_the_papers_nets_is_too_narrow_to_see():
     ):
         with torch.device("meta"):
             net = MODELS[model](shape, classes)
-        assert deviation(net, 0.5, 1) ** 2 < 1e-20
+        assert compute_slab_deviation(net, 0.5, 1) ** 2 < 1e-20
     run = shoal.run("fedbiad(s_tilde=0.5)", rounds=1, steps=4, batch=8, engine="serial")
     plain = shoal.run("fedbiad(s_tilde=0.0)", rounds=1, steps=4, batch=8, engine="serial")
     assert any(not torch.equal(run.params[k], plain.params[k]) for k in run.params)
@@ -247,7 +255,9 @@ def test_uploads_of_the_language_model_are_those_of_table_1(words, published):
     message = wire.pack_message(net.initial, {}, Plan(), net.slicer, list(net.initial))
     sizes = [message.nbytes]
     for kinds in (["output"], ["output", "input"], ["embedding", "output", "recurrent"]):
-        plan = plan_of({g.name: best(None, g.size, 0.5, torch.Generator()) for g in rows_of(net, kinds)})
+        plan = plan_kept_rows(
+            {g.name: pick_row_pattern(None, g.size, 0.5, torch.Generator()) for g in list_rows_of_kinds(net, kinds)}
+        )
         sizes.append(cut_rows(message, lambda name: net.slicer.find_kept_lines(name, net.initial[name], plan)).nbytes)
     assert [size / 1e6 for size in sizes] == pytest.approx(published, rel=0.01)
 
@@ -272,10 +282,10 @@ def test_uploads_of_the_perceptrons_are_those_of_table_1(model, rate, published)
 def coded_rows(seed: int = 0):
     net = lstm((6,), 20, width=5)
     generator = torch.Generator().manual_seed(seed)
-    kept = {g.name: best(None, g.size, 0.5, generator) for g in droppable(net, False, False)}
+    kept = {g.name: pick_row_pattern(None, g.size, 0.5, generator) for g in list_droppable_rows(net, False, False)}
     message = wire.pack_message(net.initial, {}, Plan(), net.slicer, list(net.initial))
     shapes = {k: v.shape for k, v in net.initial.items()}
-    lines = lambda name: net.slicer.find_kept_lines(name, net.initial[name], plan_of(kept))  # noqa: E731
+    lines = lambda name: net.slicer.find_kept_lines(name, net.initial[name], plan_kept_rows(kept))  # noqa: E731
     return net, kept, shapes, cut_rows(message, lines)
 
 
@@ -283,11 +293,11 @@ def coded_rows(seed: int = 0):
 @given(st.integers(0, 10**6))
 def test_rows_come_back_where_they_were(seed):
     net, kept, shapes, coded = coded_rows(seed)
-    back = put_rows(coded, shapes, covers=True)
+    back = restore_rows(coded, shapes, covers=True)
     for name, entry in back.body.items():
         mask = entry.get("covered", torch.ones(shapes[name], dtype=torch.bool))
         assert torch.equal(entry["value"], net.initial[name] * mask)
-    assert shapes_after(shapes, coded)["fc.weight"] == (int(kept["fc:output"].sum()), 5)
+    assert compute_cut_shapes(shapes, coded)["fc.weight"] == (int(kept["fc:output"].sum()), 5)
     told = sum(v.numel() for e in coded.body.values() for k, v in e.items() if k.startswith("kept"))
     assert told == 3 + 3 + 3 + 3  # 20, 20, 20 and 20 rows; the bias of the output shares its pattern with the weight
 
@@ -316,7 +326,7 @@ def test_a_message_that_does_not_fit_is_refused(data):
         case "values":
             entry["value"] = entry["value"][:-1]
     with pytest.raises(shoal.ShoalError, match="does not fit"):
-        put_rows(replace(coded, body=coded.body | {name: entry}), shapes, covers=True)
+        restore_rows(replace(coded, body=coded.body | {name: entry}), shapes, covers=True)
 
 
 # whole runs -----------------------------------------------------------------------------------------------------------
@@ -385,10 +395,10 @@ def test_uploads_of_codecs_are_those_of_table_2(words, method):
     kinds = {"afd": ["output", "input"], "fedbiad": ["embedding", "output", "recurrent"]}.get(
         method.partition("+")[0], []
     )
-    kept = {g.name: best(None, g.size, 0.5, generator) for g in rows_of(net, kinds)}
-    plan = plan_of(kept) if method.startswith("afd") else WHOLE_MODEL
+    kept = {g.name: pick_row_pattern(None, g.size, 0.5, generator) for g in list_rows_of_kinds(net, kinds)}
+    plan = plan_kept_rows(kept) if method.startswith("afd") else WHOLE_MODEL
     expression = method.removeprefix("afd+").replace("dgc", "dgc(warmup='')")
-    parts = parse_method(expression, shipped(), {}).codecs_for("up")
+    parts = parse_method(expression, find_shipped_parts(), {}).codecs_for("up")
     values = {k: torch.randn(v.shape, generator=generator) for k, v in net.initial.items()}
     link = wire.CodecLink("up", 0, 0, plan, net.slicer, RandomStreams(0), net.initial)
     message = wire.pack_message(values, {}, plan, net.slicer, list(values))

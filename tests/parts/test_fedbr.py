@@ -26,8 +26,15 @@ from shoal.models import build
 from shoal.models.lenet import lenet
 from shoal.parts.fedbr import FedBR
 from shoal.parts.fedmlb import FedMLB
-from shoal.parts.lib.gmbs import counted, fresh, normalised, picked, rewarded, rewards
-from shoal.parts.lib.hybrid_paths import block_ends, hybrid
+from shoal.parts.lib.gmbs import (
+    compute_block_rewards,
+    count_pick,
+    make_bandit,
+    normalise_shares,
+    pick_block_count,
+    reward_pick,
+)
+from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
 from shoal.plugins.smoke_run import tiny_run
 from shoal.testing.laws import close, machine_of, play
 
@@ -37,8 +44,8 @@ from shoal.testing.laws import close, machine_of, play
 def test_a_model_runs_on_from_any_block(model):
     net = build(model, (3, 32, 32), 10, 0)
     x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    logits, _, taps, _ = net.forward(net.initial, x, block_ends(net))
-    for number, name in enumerate(block_ends(net), 1):
+    logits, _, taps, _ = net.forward(net.initial, x, find_block_ends(net))
+    for number, name in enumerate(find_block_ends(net), 1):
         torch.testing.assert_close(net.forward_from_block(net.initial, taps[name], number), logits)
 
 
@@ -65,7 +72,7 @@ def scene():
     local = Local(net, received, {}, {}, {}, {})
 
     def inner(params, b) -> BatchScore:
-        logits, features, taps, buffers = net.forward(params, b.inputs, block_ends(net), training=True)
+        logits, features, taps, buffers = net.forward(params, b.inputs, find_block_ends(net), training=True)
         return BatchScore(compute_mean_loss(logits, b), logits, features, taps, buffers, {})
 
     return net, received, own, batch, inner, local
@@ -73,9 +80,9 @@ def scene():
 
 def test_the_loss_is_what_is_printed():
     net, received, own, batch, inner, local = scene()
-    found = hybrid(inner, local, (1, 2), 0.7, 0.3, 2.0)(own, batch)
+    found = add_hybrid_paths(inner, local, (1, 2), 0.7, 0.3, 2.0)(own, batch)
     y = batch.targets[0][0]
-    logits, _, taps, _ = net.forward(own, batch.inputs, block_ends(net))
+    logits, _, taps, _ = net.forward(own, batch.inputs, find_block_ends(net))
     q_l, blocks = (logits / 2).log_softmax(1), len(net.blocks)
     paths = []
     for j in (1, 2):
@@ -91,7 +98,7 @@ def test_the_loss_is_what_is_printed():
 
 def test_where_local_and_received_blocks_are_equal_paths_are_the_local_one():
     net, received, _, batch, inner, local = scene()
-    found = hybrid(inner, local, (1, 2, 3), 1.0, 1.0, 1.0)(received, batch)
+    found = add_hybrid_paths(inner, local, (1, 2, 3), 1.0, 1.0, 1.0)(received, batch)
     torch.testing.assert_close(found.loss, 2 * inner(received, batch).loss)
 
 
@@ -102,7 +109,7 @@ def test_gradients_go_through_received_blocks_into_the_local_ones_before_them():
 
         def alone(params, b, way=way):
             scored = inner(params, b)
-            full = hybrid(inner, local, (way,), 1.0, 0.0, 1.0)(params, b)
+            full = add_hybrid_paths(inner, local, (way,), 1.0, 0.0, 1.0)(params, b)
             return full._replace(loss=full.loss - scored.loss)
 
         grads, _ = compute_autograd_gradient(alone, own, batch)
@@ -227,37 +234,37 @@ def test_the_simulated_clock_gives_the_papers_times(seconds, rounds, published):
 def test_a_choice_by_hand():
     arm = {"p": [0.1, 0.5, 0.2], "n": [0.0, 3.0, 1.0]}
     bonus = sqrt(log(6))
-    assert max(0.1 + bonus, 0.5 + bonus / 4, 0.2 + bonus / 2) == 0.1 + bonus and picked(arm, 4) == 1
-    assert picked(counted(counted(arm, 1), 1), 4) == 3
-    assert rewarded(arm, 2, 1.0, 0.5)["p"] == [0.1, 0.75, 0.2]
+    assert max(0.1 + bonus, 0.5 + bonus / 4, 0.2 + bonus / 2) == 0.1 + bonus and pick_block_count(arm, 4) == 1
+    assert pick_block_count(count_pick(count_pick(arm, 1), 1), 4) == 3
+    assert reward_pick(arm, 2, 1.0, 0.5)["p"] == [0.1, 0.75, 0.2]
 
 
 def test_the_bonus_counts_rounds_from_1():
     """Round 1 of the run is the paper's t = 2: sqrt(ln 3) = 1.048 for what was never tried, 0.5 + 1.048 / 2 = 1.024 for
     what was tried once and paid 0.5; in round 0, t = 1, it is sqrt(ln 2) = 0.833 and 0.916."""
     arm = {"p": [0.0, 0.5], "n": [0.0, 1.0]}
-    assert [picked(arm, number) for number in (0, 1)] == [2, 1]
+    assert [pick_block_count(arm, number) for number in (0, 1)] == [2, 1]
 
 
 @given(st.integers(2, 6), st.integers(0, 30))
 def test_the_first_choices_are_all_different_while_nothing_is_known(arms, start):
-    arm, seen = fresh(arms), []
+    arm, seen = make_bandit(arms), []
     for number in range(start, start + arms):
-        seen.append(picked(arm, number))
-        arm = counted(arm, seen[-1])
+        seen.append(pick_block_count(arm, number))
+        arm = count_pick(arm, seen[-1])
     assert sorted(seen) == list(range(1, arms + 1))
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(0, 1e6), min_size=1))
 def test_shares_sum_to_one(values):
-    assert sum(normalised(values).values()) == pytest.approx(1)
+    assert sum(normalise_shares(values).values()) == pytest.approx(1)
 
 
 def test_a_reward_by_hand():
-    paid = rewards({0: 3.0, 1: 1.0}, {0: 0.2, 1: -0.4}, {0: 1.0, 1: 1.0}, {0: 2.0, 1: 6.0})
+    paid = compute_block_rewards({0: 3.0, 1: 1.0}, {0: 0.2, 1: -0.4}, {0: 1.0, 1: 1.0}, {0: 2.0, 1: 6.0})
     assert paid[0] == pytest.approx(0.75 * 0.2 / exp(0.5 + 0.25))
     assert paid[1] == pytest.approx(0.25 * -0.4 / exp(0.5 + 0.75))
-    assert rewards({0: 0.0}, {0: 1.0}, {0: 5.0}, {0: 5.0}) == {0: pytest.approx(exp(-2))}
+    assert compute_block_rewards({0: 0.0}, {0: 1.0}, {0: 5.0}, {0: 5.0}) == {0: pytest.approx(exp(-2))}
 
 
 def test_the_first_time_counts_and_pays_nothing():

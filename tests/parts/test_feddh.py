@@ -23,9 +23,9 @@ from shoal.data.dataset import DATASETS
 from shoal.data.user_data import dataset_of
 from shoal.models import build
 from shoal.parts.feddh import FedDH
-from shoal.parts.lib.label_counts import counted, estimated
-from shoal.parts.lib.submodel_units import key
-from shoal.parts.lib.weight_sensitivity import along, capped, ways_of
+from shoal.parts.lib.label_counts import count_labels, estimate_label_shares
+from shoal.parts.lib.submodel_units import device_state_key
+from shoal.parts.lib.weight_sensitivity import cap_weights, compute_weight_derivatives, project_gradient
 from shoal.plugins.smoke_run import tiny_run
 
 SIZES = (6, 3, 5)
@@ -47,7 +47,7 @@ def a_round(sizes=SIZES, masked: bool = False, seed: int = 0) -> Round:
 
 
 def state_of(histograms: list[list[int]], control: dict | None = None) -> dict:
-    known = {key(d): torch.tensor(own, dtype=torch.float64) for d, own in enumerate(histograms)}
+    known = {device_state_key(d): torch.tensor(own, dtype=torch.float64) for d, own in enumerate(histograms)}
     return {"labels": known, "control": control or {}, "late": []}
 
 
@@ -72,10 +72,12 @@ def test_weights_are_sizes_over_degrees():
 
 
 def test_control_parameters_are_a_line_through_the_degree():
-    state = state_of(HISTOGRAMS, {key(0): [2.0, 0.1], key(2): [1.0, 0.5]})
+    state = state_of(HISTOGRAMS, {device_state_key(0): [2.0, 0.1], device_state_key(2): [1.0, 0.5]})
     js = measure_label_degrees(np.array(HISTOGRAMS))
     expected = [2 * js[0] + 0.1, js[1], js[2] + 0.5]
-    torch.testing.assert_close(FedDH().degree(state, [0, 1, 2]), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        FedDH().compute_dynamic_degrees(state, [0, 1, 2]), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 # invariants 1 to 9 of the specification ------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_slopes_are_those_of_finite_differences(masked: bool, seed: int):
 
     params, weights, degree = combined(v, b)
     gradient = {k: p.cos() + p**2 for k, p in params.items()}
-    by_degree = -along(ways_of(replace(round, weights=weights)), gradient) / degree
+    by_degree = -project_gradient(compute_weight_derivatives(replace(round, weights=weights)), gradient) / degree
     h = 1e-6
     for k in range(3):
         for values, factor in ((v, js[k]), (b, 1.0)):
@@ -135,13 +137,15 @@ def test_pulls_sum_to_nothing():
     for masked in (False, True):
         round = replace(a_round(masked=masked), weights=torch.tensor([0.5, 0.2, 0.3]).double())
         gradient = {k: torch.randn_like(v) for k, v in round.anchor.items()}
-        assert abs(float(along(ways_of(round), gradient).sum())) < 1e-9
+        assert abs(float(project_gradient(compute_weight_derivatives(round), gradient).sum())) < 1e-9
 
 
 def test_a_common_factor_on_all_degrees_changes_nothing():
     js = measure_label_degrees(np.array(HISTOGRAMS))
     one = weights_of(FedDH(), state_of(HISTOGRAMS), a_round())
-    many = weights_of(FedDH(), state_of(HISTOGRAMS, {key(d): [7.0, 0.0] for d in range(len(js))}), a_round())
+    many = weights_of(
+        FedDH(), state_of(HISTOGRAMS, {device_state_key(d): [7.0, 0.0] for d in range(len(js))}), a_round()
+    )
     torch.testing.assert_close(one, many)
 
 
@@ -151,7 +155,7 @@ NUMBERS = st.floats(-1e30, 1e30)
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=3, max_size=3), st.sampled_from([1.0, 0.5]))
 def test_weights_are_shares_whatever_the_control_parameters_are(control, cap):
-    state = state_of(HISTOGRAMS, {key(d): list(own) for d, own in enumerate(control)})
+    state = state_of(HISTOGRAMS, {device_state_key(d): list(own) for d, own in enumerate(control)})
     found = weights_of(FedDH(cap=cap), state, a_round())
     assert bool((found >= 0).all()) and bool(found.isfinite().all()) and abs(float(found.sum()) - 1) < 1e-9
     assert float(found.max()) <= cap + 1e-9
@@ -167,18 +171,21 @@ def test_control_parameters_that_are_no_numbers_start_again():
 
 def test_a_floor_lets_a_degree_rise_and_not_fall():
     part, state = FedDH(lr_v=0.0, lr_b=1.0), state_of([[3, 3], [3, 3], [6, 0]])
-    past = {"devices": [0, 1], "degree": part.degree(state, [0, 1])}
-    moved = part.steered(
-        state | {"control": {key(0): [0.0, -1.0], key(1): [0.0, -1.0]}}, past, torch.tensor([1.0, -1.0]), 0
+    past = {"devices": [0, 1], "degree": part.compute_dynamic_degrees(state, [0, 1])}
+    moved = part.update_control(
+        state | {"control": {device_state_key(0): [0.0, -1.0], device_state_key(1): [0.0, -1.0]}},
+        past,
+        torch.tensor([1.0, -1.0]),
+        0,
     )
-    assert moved["control"][key(0)][1] > -1.0 and moved["control"][key(1)][1] == -1.0
+    assert moved["control"][device_state_key(0)][1] > -1.0 and moved["control"][device_state_key(1)][1] == -1.0
 
 
 def test_one_device_alone_is_not_steered():
     part, round = FedDH(lr_v=1.0, lr_b=1.0), a_round((5,))
     round = replace(round, weights=torch.ones(1, dtype=torch.float64))
     _, state = part.serve(round.anchor, state_of([[3, 2], [0, 9]]), round)
-    assert state["control"][key(0)] == [1.0, 0.0]
+    assert state["control"][device_state_key(0)] == [1.0, 0.0]
 
 
 def test_the_order_of_devices_does_not_matter():
@@ -188,7 +195,7 @@ def test_the_order_of_devices_does_not_matter():
         own = replace(round, replies=[round.replies[i] for i in order])
         own = replace(own, weights=weights_of(part, state_of(HISTOGRAMS), own))
         _, state = part.serve(round.anchor, state_of(HISTOGRAMS), own)
-        ends.append([state["control"][key(d)] for d in range(3)])
+        ends.append([state["control"][device_state_key(d)] for d in range(3)])
     for other in ends[1:]:
         np.testing.assert_allclose(ends[0], other, rtol=1e-9)
 
@@ -208,7 +215,7 @@ def test_degrees_do_not_depend_on_what_classes_are_called():
 def test_the_pseudo_gradient_is_the_change_over_the_steps_it_took():
     part, round = FedDH(), replace(a_round(), weights=torch.tensor([0.5, 0.2, 0.3]).double())
     change = {k: v - round.anchor[k] for k, v in aggregate_holders(round).items()}
-    for name, found in part.uphill(round.anchor, round).items():
+    for name, found in part.estimate_global_gradient(round.anchor, round).items():
         torch.testing.assert_close(found, -change[name] / (0.1 * 2))
 
 
@@ -242,7 +249,7 @@ def test_histograms_travel_once_and_are_counted():
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.floats(0.05, 1))
 def test_a_cap_bounds_and_keeps_the_sum(weights, cap):
     given_weights = torch.tensor(weights, dtype=torch.float64)
-    found = capped(given_weights, cap)
+    found = cap_weights(given_weights, cap)
     if given_weights.sum() > 0:
         shares, before = found / found.sum(), given_weights / given_weights.sum()
         assert float(shares.max()) <= max(cap, 1 / int((before > 0).sum())) + 1e-9
@@ -275,16 +282,16 @@ def test_a_server_that_sees_only_a_model_finds_the_classes_it_was_trained_on():
         params = {k: (p - 0.5 * g).detach() for (k, p), g in zip(leaves.items(), grads)}
     rows = torch.cat([(y == c).nonzero().flatten()[:10] for c in range(10)])
     held = Samples(x, y, rows)
-    shares = estimated(net, params, held, 4.0)
+    shares = estimate_label_shares(net, params, held, 4.0)
     assert abs(float(shares.sum()) - 1) < 1e-12 and float(shares[:3].sum()) > 0.9
-    assert float(estimated(net, params, held, 4.0, literal=True)[:3].sum()) < 0.5
+    assert float(estimate_label_shares(net, params, held, 4.0, literal=True)[:3].sum()) < 0.5
 
 
 def test_what_cannot_be_estimated_is_even():
     net = build("mlp", (4,), 3, 0)
     broken = {k: v * torch.nan for k, v in net.initial.items()}
     samples = Samples(torch.ones(3, 4), torch.arange(3), torch.arange(3))
-    assert estimated(net, broken, samples, 4.0).tolist() == [1 / 3] * 3
+    assert estimate_label_shares(net, broken, samples, 4.0).tolist() == [1 / 3] * 3
 
 
 def slopes_of(*lengths: float) -> tuple[Net, Samples]:
@@ -309,20 +316,20 @@ def test_shares_by_hand():
     """Squared slopes 1, 4 and 4: u = (1, 1/4, 1/4) over their mean of 1/2."""
     net, samples = slopes_of(1.0, 2.0, 2.0)
     expected = torch.softmax(torch.tensor([2.0, 0.5, 0.5]).double(), 0)
-    torch.testing.assert_close(estimated(net, net.initial, samples, 1.0), expected)
+    torch.testing.assert_close(estimate_label_shares(net, net.initial, samples, 1.0), expected)
     # without a sample of the last class nothing is known of it: u = (1, 1/4, 0) over 5/12
     known = Samples(samples.inputs, samples.targets, torch.arange(2))
     expected = torch.softmax(torch.tensor([12 / 5, 3 / 5, 0.0]).double(), 0)
-    torch.testing.assert_close(estimated(net, net.initial, known, 1.0), expected)
+    torch.testing.assert_close(estimate_label_shares(net, net.initial, known, 1.0), expected)
 
 
 @pytest.mark.parametrize("length", [1e200, torch.nan])
 @pytest.mark.parametrize("literal", [False, True])
 def test_a_gradient_that_is_not_finite_makes_the_shares_even(length, literal):
     net, samples = slopes_of(1.0, length, 2.0)
-    assert estimated(net, net.initial, samples, 4.0, literal).tolist() == [1 / 3] * 3
+    assert estimate_label_shares(net, net.initial, samples, 4.0, literal).tolist() == [1 / 3] * 3
 
 
 def test_labels_are_counted_at_every_position():
     samples = Samples(torch.zeros(2, 3), torch.tensor([[0, 2, 2], [1, -100, 2]]), torch.arange(2))
-    assert counted(samples, 4).tolist() == [1, 1, 3, 0]
+    assert count_labels(samples, 4).tolist() == [1, 1, 3, 0]

@@ -15,7 +15,7 @@ from shoal.core.model import tree
 from shoal.core.types import Work
 from shoal.engines.batched.engine import Batched
 from shoal.parts.device_momentum import DeviceM
-from shoal.parts.feddu import FedDU, judged, share_of, steps_of
+from shoal.parts.feddu import FedDU, compute_server_data_share, count_server_steps, evaluate_on_server
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import tiny_run
 from shoal.testing.laws import close, machine_of, play
@@ -41,7 +41,7 @@ def test_the_share_of_the_way_is_so_many_steps_of_the_mean_gradient():
     """w + alpha (w_srv - w) = w - tau_eff lr g, g = (w - w_srv) / (lr tau)."""
     part = FedDU(steps=1)
     state, round = half_time(part)
-    tau, lr = steps_of(4, round), round.work.lr
+    tau, lr = count_server_steps(4, round), round.work.lr
     assert tau == 2
     trained = round.learn(round.anchor, round.work)
     gradient = {k: (round.anchor[k] - trained[k]) / (lr * tau) for k in trained}
@@ -53,21 +53,21 @@ def test_alpha_by_hand():
     part = FedDU(decay=0.5)
     state, round = half_time(part)
     assert round.server is not None
-    correct, _ = judged(round.net, round.anchor, round.server)
+    correct, _ = evaluate_on_server(round.net, round.anchor, round.server)
     labels = [state["labels"][f"device {d}"].numpy() for d in (0, 1)]
     batch = round.server.take_all().targets[0][0]
     own = np.bincount(batch.numpy(), minlength=2).astype(float)
     everybody = labels[0] + labels[1]
     taken = 4 * measure_label_degree(everybody, everybody)  # everybody took part: their labels are everybody's
     assert taken == 0
-    assert part.share(correct, state["labels"], round) == pytest.approx(
+    assert part.compute_effective_share(correct, state["labels"], round) == pytest.approx(
         0 if measure_label_degree(own, everybody) else 4 / 12 * (1 - correct)
     )
     one = replace(round, replies=round.replies[:1], number=3)
     up, down = 4 * measure_label_degree(labels[0], everybody), 5 * measure_label_degree(own, everybody)
-    assert part.share(0.25, state["labels"], one) == pytest.approx(0.75 * up / (up + down) * 0.5**3)
+    assert part.compute_effective_share(0.25, state["labels"], one) == pytest.approx(0.75 * up / (up + down) * 0.5**3)
     inverse = FedDU(accuracy="inverse", epsilon=0.05, decay=1.0)
-    assert inverse.share(0.25, state["labels"], one) == pytest.approx(up / (up + down) / 0.3)
+    assert inverse.compute_effective_share(0.25, state["labels"], one) == pytest.approx(up / (up + down) / 0.3)
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,16 +76,22 @@ def test_a_share_lies_between_0_and_1(correct, counts):
     part = FedDU(decay=1.0)
     state, round = half_time(part)
     labels = {f"device {d}": torch.tensor(own, dtype=torch.float64) for d, own in enumerate(counts)}
-    assert 0 <= part.share(correct, labels, round) <= 1
-    assert part.share(1.0, labels, round) == 0
+    assert 0 <= part.compute_effective_share(correct, labels, round) <= 1
+    assert part.compute_effective_share(1.0, labels, round) == 0
 
 
 @given(*[st.floats(0, 1)] * 4)
 def test_a_share_rises_with_the_devices_degree_and_falls_with_the_servers(low, high, other, same):
     low, high = sorted((low, high))
-    assert 0 <= share_of(40, 100, other, low) <= share_of(40, 100, other, high) + 1e-12 or other == 0
-    assert 1 >= share_of(40, 100, low, same) >= share_of(40, 100, high, same) - 1e-12 or same == 0
-    assert share_of(40, 100, 0.0, 0.0) == 40 / 140
+    assert (
+        0 <= compute_server_data_share(40, 100, other, low) <= compute_server_data_share(40, 100, other, high) + 1e-12
+        or other == 0
+    )
+    assert (
+        1 >= compute_server_data_share(40, 100, low, same) >= compute_server_data_share(40, 100, high, same) - 1e-12
+        or same == 0
+    )
+    assert compute_server_data_share(40, 100, 0.0, 0.0) == 40 / 140
 
 
 def test_a_step_that_hurts_is_undone():

@@ -33,10 +33,10 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.models.mlp import mlp
 from shoal.parts.balanced_softmax import BalancedSoftmax
-from shoal.parts.feddecorr import FedDecorr, overlap
+from shoal.parts.feddecorr import FedDecorr, sum_squared_correlations
 from shoal.parts.feddrop import FedDrop
 from shoal.parts.fedlc import FedLC
-from shoal.parts.fedntd import FedNTD, divergence
+from shoal.parts.fedntd import FedNTD, compute_not_true_kl
 from shoal.parts.fedrod import FedROD
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
@@ -179,7 +179,7 @@ def test_not_true_distillation_by_hand():
     """Received (1/2, 1/4, 1/4), local (1/4, 1/4, 1/2) over the classes that are not true: KL = log(2) / 4."""
     teacher = torch.tensor([[99.0, log(2), 0.0, 0.0]], dtype=DOUBLE)
     local = torch.tensor([[-7.0, 0.0, 0.0, log(2)]], dtype=DOUBLE)
-    found = divergence(teacher, local, torch.tensor([0]))
+    found = compute_not_true_kl(teacher, local, torch.tensor([0]))
     assert found.tolist() == pytest.approx([log(2) / 4], abs=1e-12)
 
 
@@ -196,22 +196,22 @@ def test_temperature_and_strength(tau: float):
 
 def test_the_gradient_of_the_distance_against_finite_differences():
     teacher, local, y = drawn(3, 5), drawn(3, 5, seed=1).requires_grad_(), torch.tensor([0, 4, 2])
-    assert torch.autograd.gradcheck(lambda x: divergence(teacher, x, y), local)
-    grad = torch.autograd.grad(divergence(teacher, local, y).sum(), local)[0]
+    assert torch.autograd.gradcheck(lambda x: compute_not_true_kl(teacher, x, y), local)
+    grad = torch.autograd.grad(compute_not_true_kl(teacher, local, y).sum(), local)[0]
     assert not grad.gather(1, y[:, None]).any(), "the true class is not looked at"
 
 
 @pytest.mark.parametrize("far", [50.0, 1e30])
 def test_the_distance_is_finite_where_models_are_sure(far: float):
     local = torch.tensor([[far, 0.0, -far, 0.0], [far, far, 0.0, 0.0]], requires_grad=True)
-    found = divergence(torch.zeros(2, 4), local, torch.tensor([0, 1])).sum()
+    found = compute_not_true_kl(torch.zeros(2, 4), local, torch.tensor([0, 1])).sum()
     assert bool(found.isfinite()) and bool(torch.autograd.grad(found, local)[0].isfinite().all())
 
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_too_few_classes_leave_nothing_to_keep(classes: int):
     y = torch.zeros(4, dtype=torch.long)
-    assert not divergence(drawn(4, classes), drawn(4, classes, seed=1), y).any()
+    assert not compute_not_true_kl(drawn(4, classes), drawn(4, classes, seed=1), y).any()
 
 
 def test_blends_and_positions_are_told_apart_from_their_own_classes():
@@ -260,20 +260,22 @@ def test_decorrelation_against_the_correlation_matrix(count: int, features: int)
     rows = drawn(count, features)
     k = (count - 1) * torch.corrcoef(rows.T)
     squares = k.square().sum() - k.diagonal().square().sum()
-    torch.testing.assert_close(overlap(rows, ones(count)), squares / count, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sum_squared_correlations(rows, ones(count)), squares / count, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("count, features", [(6, 3), (3, 6)])
 def test_the_gradient_of_decorrelation_against_finite_differences(count: int, features: int):
     weight = torch.cat((ones(count - 1), torch.zeros(1, dtype=DOUBLE)))
     rows = drawn(count, features).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: overlap(x, weight), rows)
-    assert not torch.autograd.grad(overlap(rows, weight), rows)[0][-1].any(), "padding is not moved"
+    assert torch.autograd.gradcheck(lambda x: sum_squared_correlations(x, weight), rows)
+    assert not torch.autograd.grad(sum_squared_correlations(rows, weight), rows)[0][-1].any(), "padding is not moved"
 
 
 def test_padding_is_no_row():
     rows, weight = drawn(7, 3), torch.tensor([1.0, 1, 0, 1, 1, 0, 1], dtype=DOUBLE)
-    torch.testing.assert_close(overlap(rows, weight), overlap(rows[weight > 0], ones(5)))
+    torch.testing.assert_close(
+        sum_squared_correlations(rows, weight), sum_squared_correlations(rows[weight > 0], ones(5))
+    )
     text, y = drawn(3, 2, 3), torch.zeros(3, 2, dtype=torch.long)
     padded = Batch(text, ((y, None),), torch.tensor([1.0, 1.0, 0.0], dtype=DOUBLE))
     short = Batch(text[:2].reshape(4, 3), ((y[:2].flatten(), None),))
@@ -285,7 +287,7 @@ def test_padding_is_no_row():
 )
 def test_what_cannot_be_correlated_is_not(rows: Tensor):
     rows.requires_grad_()
-    found = overlap(rows, ones(len(rows)))
+    found = sum_squared_correlations(rows, ones(len(rows)))
     assert float(found.detach()) == pytest.approx(0, abs=1e-12)
     assert float(torch.autograd.grad(found, rows)[0].abs().max()) == pytest.approx(0, abs=1e-9)
 

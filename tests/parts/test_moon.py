@@ -28,7 +28,7 @@ from shoal.models.resnet import resnet
 from shoal.parts.fedap import FedAP
 from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
-from shoal.parts.moon import MOON, filled
+from shoal.parts.moon import MOON, fill_missing_units
 from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
 from shoal.testing.laws import Spy, check_pair, close, machine_of, memory_of, play
 
@@ -295,7 +295,10 @@ def test_a_unit_that_a_device_never_held_is_taken_as_received():
     assert torch.equal(state["b.hidden.weight"][:, 0], anchor["b.hidden.weight"][:, 0])
     play(loop, standing, 1, 2)
     assert torch.equal(memory_of(loop).get(0)["moon"]["previous"]["a.weight"][1], kept["a.weight"][1])
-    assert filled({"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})["w"].tolist() == [3.0, 2.0]
+    assert fill_missing_units({"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})["w"].tolist() == [
+        3.0,
+        2.0,
+    ]
 
 
 def test_at_mu_0_it_is_fedavg_on_the_same_model_bit_for_bit():

@@ -18,10 +18,10 @@ from shoal.core.part import Part
 from shoal.core.types import Optimiser, Round, Samples, Work
 from shoal.parts.fedacd import FedACD
 from shoal.parts.feddyn import FedDyn
-from shoal.parts.fednova import FedNova, effective_steps
+from shoal.parts.fednova import FedNova, compute_effective_steps
 from shoal.parts.fedprox import FedProx
 from shoal.parts.hybridfl import HybridFL
-from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.loss_gradient import compute_loss_gradient
 from shoal.parts.median import Median
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_adaptive import FedAdam, FedYogi
@@ -64,10 +64,10 @@ def test_fednova_counts_steps_out():
 
 
 def test_fednova_effective_steps_with_momentum():
-    assert effective_steps(1, 0.5) == pytest.approx(1.0)
+    assert compute_effective_steps(1, 0.5) == pytest.approx(1.0)
     # a constant gradient enters with 1 and then with 1.5
-    assert effective_steps(2, 0.5) == pytest.approx(2.5)
-    assert effective_steps(7, 0.0) == 7
+    assert compute_effective_steps(2, 0.5) == pytest.approx(2.5)
+    assert compute_effective_steps(7, 0.0) == 7
 
 
 def test_scaffold_takes_out_the_drift():
@@ -138,7 +138,7 @@ def test_with_all_devices_scaffolds_corrections_cancel_in_the_mean():
     after, _ = play(loop, standing, 3, 4)
     samples = [site_of(loop).samples(device) for device in range(len(UNEVEN))]
     everything = Samples(samples[0].inputs, samples[0].targets, torch.cat([own.index for own in samples]))
-    gradient = slope(net, standing.params, everything)
+    gradient = compute_loss_gradient(net, standing.params, everything)
     expected = {k: standing.params[k] - 0.5 * g for k, g in gradient.items()}
     torch.testing.assert_close(tree.select_params(after.params, expected), expected, rtol=1e-12, atol=1e-12)
 

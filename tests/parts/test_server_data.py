@@ -27,11 +27,11 @@ from shoal.engines.batched.engine import Batched
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.fleet.fleets import UniformFleet
-from shoal.parts.datasharing import DataSharing, compact, drawn, levels
+from shoal.parts.datasharing import DataSharing, draw_shared_rows, quantise_inputs, shrink_integers
 from shoal.parts.fedda import FedDA
-from shoal.parts.feddf import FedDF, gap, logits_of
+from shoal.parts.feddf import FedDF, compute_distillation_loss, compute_logits
 from shoal.parts.feddyn import FedDyn
-from shoal.parts.fedkt import FedKT, voted
+from shoal.parts.fedkt import FedKT, vote_labels
 from shoal.parts.hybridfl import HybridFL
 from shoal.plugins.smoke_run import tiny_run
 from shoal.runs.build import assemble
@@ -171,24 +171,24 @@ def test_pixels_of_a_byte_come_back_as_they_were():
     pixels = torch.randint(0, 256, (9, 3, 4, 4), generator=torch.Generator().manual_seed(0))
     pixels[0, :, 0, 0], pixels[0, :, 0, 1] = 0, 255
     spread = torch.tensor([0.2, 0.3, 0.4]).view(1, 3, 1, 1)
-    level, extent = levels((pixels / 255 - 0.5) / spread)
+    level, extent = quantise_inputs((pixels / 255 - 0.5) / spread)
     assert level.dtype == torch.uint8 and torch.equal(level.long(), pixels)
     low, high = extent.view(2, 1, 3, 1, 1)
     torch.testing.assert_close(low + level / 255 * (high - low), (pixels / 255 - 0.5) / spread)
-    assert torch.equal(levels(torch.full((3, 2), 4.0))[0], torch.zeros(3, 2, dtype=torch.uint8))
+    assert torch.equal(quantise_inputs(torch.full((3, 2), 4.0))[0], torch.zeros(3, 2, dtype=torch.uint8))
 
 
 def test_words_and_labels_take_the_fewest_bytes():
     for top, kind in ((255, torch.uint8), (256, torch.int16), (40_000, torch.int32)):
-        whole, extent = levels(torch.tensor([[0, top]]))
+        whole, extent = quantise_inputs(torch.tensor([[0, top]]))
         assert whole.dtype == kind and whole.tolist() == [[0, top]] and extent.nbytes == 0
-    assert compact(torch.tensor([-100, 9])).dtype == torch.int16
+    assert shrink_integers(torch.tensor([-100, 9])).dtype == torch.int16
 
 
 def test_a_share_is_drawn_for_each_device_once_and_for_all():
-    first, again, other = (drawn(RandomStreams(0), "datasharing", d, 100, 30).tolist() for d in (1, 1, 2))
+    first, again, other = (draw_shared_rows(RandomStreams(0), "datasharing", d, 100, 30).tolist() for d in (1, 1, 2))
     assert first == again == sorted(set(first)) and len(first) == 30 and first != other
-    assert drawn(RandomStreams(0), "datasharing", 1, 5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert draw_shared_rows(RandomStreams(0), "datasharing", 1, 5, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_device_that_did_not_answer_is_sent_them_again():
@@ -233,10 +233,12 @@ TEACHERS = [[[3.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [0.0, 0.0]]]
 def test_the_gap_is_the_divergence_of_the_mean_logits():
     # softmax of (log 3, 0) is (3/4, 1/4), of (0, 0) it is (1/2, 1/2)
     student, target = torch.zeros(1, 2, dtype=DOUBLE), torch.tensor([[log(3), 0.0]], dtype=DOUBLE)
-    assert float(gap(student, target)) == pytest.approx(0.75 * log(1.5) + 0.25 * log(0.5))
-    assert float(gap(target, target)) == pytest.approx(0.0, abs=1e-15)
+    assert float(compute_distillation_loss(student, target)) == pytest.approx(0.75 * log(1.5) + 0.25 * log(0.5))
+    assert float(compute_distillation_loss(target, target)) == pytest.approx(0.0, abs=1e-15)
     words = torch.stack((student, target), 1)
-    assert float(gap(words, target.expand(1, 2, 2))) == pytest.approx((0.75 * log(1.5) + 0.25 * log(0.5)) / 2)
+    assert float(compute_distillation_loss(words, target.expand(1, 2, 2))) == pytest.approx(
+        (0.75 * log(1.5) + 0.25 * log(0.5)) / 2
+    )
 
 
 def test_one_step_of_feddf_by_hand():
@@ -254,7 +256,13 @@ def test_feddf_comes_to_its_teachers():
     gaps = []
     for steps in (0, 10, 100, 10_000):
         made, _ = FedDF(lr=0.01, steps=steps).serve(net.initial, {}, round)
-        gaps.append(float(gap(logits_of(net, made, round.server), torch.tensor([[2.0, 0.0], [0.0, 0.0]]).double())))
+        gaps.append(
+            float(
+                compute_distillation_loss(
+                    compute_logits(net, made, round.server), torch.tensor([[2.0, 0.0], [0.0, 0.0]]).double()
+                )
+            )
+        )
     p = 1 / (1 + exp(-2))
     assert gaps[0] == pytest.approx((log(2) + p * log(p) + (1 - p) * log(1 - p)) / 2)
     assert gaps == sorted(gaps, reverse=True) and gaps[-1] < 1e-6 < gaps[-2]
@@ -274,9 +282,9 @@ def test_most_votes_decide_and_ties_go_to_the_lowest_class():
         return nn.functional.one_hot(torch.tensor(classes), 4).double()
 
     votes = [ballot(3, 1, 0, 2), ballot(3, 2, 2, 3), ballot(1, 2, 1, 1)]
-    assert voted(votes).tolist() == [3, 2, 0, 1]
+    assert vote_labels(votes).tolist() == [3, 2, 0, 1]
     words = [ballot(3, 1, 0, 2).view(2, 2, 4) for _ in range(2)]
-    assert voted(words).tolist() == [[3, 1], [0, 2]]
+    assert vote_labels(words).tolist() == [[3, 1], [0, 2]]
 
 
 def test_one_epoch_of_fedkt_by_hand():

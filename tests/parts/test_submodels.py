@@ -23,14 +23,23 @@ from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
 from shoal.models.resnet import resnet
-from shoal.parts.afd import AFD, chances
+from shoal.parts.afd import AFD, compute_unit_chances
 from shoal.parts.feddrop import FedDrop
 from shoal.parts.feddyn import FedDyn
-from shoal.parts.fedmp import FedMP, fall, seconds, strongest
+from shoal.parts.fedmp import FedMP, compute_loss_fall, estimate_reply_seconds, keep_strongest_units
 from shoal.parts.fedprox import FedProx
-from shoal.parts.fjord import FjORD, distance
-from shoal.parts.heterofl import HeteroFL, last_layer
-from shoal.parts.lib.submodel_units import first_units, fraction, left, normalised, numbers, recurrent, strengths, tier
+from shoal.parts.fjord import FjORD, compute_teacher_loss
+from shoal.parts.heterofl import HeteroFL, find_class_rows
+from shoal.parts.lib.submodel_units import (
+    compute_unit_strengths,
+    count_units_at_width,
+    count_units_left,
+    draw_tier,
+    is_batch_normalised,
+    is_recurrent,
+    parse_levels,
+    take_first_units,
+)
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
@@ -131,36 +140,38 @@ def test_values_out_of_range_are_refused(make):
 
 
 def test_counts_are_exact_and_never_nothing():
-    assert [fraction(size, 0.2) for size in (1, 5, 6, 128)] == [1, 1, 2, 26]
-    assert fraction(100, 0.07) == 7, "0.07 * 100 is a little more than 7 in floating point"
-    assert [left(size, 0.5) for size in (1, 2, 3, 5, 128)] == [1, 1, 1, 3, 64]
-    assert left(4, 0.99) == 1 and left(4, 0.0) == 4
-    assert numbers("1,0.2, 0.4") == (0.2, 0.4, 1.0) and numbers("a") == numbers("1,1") == ()
+    assert [count_units_at_width(size, 0.2) for size in (1, 5, 6, 128)] == [1, 1, 2, 26]
+    assert count_units_at_width(100, 0.07) == 7, "0.07 * 100 is a little more than 7 in floating point"
+    assert [count_units_left(size, 0.5) for size in (1, 2, 3, 5, 128)] == [1, 1, 1, 3, 64]
+    assert count_units_left(4, 0.99) == 1 and count_units_left(4, 0.0) == 4
+    assert parse_levels("1,0.2, 0.4") == (0.2, 0.4, 1.0) and parse_levels("a") == parse_levels("1,1") == ()
 
 
 def test_axes_of_recurrent_and_normalised_layers_are_told_from_the_others():
     words, images = lstm((6,), 50, width=8), resnet((3, 8, 8), 4, 4)
-    assert [a.name for a in words.axes if recurrent(a)] == ["lstm1", "lstm2"]
-    assert all(normalised(images, a) for a in images.axes) and not any(normalised(words, a) for a in words.axes)
+    assert [a.name for a in words.axes if is_recurrent(a)] == ["lstm1", "lstm2"]
+    assert all(is_batch_normalised(images, a) for a in images.axes) and not any(
+        is_batch_normalised(words, a) for a in words.axes
+    )
 
 
 def test_what_makes_a_unit_is_its_strength():
     net = tiny_net()
     weight, bias = net.initial["a.weight"], net.initial["a.bias"]
-    torch.testing.assert_close(strengths(net, net.initial)["a"], weight.abs().sum(1) + bias.abs())
+    torch.testing.assert_close(compute_unit_strengths(net, net.initial)["a"], weight.abs().sum(1) + bias.abs())
     # a unit of an LSTM has a row in each of four gates; what reads it does not count
     words = lstm((6,), 50, width=3)
     own = [words.initial[f"lstm1.{key}"].abs().double() for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     rows = torch.stack([t.flatten(1).sum(1) if t.dim() > 1 else t for t in own]).sum(0)
-    torch.testing.assert_close(strengths(words, words.initial)["lstm1"], rows.view(4, 3).sum(0))
+    torch.testing.assert_close(compute_unit_strengths(words, words.initial)["lstm1"], rows.view(4, 3).sum(0))
 
 
 def test_a_tier_is_for_life_and_every_level_is_met():
     levels = (0.25, 0.5, 1.0)
-    own = [tier(RandomStreams(0), "fjord", d, levels) for d in range(60)]
-    assert set(own) == set(levels) and own == [tier(RandomStreams(0), "fjord", d, levels) for d in range(60)]
-    assert own != [tier(RandomStreams(0), "heterofl", d, levels) for d in range(60)]
-    assert tier(RandomStreams(0), "fjord", SERVER, levels) == 1.0
+    own = [draw_tier(RandomStreams(0), "fjord", d, levels) for d in range(60)]
+    assert set(own) == set(levels) and own == [draw_tier(RandomStreams(0), "fjord", d, levels) for d in range(60)]
+    assert own != [draw_tier(RandomStreams(0), "heterofl", d, levels) for d in range(60)]
+    assert draw_tier(RandomStreams(0), "fjord", SERVER, levels) == 1.0
 
 
 # FedDrop ----------------------------------------------------------------------------------------------------------
@@ -212,13 +223,13 @@ def test_feddrop_scales_by_the_share_that_is_really_kept():
 
 def test_fjord_models_lie_inside_each_other():
     net, widths = lenet((1, 8, 8), 10), (0.2, 0.4, 0.6, 0.8, 1.0)
-    kept = [first_units(net, width) for width in widths]
+    kept = [take_first_units(net, width) for width in widths]
     assert [len(k["conv1"]) for k in kept] == [2, 3, 4, 5, 6]
     for narrow, wide in zip(kept, kept[1:]):
         assert all(wide[name][: len(units)].tolist() == units.tolist() for name, units in narrow.items())
     plans, _ = planned(FjORD(), round_of(net, devices=range(20)))
     sizes = {d: len(p.kept["fc1"]) for d, p in plans.items()}
-    assert sizes == {d: fraction(120, tier(RandomStreams(0), "fjord", d, widths)) for d in range(20)}
+    assert sizes == {d: count_units_at_width(120, draw_tier(RandomStreams(0), "fjord", d, widths)) for d in range(20)}
     assert all(p.known and p.level and set(p.kept) == {"conv1", "conv2", "fc1", "fc2"} for p in plans.values())
     again, _ = planned(FjORD(), round_of(net, number=7, devices=range(20)))
     assert sizes == {d: len(p.kept["fc1"]) for d, p in again.items()}
@@ -227,8 +238,8 @@ def test_fjord_models_lie_inside_each_other():
 def test_fjord_draws_widths_up_to_its_own_by_the_size_of_the_whole():
     # of 7 units a device of width 0.6 holds 5; a mini-batch of width 0.4 has ceil(2.8) = 3, one of 0.2 has 2
     part, levels = FjORD("0.2,0.4,0.6"), (0.2, 0.4, 0.6)
-    widest = next(d for d in range(50) if tier(RandomStreams(0), "fjord", d, levels) == 0.6)
-    middle = next(d for d in range(50) if tier(RandomStreams(0), "fjord", d, levels) == 0.4)
+    widest = next(d for d in range(50) if draw_tier(RandomStreams(0), "fjord", d, levels) == 0.6)
+    middle = next(d for d in range(50) if draw_tier(RandomStreams(0), "fjord", d, levels) == 0.4)
     loop, net = tiny_run(Method((part,)))
     device = visits_of(loop, loop.start(net))[0].device_for_part("fjord")
     small = replace(net, axes=(replace(net.axes[0], size=5),))
@@ -262,7 +273,7 @@ def test_fjord_distils_from_the_widest():
     soft, sharp = wide.logits.softmax(-1), narrow.logits.log_softmax(-1)
     torch.testing.assert_close(taught.loss, wide.loss - (soft * sharp).sum(-1).mean())
     words = torch.zeros(2, 5, 4)
-    assert float(distance(words, words, Batch(words, ()))) == pytest.approx(log(4))
+    assert float(compute_teacher_loss(words, words, Batch(words, ()))) == pytest.approx(log(4))
 
 
 # HeteroFL ---------------------------------------------------------------------------------------------------------
@@ -314,10 +325,10 @@ def test_heterofl_keeps_rows_of_absent_classes_at_home():
 
 def test_the_last_layer_is_found_by_its_rows():
     words = lstm((6,), 50, width=8)
-    assert last_layer(words.initial, words.slicer, 50) == ["fc.weight", "fc.bias"]
+    assert find_class_rows(words.initial, words.slicer, 50) == ["fc.weight", "fc.bias"]
     images = lenet((1, 8, 8), 10)
-    assert last_layer(images.initial, images.slicer, 10) == ["fc3.weight", "fc3.bias"]
-    assert last_layer(images.initial, images.slicer, 11) == []
+    assert find_class_rows(images.initial, images.slicer, 10) == ["fc3.weight", "fc3.bias"]
+    assert find_class_rows(images.initial, images.slicer, 11) == []
 
 
 def test_heterofl_leaves_units_behind_a_batch_normalisation_alone():
@@ -349,8 +360,10 @@ def test_afd_keeps_a_sub_model_while_the_loss_falls_and_draws_another_when_it_ri
 
 
 def test_afd_draws_by_scores_and_treats_unknown_units_as_the_mean_of_the_known():
-    assert chances(torch.zeros(4)).tolist() == pytest.approx([0.25] * 4)
-    assert chances(torch.tensor([0.4, 0.0, 0.2])).tolist() == pytest.approx([0.4 / 0.9, 0.3 / 0.9, 0.2 / 0.9])
+    assert compute_unit_chances(torch.zeros(4)).tolist() == pytest.approx([0.25] * 4)
+    assert compute_unit_chances(torch.tensor([0.4, 0.0, 0.2])).tolist() == pytest.approx(
+        [0.4 / 0.9, 0.3 / 0.9, 0.2 / 0.9]
+    )
     part, net = AFD(0.6), tiny_net()
     scores = {"a": torch.tensor([1e6, 1e-6, 1e-6])}
     for number in range(20):
@@ -411,7 +424,7 @@ def test_fedmp_counts_a_lost_reply_as_no_reward_and_forgets_with_time():
 
 def test_fedmp_keeps_the_units_of_the_largest_norms():
     ranks = {"a": torch.tensor([3.0, 1.0, 2.0, 5.0]), "b": torch.tensor([1.0, 1.0, 1.0, 1.0])}
-    kept = strongest(ranks, 0.5)
+    kept = keep_strongest_units(ranks, 0.5)
     assert kept["a"].tolist() == [0, 3] and kept["b"].tolist() == [0, 1]
 
 
@@ -429,15 +442,15 @@ def test_fedmp_combines_what_is_missing_with_its_old_value():
 
 
 def test_fedmp_rewards_the_fall_of_the_loss_and_punishes_being_out_of_step():
-    assert float(fall({"first": torch.tensor(4.0), "second": torch.tensor(1.0)}, 3)) == pytest.approx(0.5)
-    assert float(fall({"first": torch.tensor(4.0), "second": torch.tensor(0.0)}, 1)) == 0.0
+    assert float(compute_loss_fall({"first": torch.tensor(4.0), "second": torch.tensor(1.0)}, 3)) == pytest.approx(0.5)
+    assert float(compute_loss_fall({"first": torch.tensor(4.0), "second": torch.tensor(0.0)}, 1)) == 0.0
     net = mlp((1, 8, 8), 10)
     round = replace(round_of(net, devices=(0, 1)), fleet=TwoSpeeds())
     told = answered(round, {0: WHOLE_MODEL, 1: WHOLE_MODEL}, "fedmp", fall={0: 0.4, 1: 0.4})
     told = replace(told, replies=[replace(r, outcome=Outcome(r.device, macs_work=1000)) for r in told.replies])
     # 1 and 3 seconds: each is half of the mean away from it
-    assert [seconds(r, told) for r in told.replies] == pytest.approx([1.0, 3.0], rel=1e-4)
-    assert FedMP().rewards(told) == pytest.approx({0: 0.4 / 1.5, 1: 0.4 / 1.5}, rel=1e-4)
+    assert [estimate_reply_seconds(r, told) for r in told.replies] == pytest.approx([1.0, 3.0], rel=1e-4)
+    assert FedMP().compute_rewards(told) == pytest.approx({0: 0.4 / 1.5, 1: 0.4 / 1.5}, rel=1e-4)
 
 
 class TwoSpeeds:

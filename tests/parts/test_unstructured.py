@@ -29,24 +29,24 @@ from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
 from shoal.models.resnet import resnet
-from shoal.parts import PRESETS, shipped
-from shoal.parts.feddst import FedDST, again, given_up
+from shoal.parts import PRESETS, find_shipped_parts
+from shoal.parts.feddst import FedDST, find_pruned_elements, readjust_mask
 from shoal.parts.imc import IMC
-from shoal.parts.lib.curvature import Loss, rate
-from shoal.parts.lib.loss_gradient import slope
+from shoal.parts.lib.curvature import FlatLoss, estimate_pruning_rate
+from shoal.parts.lib.loss_gradient import compute_loss_gradient
 from shoal.parts.lib.weight_masks import (
-    erk,
-    heard,
-    masked,
-    opened,
-    planned,
-    prunable,
-    renewed,
-    strongest,
-    strongest_of_all,
-    top,
+    apply_masks,
+    compute_erk_counts,
+    init_mask_state,
+    list_prunable_weights,
+    mask_strongest,
+    mask_strongest_overall,
+    mask_top_elements,
+    note_known_masks,
+    plan_masked_training,
+    replace_masks,
 )
-from shoal.parts.prunefl import PruneFL, seconds, worthwhile
+from shoal.parts.prunefl import PruneFL, count_worthwhile, measure_round_seconds
 from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
 from shoal.testing.laws import Spy, play, site_of
 
@@ -111,25 +111,25 @@ def test_a_model_without_matrices_is_refused(part: Part):
 
 def test_the_highest_scores_win_and_of_equal_ones_the_first():
     scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 3.0, 0.0]])
-    assert top(2, scores).tolist() == [[False, True, True], [False, False, False]]
+    assert mask_top_elements(2, scores).tolist() == [[False, True, True], [False, False, False]]
     votes = torch.tensor([[0.0, 1.0, 2.0], [9.0, 5.0, 9.0]])
-    assert top(2, scores, votes).tolist() == [[False, False, True], [False, True, False]]
-    assert not top(0, scores).any() and top(9, scores).all()
+    assert mask_top_elements(2, scores, votes).tolist() == [[False, False, True], [False, True, False]]
+    assert not mask_top_elements(0, scores).any() and mask_top_elements(9, scores).all()
 
 
 def test_strongest_of_each_and_of_all():
     params = {"a": torch.tensor([[5.0, -4.0], [3.0, 0.1]]), "b": torch.tensor([[0.2, -0.3]])}
-    each = strongest(params, {"a": 2, "b": 1})
+    each = mask_strongest(params, {"a": 2, "b": 1})
     assert each["a"].tolist() == [[True, True], [False, False]] and each["b"].tolist() == [[False, True]]
-    both = strongest_of_all(params, ["a", "b"], 3)
+    both = mask_strongest_overall(params, ["a", "b"], 3)
     assert both["a"].tolist() == [[True, True], [False, False]] and both["b"].tolist() == [[False, True]]
-    assert strongest_of_all(params, ["a", "b"], 0)["b"].tolist() == [[False, True]], "one of each stays"
-    assert masked(params, both)["a"].tolist() == [[5.0, -4.0], [0.0, 0.0]], "the rest is 0"
+    assert mask_strongest_overall(params, ["a", "b"], 0)["b"].tolist() == [[False, True]], "one of each stays"
+    assert apply_masks(params, both)["a"].tolist() == [[5.0, -4.0], [0.0, 0.0]], "the rest is 0"
 
 
 def test_only_matrices_and_filters_are_pruned():
     net = resnet((3, 8, 8), 4, 4)
-    found = prunable(FedDST(), net)
+    found = list_prunable_weights(FedDST(), net)
     assert all(net.initial[k].dim() in (2, 4) for k in found)
     assert {k for k in net.trainable if net.initial[k].dim() > 1} == set(found)
 
@@ -137,17 +137,19 @@ def test_only_matrices_and_filters_are_pruned():
 def test_erk_by_hand():
     """9 of 18 elements, by the sides 3 + 4 and 2 + 3: 9 / 12 of each side, 5.25 and 3.75, which are 5 and 4."""
     shapes = {"a": torch.Size((3, 4)), "b": torch.Size((2, 3))}
-    assert erk(shapes, 0.5) == {"a": 5, "b": 4}
-    assert erk(shapes, 0.1) == {"a": 10, "b": 6}, "16 x 5 / 12 is more than 6: the rest goes to the other"
-    assert erk(shapes, 0.0) == {"a": 12, "b": 6}
-    assert erk(shapes, 0.99) == {"a": 1, "b": 1}
+    assert compute_erk_counts(shapes, 0.5) == {"a": 5, "b": 4}
+    assert compute_erk_counts(shapes, 0.1) == {"a": 10, "b": 6}, (
+        "16 x 5 / 12 is more than 6: the rest goes to the other"
+    )
+    assert compute_erk_counts(shapes, 0.0) == {"a": 12, "b": 6}
+    assert compute_erk_counts(shapes, 0.99) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.8, 0.9, 0.99])
 def test_erk_keeps_the_wanted_total(sparsity: float):
     for net in (lenet((3, 32, 32), 10), mlp((1, 8, 8), 10), resnet((3, 8, 8), 4, 4)):
-        shapes = {k: net.initial[k].shape for k in prunable(FedDST(), net)}
-        counts, total = erk(shapes, sparsity), sum(shape.numel() for shape in shapes.values())
+        shapes = {k: net.initial[k].shape for k in list_prunable_weights(FedDST(), net)}
+        counts, total = compute_erk_counts(shapes, sparsity), sum(shape.numel() for shape in shapes.values())
         assert sum(counts.values()) == total - round(sparsity * total)
         assert all(1 <= count <= shapes[k].numel() for k, count in counts.items())
 
@@ -155,7 +157,7 @@ def test_erk_keeps_the_wanted_total(sparsity: float):
 def test_erk_makes_small_layers_dense():
     """LeNet at 0.8: 12,354 weights over sides of 869; the last layer would get 1,336 of its 840, the others share."""
     shapes = {k: v.shape for k, v in lenet((3, 32, 32), 10).initial.items() if v.dim() > 1}
-    counts = list(erk(shapes, 0.8).values())
+    counts = list(compute_erk_counts(shapes, 0.8).values())
     scale = (12354 - 840) / (869 - 94)
     assert counts[-1] == 840
     for count, shape in zip(counts[:-1], shapes.values()):
@@ -167,19 +169,19 @@ def test_erk_makes_small_layers_dense():
 
 def test_masks_travel_to_those_who_do_not_know_them():
     round, mask = round_of(), torch.eye(3, 4, dtype=torch.bool)
-    state = opened({"a.weight": mask}, round)
-    plans = planned({d: WHOLE_MODEL for d in (0, 1, 2, SERVER)}, state)
+    state = init_mask_state({"a.weight": mask}, round)
+    plans = plan_masked_training({d: WHOLE_MODEL for d in (0, 1, 2, SERVER)}, state)
     assert [plans[d].known for d in (0, 1, 2, SERVER)] == [False, False, False, True]
     answered = [Reply(d, 1, {}, {}, {}, Outcome(d)) for d in (1, SERVER)]
-    state = heard(state, replace(round, replies=answered))
-    assert [planned({d: WHOLE_MODEL}, state)[d].known for d in (0, 1, 3)] == [False, True, False], (
+    state = note_known_masks(state, replace(round, replies=answered))
+    assert [plan_masked_training({d: WHOLE_MODEL}, state)[d].known for d in (0, 1, 3)] == [False, True, False], (
         "0 may have missed it"
     )
-    assert renewed(state, {"a.weight": mask.clone()}) is state, "the same masks are no news"
-    state = renewed(state, {"a.weight": ~mask})
-    assert not planned({1: WHOLE_MODEL}, state)[1].known
-    state = renewed(state, {"a.weight": torch.ones_like(mask)})
-    assert planned({1: WHOLE_MODEL}, state)[1] is WHOLE_MODEL and not state["masks"], (
+    assert replace_masks(state, {"a.weight": mask.clone()}) is state, "the same masks are no news"
+    state = replace_masks(state, {"a.weight": ~mask})
+    assert not plan_masked_training({1: WHOLE_MODEL}, state)[1].known
+    state = replace_masks(state, {"a.weight": torch.ones_like(mask)})
+    assert plan_masked_training({1: WHOLE_MODEL}, state)[1] is WHOLE_MODEL and not state["masks"], (
         "nothing left out is no mask at all"
     )
 
@@ -224,7 +226,7 @@ def test_bytes_of_feddst():
     """Both layers keep less than all, so both have masks; what is exchanged costs bits and spares values."""
     part = FedDST(0.5, alpha=0.1, every=4, until=8)
     rows = shoal.run(str(part), rounds=4, **RUN).history
-    counts = erk({"fc1": torch.Size((128, 64)), "fc2": torch.Size((10, 128))}, 0.5)
+    counts = compute_erk_counts({"fc1": torch.Size((128, 64)), "fc2": torch.Size((10, 128))}, 0.5)
     assert counts == {"fc1": 3456, "fc2": 1280}, "the second layer is dense"
     down, devices = expected(rows, 0), len(rows.rows[-1]["devices"])
     down = [own - (own - 4 * KEPT * devices) // BITS * (1280 // 8) for own in down]
@@ -265,7 +267,9 @@ def test_imc_finds_its_rate_on_the_samples_of_the_server():
     assert loop.server is not None
     batch = loop.server.take_batch(loop.server.index[:3])
     probe = loop.streams.make_torch_generator("part imc probe", 0)
-    share = rate("slq_plateau", Loss(net, before.params, batch), net.initial, before.params, 5, probe)
+    share = estimate_pruning_rate(
+        "slq_plateau", FlatLoss(net, before.params, batch), net.initial, before.params, 5, probe
+    )
     assert share is not None and 0 < share <= 0.8
     assert kept_of(standing, "imc") == 18 - round(share * 18)
 
@@ -292,11 +296,11 @@ def test_imc_without_samples_needs_a_fixed_rate():
 def test_an_element_is_worth_it_while_it_gains_more_per_second_than_the_model():
     """Three elements that gain 6 in 3 s: 9 > 6 / 3, 4 > 15 / 4, but 1 < 19 / 5; in 103 s also 1 > 19 / 105."""
     gains, whole = torch.tensor([9.0, 4.0, 1.0]), torch.tensor(6.0)
-    assert worthwhile(gains, whole, 3, 0.0, 1.0) == 2
-    assert worthwhile(gains, whole, 3, 100.0, 1.0) == 3
-    assert worthwhile(gains, torch.tensor(60.0), 3, 0.0, 1.0) == 0
-    assert worthwhile(gains, whole, 3, 1.0, 0.0) == 3, "elements that cost nothing are worth it"
-    assert worthwhile(gains[:0], whole, 3, 0.0, 1.0) == 0
+    assert count_worthwhile(gains, whole, 3, 0.0, 1.0) == 2
+    assert count_worthwhile(gains, whole, 3, 100.0, 1.0) == 3
+    assert count_worthwhile(gains, torch.tensor(60.0), 3, 0.0, 1.0) == 0
+    assert count_worthwhile(gains, whole, 3, 1.0, 0.0) == 3, "elements that cost nothing are worth it"
+    assert count_worthwhile(gains[:0], whole, 3, 0.0, 1.0) == 0
 
 
 def test_worth_is_what_a_greedy_search_finds():
@@ -306,7 +310,7 @@ def test_worth_is_what_a_greedy_search_finds():
         total, time, taken = 0.7, fixed + 0.5 * 7, 0
         while taken < 50 and gains[taken] / 0.5 > total / time:
             total, time, taken = total + float(gains[taken]), time + 0.5, taken + 1
-        assert worthwhile(gains, torch.tensor(0.7, dtype=torch.float64), 7, fixed, 0.5) == taken
+        assert count_worthwhile(gains, torch.tensor(0.7, dtype=torch.float64), 7, fixed, 0.5) == taken
 
 
 def test_an_element_costs_its_way_down_and_up():
@@ -314,7 +318,7 @@ def test_an_element_costs_its_way_down_and_up():
     replies = [Reply(0, 1, {}, {}, {}, Outcome(0, macs_work=10**6)), Reply(1, 1, {}, {}, {}, Outcome(1, macs_work=0))]
     server = Reply(SERVER, 1, {}, {}, {}, Outcome(SERVER, macs_work=10**9))
     round = replace(round_of(), fleet=fleet, replies=[*replies, server])
-    assert seconds(round) == pytest.approx((0.5, 8 * 8e-6 * (1 / 8 + 1 / 2)))
+    assert measure_round_seconds(round) == pytest.approx((0.5, 8 * 8e-6 * (1 / 8 + 1 / 2)))
 
 
 def test_prunefl_by_hand():
@@ -327,7 +331,7 @@ def test_prunefl_by_hand():
     state = part.init_server(round)
     assert state["masks"]["a.weight"].flatten().tolist() == [False] * 6 + [True] * 6
     assert state["masks"]["b.weight"].flatten().tolist() == [False] * 3 + [True] * 3
-    assert part.staying(values, state["masks"]["a.weight"], 0).flatten().tolist() == [False] * 8 + [True] * 4
+    assert part.find_non_prunable(values, state["masks"]["a.weight"], 0).flatten().tolist() == [False] * 8 + [True] * 4
     squares = {k: torch.zeros_like(params[k]) for k in net.shared_trainable}
     squares["a.weight"][0, 0] = 8.0
     squares["a.weight"][2, 3] = 16.0
@@ -343,13 +347,13 @@ def test_prunefl_by_hand():
     assert made["a.weight"].flatten().tolist() == [0.0] * 8 + [9.0, 10.0, 11.0, 12.0], "what comes in starts at 0"
     slow, masks = replace(round, fleet=UniformFleet(DeviceProfile(seconds=1e9))), state["masks"]
     for most, kept in ((1.0, 18), (0.5, 9)):
-        found = replace(part, most=most).chosen(params, masks, flat + 1, slow)
+        found = replace(part, most=most).choose_masks(params, masks, flat + 1, slow)
         assert sum(int(mask.sum()) for mask in found.values()) == kept, "where computing takes long, all are worth it"
 
 
 def test_what_may_go_halves():
     part, values = PruneFL(change=0.8, half_life=10), torch.arange(10.0).view(2, 5)
-    assert [int(part.staying(values, None, number).sum()) for number in (0, 10, 20, 30)] == [2, 6, 8, 9]
+    assert [int(part.find_non_prunable(values, None, number).sum()) for number in (0, 10, 20, 30)] == [2, 6, 8, 9]
 
 
 def test_devices_report_the_squares_of_all_gradients():
@@ -358,7 +362,7 @@ def test_devices_report_the_squares_of_all_gradients():
     assert all(not said(o).beside for o in spy.outcomes[0])
     _, (row,) = play(loop, standing, 1, 2)
     for device, outcome in enumerate(spy.outcomes[1]):
-        slopes = slope(net, standing.params, site_of(loop).samples(device))
+        slopes = compute_loss_gradient(net, standing.params, site_of(loop).samples(device))
         wanted = torch.cat([slopes[k].flatten().square() for k in net.shared_trainable])
         torch.testing.assert_close(said(outcome).beside["prunefl"]["squares"], wanted, rtol=0, atol=1e-12)
     assert row["bytes_by"]["up"]["prunefl"] == 2 * 8 * 23
@@ -371,8 +375,8 @@ def test_the_share_that_is_exchanged_falls_as_half_a_cosine():
     part, mask = FedDST(alpha=0.5, every=10, until=40), torch.arange(1000) < 400
     shares = {10: 0.25 * (1 + cos(pi / 4)), 20: 0.25, 30: 0.25 * (1 - cos(pi / 4))}
     for number in range(60):
-        assert part.exchanges(mask, number) == round(400 * shares.get(number + 1, 0.0))
-    assert replace(part, alpha=1.0).exchanges(torch.arange(10) < 9, 9) == 1, "no more than there are others"
+        assert part.count_exchanges(mask, number) == round(400 * shares.get(number + 1, 0.0))
+    assert replace(part, alpha=1.0).count_exchanges(torch.arange(10) < 9, 9) == 1, "no more than there are others"
 
 
 def test_a_device_gives_up_its_smallest_weights_for_the_steepest_others():
@@ -381,7 +385,7 @@ def test_a_device_gives_up_its_smallest_weights_for_the_steepest_others():
     visit = visits_of(loop, loop.start(net))[1]
     device = visit.device_for_part("feddst")
     told = part.measure(visit.device.anchor, {}, device)
-    slopes = slope(net, device.anchor, device.samples)
+    slopes = compute_loss_gradient(net, device.anchor, device.samples)
     for name, mask in device.plan.masks.items():
         count = round(0.5 * int(mask.sum()))
         places = range(mask.numel())
@@ -399,9 +403,11 @@ def test_an_element_goes_when_all_let_it_go():
         return {"exchanged w": pack_bits(torch.zeros(5, dtype=torch.bool).index_fill(0, torch.tensor(changed), True))}
 
     both = [(0.4, report(1, 2)), (0.6, report(1, 3))]
-    assert again(value, "w", mask, both).tolist() == [True, False, False, True, True], "in its place what most took"
+    assert readjust_mask(value, "w", mask, both).tolist() == [True, False, False, True, True], (
+        "in its place what most took"
+    )
     one = [(0.4, report(1, 2)), (0.6, {})]
-    assert again(value, "w", mask, one).tolist() == mask.tolist(), "0.1 is more than 0"
+    assert readjust_mask(value, "w", mask, one).tolist() == mask.tolist(), "0.1 is more than 0"
 
 
 def test_the_server_averages_over_those_who_hold_an_element():
@@ -431,8 +437,8 @@ def test_exchanges_that_do_not_add_up_are_refused():
     mask = torch.tensor([[True, True, False], [False, True, False]])
     plan = Plan(masks={"w": mask})
     swap = torch.tensor([[True, False, False], [False, False, True]])
-    assert given_up({"exchanged w": pack_bits(swap)}, plan)["w"].tolist() == [True, False, False]
-    assert given_up({}, plan) == {}
+    assert find_pruned_elements({"exchanged w": pack_bits(swap)}, plan)["w"].tolist() == [True, False, False]
+    assert find_pruned_elements({}, plan) == {}
     for damaged in (
         pack_bits(mask),
         pack_bits(torch.ones(9, dtype=torch.bool)),
@@ -441,7 +447,7 @@ def test_exchanges_that_do_not_add_up_are_refused():
         torch.ones(()),
     ):
         with pytest.raises(ShoalError, match="message"):
-            given_up({"exchanged w": damaged}, plan)
+            find_pruned_elements({"exchanged w": damaged}, plan)
 
 
 def test_values_that_do_not_fit_are_refused():
@@ -523,7 +529,7 @@ def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Par
     ],
 )
 def test_compositions(method: str):
-    parts = parse_method(method, shipped(), PRESETS).parts
+    parts = parse_method(method, find_shipped_parts(), PRESETS).parts
     name = next(p.name() for p in parts if p.name() in ("imc", "prunefl", "feddst"))
     ends = []
     for crew in (None, Batched(3)):

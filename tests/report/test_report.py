@@ -14,7 +14,7 @@ import pytest
 
 from shoal.compare.comparison import compare
 from shoal.core.errors import ShoalError
-from shoal.parts import shipped
+from shoal.parts import find_shipped_parts
 from shoal.report.citations import CITATIONS, cited
 from shoal.report.plots import draw_split, highest
 from shoal.report.write import write_report
@@ -300,7 +300,7 @@ def test_stacks_share_a_scale_that_holds_the_tallest():
 
 
 def test_every_shipped_part_of_a_paper_is_cited():
-    assert set(CITATIONS) - {"fedavg"} <= set(shipped())
+    assert set(CITATIONS) - {"fedavg"} <= set(find_shipped_parts())
     for entry in CITATIONS.values():
         assert entry.count("{") == entry.count("}") and re.match(r"@\w+\{\w+,\n", entry)
     assert cited("fedavg") == cited("nobody(x=1)") == cited("((") == [CITATIONS["fedavg"]]

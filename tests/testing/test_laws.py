@@ -8,7 +8,7 @@ from tiny_parts import TINY
 
 from shoal.core.expression import parse_method
 from shoal.core.part import Part
-from shoal.parts import PRESETS, shipped
+from shoal.parts import PRESETS, find_shipped_parts
 from shoal.testing.laws import check_pair, check_part
 
 OTHER_VALUES = [
@@ -66,8 +66,8 @@ OTHER_VALUES = [
     "moon(width=0)",
     "signsgd(lr=0.1)",
 ]
-EACH: list[Part] = [*(cls() for cls in shipped().values()), *TINY]
-TABLE: list[Part] = [*EACH, *(parse_method(text, shipped(), PRESETS).parts[0] for text in OTHER_VALUES)]
+EACH: list[Part] = [*(cls() for cls in find_shipped_parts().values()), *TINY]
+TABLE: list[Part] = [*EACH, *(parse_method(text, find_shipped_parts(), PRESETS).parts[0] for text in OTHER_VALUES)]
 
 
 @pytest.mark.parametrize("part", TABLE, ids=str)

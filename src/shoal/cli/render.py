@@ -213,11 +213,11 @@ def models() -> dict[str, str]:
 
 def methods(files: tuple[str, ...]) -> dict[str, str]:
     """Parts with their values, then presets."""
-    from shoal.parts import PRESETS, shipped
+    from shoal.parts import PRESETS, find_shipped_parts
     from shoal.plugins.load import in_files, in_packages
 
     found = {}
-    for name, part in (shipped() | in_files(files) | in_packages()).items():
+    for name, part in (find_shipped_parts() | in_files(files) | in_packages()).items():
         values = ", ".join(f"{f.name}={f.default}" for f in fields(part))
         found[f"{name}({values})" if values else name] = described(part)
     return found | {name: f"= {expression or 'the empty list of parts'}" for name, expression in PRESETS.items()}

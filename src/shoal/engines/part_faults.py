@@ -7,7 +7,7 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.part import Part
 from shoal.engines.deterministic import deterministic_fault
-from shoal.parts import shipped
+from shoal.parts import find_shipped_parts
 
 
 def blamed(error: Exception, method: Method) -> ShoalError | None:
@@ -29,7 +29,7 @@ def blamed(error: Exception, method: Method) -> ShoalError | None:
 
 def strangers_in(method: Method) -> list[Part]:
     """The parts of a method that are not of this package."""
-    return [part for part in method.parts if shipped().get(part.name()) is not type(part)]
+    return [part for part in method.parts if find_shipped_parts().get(part.name()) is not type(part)]
 
 
 def broken(source: object, why: str, advice: str) -> ShoalError:

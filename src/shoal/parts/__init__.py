@@ -23,15 +23,15 @@ PRESETS = {
 
 
 @cache
-def shipped() -> dict[str, type[Part]]:
+def find_shipped_parts() -> dict[str, type[Part]]:
     """Every part of this package by its name."""
     found: dict[str, type[Part]] = {}
     for module in pkgutil.iter_modules(__path__):
-        found |= parts_in(importlib.import_module(f"{__name__}.{module.name}"))
+        found |= find_parts_in(importlib.import_module(f"{__name__}.{module.name}"))
     return dict(sorted(found.items()))
 
 
-def parts_in(module: ModuleType) -> dict[str, type[Part]]:
+def find_parts_in(module: ModuleType) -> dict[str, type[Part]]:
     """The parts that a module defines itself."""
     own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Part) and c is not Part]
     return {c.name(): c for c in own if c.__module__ == module.__name__}

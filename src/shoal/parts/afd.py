@@ -15,7 +15,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
 from shoal.core.types import BatchScore, Device, Local, Round
 from shoal.parts.lib.checks import require, require_axes
-from shoal.parts.lib.submodel_units import KINDS, axes_to_drop, drawn_units, key, left
+from shoal.parts.lib.submodel_units import ROW_KINDS, count_units_left, device_state_key, draw_units, list_axes_to_drop
 
 
 @dataclass(frozen=True)
@@ -38,40 +38,40 @@ class AFD(Part):
 
     def __post_init__(self):
         require(self, "0 <= rate < 1", 0 <= self.rate < 1)
-        require(self, f"rows among {', '.join(KINDS)}", not self.rows or {*self.rows.split(",")} <= {*KINDS})
+        require(self, f"rows among {', '.join(ROW_KINDS)}", not self.rows or {*self.rows.split(",")} <= {*ROW_KINDS})
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, round.net, self.axes(round.net), "" if self.filters else "filters=True")
+        require_axes(self, round.net, self.list_dropped_axes(round.net), "" if self.filters else "filters=True")
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        known = {d: state.get(key(d), {"scores": self.blank(round.net)}) for d in plans}
-        masks = {d: self.chosen(known[d], round, d) for d in plans}
+        known = {d: state.get(device_state_key(d), {"scores": self.make_zero_scores(round.net)}) for d in plans}
+        masks = {d: self.choose_units(known[d], round, d) for d in plans}
         made = {d: {axis: mask.nonzero().flatten() for axis, mask in masks[d].items()} for d in plans}
-        state = state | {key(d): own | {"kept": masks[d]} for d, own in known.items()}
+        state = state | {device_state_key(d): own | {"kept": masks[d]} for d, own in known.items()}
         return {d: replace(p, kept=made[d]) for d, p in plans.items()}, state
 
-    def chosen(self, known: Tree, round: Round, device: int) -> dict[str, Tensor]:
+    def choose_units(self, known: Tree, round: Round, device: int) -> dict[str, Tensor]:
         """By axis, which units a device trains in this round."""
-        counts = {a.name: left(a.size, self.rate) for a in self.axes(round.net)}
+        counts = {a.name: count_units_left(a.size, self.rate) for a in self.list_dropped_axes(round.net)}
         if known.get("fell") and all(int(known["kept"][name].sum()) == n for name, n in counts.items()):
             return known["kept"]
         draw = round.streams.make_numpy_generator(part_stream_name(self.name()), round.number, device)
         scores: dict[str, Tensor] = known["scores"]
         return {
             name: torch.zeros(len(own), dtype=torch.bool).index_fill(
-                0, drawn_units(draw, len(own), counts[name], chances(own)), True
+                0, draw_units(draw, len(own), counts[name], compute_unit_chances(own)), True
             )
             for name, own in scores.items()
         }
 
-    def axes(self, net: Net) -> list[Axis]:
+    def list_dropped_axes(self, net: Net) -> list[Axis]:
         """The axes whose units may be dropped."""
-        return axes_to_drop(net, self.filters, self.rows)
+        return list_axes_to_drop(net, self.filters, self.rows)
 
-    def blank(self, net: Net) -> dict[str, Tensor]:
+    def make_zero_scores(self, net: Net) -> dict[str, Tensor]:
         """Scores before anything is known."""
-        return {a.name: torch.zeros(a.size) for a in self.axes(net)}
+        return {a.name: torch.zeros(a.size) for a in self.list_dropped_axes(net)}
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"loss": torch.zeros((), dtype=device.net.dtype, device=device.net.place)}
@@ -86,17 +86,17 @@ class AFD(Part):
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         learnt = {}
         for reply in round.replies:
-            known, loss = state[key(reply.device)], float(reply.report[self.name()]["loss"])
+            known, loss = state[device_state_key(reply.device)], float(reply.report[self.name()]["loss"])
             before = known.get("loss", loss)
             gain = (before - loss) / max(abs(before), 1e-12)
             scores, kept = known["scores"], known["kept"]
             if gain > 0:
                 scores = {name: torch.where(kept[name], gain, own) for name, own in scores.items()}
-            learnt[key(reply.device)] = known | {"scores": scores, "loss": loss, "fell": gain > 0}
+            learnt[device_state_key(reply.device)] = known | {"scores": scores, "loss": loss, "fell": gain > 0}
         return params, state | learnt
 
 
-def chances(scores: Tensor) -> np.ndarray:
+def compute_unit_chances(scores: Tensor) -> np.ndarray:
     """The chance of each unit; one without a score yet counts as the mean of those that have one."""
     known = scores[scores > 0]
     weights = torch.where(scores > 0, scores, known.mean() if len(known) else 1.0).double()

@@ -8,7 +8,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.class_priors import log_prior
+from shoal.parts.lib.class_priors import compute_log_prior
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class BalancedSoftmax(Part):
         return "balanced_softmax"
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"prior": log_prior(device)}
+        return params, {"prior": compute_log_prior(device)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def balanced(params: Params, batch: Batch) -> BatchScore:
+        def score_balanced(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             return scored._replace(loss=compute_mean_loss(scored.logits + self.strength * local.state["prior"], batch))
 
-        return balanced
+        return score_balanced

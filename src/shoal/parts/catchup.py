@@ -10,9 +10,15 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.position_codec import WAYS, counted, pack, refuse, unpack
-from shoal.parts.lib.sparse_codec import fitting, without
-from shoal.parts.lib.submodel_units import key
+from shoal.parts.lib.position_codec import (
+    POSITION_CODES,
+    count_positions,
+    pack_positions,
+    refuse_message,
+    unpack_positions,
+)
+from shoal.parts.lib.sparse_codec import check_tensor_fits, drop_entry_fields
+from shoal.parts.lib.submodel_units import device_state_key
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class CatchUp(Part):
     positions: str = "auto"
 
     def __post_init__(self):
-        require(self, f"positions in {WAYS}", self.positions in WAYS)
+        require(self, f"positions in {POSITION_CODES}", self.positions in POSITION_CODES)
 
     def init_server(self, round: Round) -> Tree:
         told = {k: round.anchor[k] for k in round.net.names_with_role("shared", "server")}
@@ -46,7 +52,9 @@ class CatchUp(Part):
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         if link.plan or link.earlier or len(message.body) < len(memory.get("told", ())):
-            return message, memory | {"partial": memory.get("partial", {}) | {key(link.device): torch.ones(())}}
+            return message, memory | {
+                "partial": memory.get("partial", {}) | {device_state_key(link.device): torch.ones(())}
+            }
         last = int(memory["seen"][link.device]) if memory and link.device != SERVER else -1
         if last < 0:
             return message, memory
@@ -54,14 +62,14 @@ class CatchUp(Part):
         for name, entry in message.body.items():
             value = entry["value"].flatten()
             at = (memory["changed"][name].flatten() > last).nonzero().flatten()
-            some = {"value": value[at.to(value.device)], "at": pack(at, value.numel(), self.positions)}
+            some = {"value": value[at.to(value.device)], "at": pack_positions(at, value.numel(), self.positions)}
             smaller = some["value"].nbytes + some["at"].nbytes < value.nbytes
             body[name] = entry | some if smaller else entry
         return replace(message, body=body), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         cut = {k: e["at"] for k, e in message.body.items() if "at" in e}
-        told = {k: torch.Size([counted(at, shapes[k].numel(), self.positions)]) for k, at in cut.items()}
+        told = {k: torch.Size([count_positions(at, shapes[k].numel(), self.positions)]) for k, at in cut.items()}
         return shapes | told
 
     def decode(self, message: Message, link: CodecLink) -> Message:
@@ -69,15 +77,15 @@ class CatchUp(Part):
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype
             if "at" not in entry:
-                body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+                body[name] = entry | {"value": check_tensor_fits(entry["value"], shape, dtype, name)}
                 continue
             if name not in known:
-                refuse(f"has changes of {name} for a device that does not remember it")
-            k = counted(entry["at"], shape.numel(), self.positions)
-            values = fitting(entry["value"], torch.Size([k]), dtype, name)
-            at = unpack(entry["at"], shape.numel(), k, self.positions).to(values.device)
+                refuse_message(f"has changes of {name} for a device that does not remember it")
+            k = count_positions(entry["at"], shape.numel(), self.positions)
+            values = check_tensor_fits(entry["value"], torch.Size([k]), dtype, name)
+            at = unpack_positions(entry["at"], shape.numel(), k, self.positions).to(values.device)
             now = known[name].to(values.device).flatten().index_copy(0, at, values)
-            body[name] = without(entry, "at") | {"value": now.view(shape)}
+            body[name] = drop_entry_fields(entry, "at") | {"value": now.view(shape)}
         return replace(message, body=body)
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
@@ -90,6 +98,6 @@ class CatchUp(Part):
         for device in set(round.devices) - {SERVER}:
             if device not in answered:
                 seen[device] = -1
-            elif key(device) not in state["partial"]:
+            elif device_state_key(device) not in state["partial"]:
                 seen[device] = round.number
         return params, state | {"seen": seen}

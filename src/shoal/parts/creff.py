@@ -17,7 +17,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Round
 from shoal.core.wire import pack_bits, unpack_bits
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.loss_gradient import AT_ONCE
+from shoal.parts.lib.loss_gradient import SAMPLES_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CReFF(Part):
 
     def init_server(self, round: Round) -> Tree:
         """The virtual features lie as columns beside the name of the weight that reads them, and are cut like it."""
-        weight, bias = last_layer(round.net, self.name())
+        weight, bias = find_classifier(round.net, self.name())
         like = round.anchor[weight]
         drawn = round.generator("features").standard_normal((*like.shape, self.features))
         return {
@@ -60,63 +60,63 @@ class CReFF(Part):
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         net, samples, head = device.net, device.samples, device.got["head"]
         with torch.no_grad():
-            inputs = (samples.take_batch(rows).inputs for rows in samples.index.split(AT_ONCE))
-            x = with_one(torch.cat([net.forward(device.anchor, some)[1] for some in inputs]), head)
+            inputs = (samples.take_batch(rows).inputs for rows in samples.index.split(SAMPLES_AT_ONCE))
+            x = append_bias_input(torch.cat([net.forward(device.anchor, some)[1] for some in inputs]), head)
         labels = samples.targets.index_select(0, samples.index.to(samples.targets.device))
         own = torch.eye(net.classes).to(x)[labels]
-        wrong, counts = (x @ joined(head).T).softmax(1) - own, own.sum(0)
+        wrong, counts = (x @ join_weight_bias(head).T).softmax(1) - own, own.sum(0)
         held = counts.nonzero().flatten().tolist()
         slopes = torch.stack([wrong[labels == c].T @ x[labels == c] / counts[c] for c in held])
-        return {"held": pack_bits(counts > 0), "slopes": slopes[:, kept(net, head, device.plan)]}
+        return {"held": pack_bits(counts > 0), "slopes": slopes[:, mask_kept_classifier(net, head, device.plan)]}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         ((weight, columns),) = state["features"].items()
-        made = self.matched(columns.mT, *self.told(state["head"], round), state["head"])
-        head = self.retrained(made, select_params(params, state["head"]), round.generator("batches"))
+        made = self.optimise_features(columns.mT, *self.average_class_gradients(state["head"], round), state["head"])
+        head = self.retrain_classifier(made, select_params(params, state["head"]), round.generator("batches"))
         return params, {"features": {weight: made.mT.contiguous()}, "head": head}
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
         return judged | {"": judged[""] | state["head"]}
 
-    def told(self, head: Params, round: Round) -> tuple[Tensor, Tensor]:
+    def average_class_gradients(self, head: Params, round: Round) -> tuple[Tensor, Tensor]:
         """By class, the mean gradient over the devices that told it, and which of its elements any of them held."""
-        layer = joined(head)
+        layer = join_weight_bias(head)
         total = layer.new_zeros(len(layer), *layer.shape)
         count = torch.zeros_like(total)
         for reply, share in zip(round.replies, round.weights.tolist(), strict=True):
             if share > 0:
-                own, there = reply.report[self.name()], kept(round.net, head, round.plans[reply.device])
+                own, there = reply.report[self.name()], mask_kept_classifier(round.net, head, round.plans[reply.device])
                 held = unpack_bits(own["held"], torch.Size([len(layer)])).nonzero().flatten().to(layer.device)
                 total[held[:, None], *there.nonzero(as_tuple=True)] += own["slopes"].to(layer)
                 count[held] += there.to(layer)
         return total / count.clamp(min=1), count > 0
 
-    def matched(self, made: Tensor, target: Tensor, seen: Tensor, head: Params) -> Tensor:
+    def optimise_features(self, made: Tensor, target: Tensor, seen: Tensor, head: Params) -> Tensor:
         """Virtual features, classes x features x width, after their steps; those of a class nobody told of stay."""
-        layer, some = joined(head), seen.flatten(1).any(1).nonzero().flatten()
+        layer, some = join_weight_bias(head), seen.flatten(1).any(1).nonzero().flatten()
         own, seen, target = torch.eye(len(made)).to(made)[some, None], seen[some], target[some]
         moved = made[some]
         for _ in range(self.match_steps):
             moved = moved.detach().requires_grad_()
-            x = with_one(moved, head)
+            x = append_bias_input(moved, head)
             slope = ((x @ layer.T).softmax(2) - own).mT @ x / self.features
-            (gradient,) = torch.autograd.grad(distance(slope * seen, target, made.shape[2]), moved)
+            (gradient,) = torch.autograd.grad(compute_gradient_distance(slope * seen, target, made.shape[2]), moved)
             moved = moved - self.match_lr * gradient
         return made.index_copy(0, some, moved.detach())
 
-    def retrained(self, made: Tensor, head: Params, draw: np.random.Generator) -> Params:
+    def retrain_classifier(self, made: Tensor, head: Params, draw: np.random.Generator) -> Params:
         """The layer after its epochs on virtual features."""
-        layer, x = joined(head).clone(), with_one(made.flatten(0, 1), head)
+        layer, x = join_weight_bias(head).clone(), append_bias_input(made.flatten(0, 1), head)
         own = torch.eye(len(made)).to(x).repeat_interleave(self.features, 0)
         for _ in range(self.epochs):
             order = torch.from_numpy(draw.permutation(len(x))).to(x.device)
             for some, right in zip(x[order].split(self.batch), own[order].split(self.batch)):
                 wrong = (some @ layer.T).softmax(1) - right
                 layer.addmm_(wrong.T, some, alpha=-self.lr / len(some))
-        return parted(layer, head)
+        return split_weight_bias(layer, head)
 
 
-def last_layer(net: Net, part: str) -> tuple[str, str]:
+def find_classifier(net: Net, part: str) -> tuple[str, str]:
     """The names of its weight and bias, there or not; refused where it does not make the logits of one sample."""
     name, layer = find_head_layer(net, part)
     one = torch.zeros(1, *net.input_shape, dtype=torch.long if net.token_inputs else net.dtype, device=net.place)
@@ -127,33 +127,35 @@ def last_layer(net: Net, part: str) -> tuple[str, str]:
     return f"{name}.weight", f"{name}.bias"
 
 
-def with_one(x: Tensor, head: Params) -> Tensor:
+def append_bias_input(x: Tensor, head: Params) -> Tensor:
     """Features with a 1 behind them for the bias, if there is one."""
     return F.pad(x, (0, len(head) - 1), value=1.0)
 
 
-def kept(net: Net, head: Params, plan: Plan) -> Tensor:
+def mask_kept_classifier(net: Net, head: Params, plan: Plan) -> Tensor:
     """Which elements of the last layer a plan keeps, bias and all."""
     masks = {k: net.slicer.covered_mask(k, v, plan) for k, v in head.items()}
-    return joined({k: torch.ones_like(head[k]).bool() if mask is None else mask for k, mask in masks.items()})
+    return join_weight_bias({k: torch.ones_like(head[k]).bool() if mask is None else mask for k, mask in masks.items()})
 
 
-def joined(head: Params) -> Tensor:
+def join_weight_bias(head: Params) -> Tensor:
     """Weight and bias as one matrix, the bias as its last column; the gradient of it is wrong^T x."""
     weight, *bias = head.values()
     return torch.cat((weight, *(b[:, None] for b in bias)), 1)
 
 
-def parted(layer: Tensor, like: Params) -> Params:
+def split_weight_bias(layer: Tensor, like: Params) -> Params:
     """Such a matrix as weight and bias again."""
     width = next(iter(like.values())).shape[1]
     return dict(zip(like, (layer[:, :width].clone(), *(b.clone() for b in layer[:, width:].unbind(1)))))
 
 
-def distance(a: Tensor, b: Tensor, width: int) -> Tensor:
+def compute_gradient_distance(a: Tensor, b: Tensor, width: int) -> Tensor:
     """1 - cosine, summed over classes, and in each over the rows of the weight and the bias as one more."""
-    return apart(a[..., :width], b[..., :width]) + apart(a[..., width:].mT, b[..., width:].mT)
+    return sum_cosine_distances(a[..., :width], b[..., :width]) + sum_cosine_distances(
+        a[..., width:].mT, b[..., width:].mT
+    )
 
 
-def apart(a: Tensor, b: Tensor) -> Tensor:
+def sum_cosine_distances(a: Tensor, b: Tensor) -> Tensor:
     return (1 - (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + 1e-6)).sum()

@@ -37,46 +37,48 @@ class DataSharing(Part):
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         new = [d for d in round.devices if d != SERVER and not state["has"][d]]
         assert round.server is not None
-        count = self.count(round.server)
+        count = self.count_shared(round.server)
         if not new or not count:
             return {}, state
         everything = round.server.take_all()
-        (inputs, extent), labels = levels(everything.inputs), compact(everything.targets[0][0])
-        places = {d: drawn(round.streams, self.name(), d, len(labels), count) for d in new}
+        (inputs, extent), labels = quantise_inputs(everything.inputs), shrink_integers(everything.targets[0][0])
+        places = {d: draw_shared_rows(round.streams, self.name(), d, len(labels), count) for d in new}
         return {d: {"inputs": inputs[at], "labels": labels[at], "extent": extent} for d, at in places.items()}, state
 
     def data(self, samples: Samples, memory: Tree, device: Device) -> Samples:
         assert device.shared is not None
         if device.id == SERVER:
             return samples
-        at = drawn(device.streams, self.name(), device.id, len(device.shared), self.count(device.shared))
+        at = draw_shared_rows(
+            device.streams, self.name(), device.id, len(device.shared), self.count_shared(device.shared)
+        )
         return samples.join(replace(device.shared, index=device.shared.index[at]))
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         here = torch.tensor([r.device for r in round.replies if r.device != SERVER], dtype=torch.long)
         return params, {"has": state["has"].index_fill(0, here, True)}
 
-    def count(self, samples: Samples) -> int:
+    def count_shared(self, samples: Samples) -> int:
         return round(self.share * len(samples))
 
 
-def drawn(streams: RandomStreams, part: str, device: int, size: int, count: int) -> Tensor:
+def draw_shared_rows(streams: RandomStreams, part: str, device: int, size: int, count: int) -> Tensor:
     """Which of the server's samples a device gets; both ends can draw it."""
     generator = streams.make_torch_generator(part_stream_name(part, "share"), 0, device)
     return torch.randperm(size, generator=generator)[:count].sort().values
 
 
-def levels(inputs: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs as one of 256 levels between the least and the largest of each channel, and those; words as they are."""
     if not inputs.is_floating_point():
-        return compact(inputs), torch.zeros(0)
+        return shrink_integers(inputs), torch.zeros(0)
     over = [0, *range(2, inputs.dim())]
     low, high = inputs.amin(over, keepdim=True), inputs.amax(over, keepdim=True)
     level = (inputs - low) / (high - low).clamp(min=torch.finfo(inputs.dtype).tiny) * 255
     return level.round().to(torch.uint8), torch.stack((low.flatten(), high.flatten())).float()
 
 
-def compact(whole: Tensor) -> Tensor:
+def shrink_integers(whole: Tensor) -> Tensor:
     """Whole numbers in the fewest bytes."""
     low, high = int(whole.min()), int(whole.max())
     return whole.to(next(t for t in WHOLE_NUMBERS if torch.iinfo(t).min <= low and high <= torch.iinfo(t).max))

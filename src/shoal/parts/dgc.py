@@ -12,8 +12,16 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.position_codec import WAYS, counted, pack
-from shoal.parts.lib.sparse_codec import coded, largest, lifted, lowered, scattered, share, summed
+from shoal.parts.lib.position_codec import POSITION_CODES, count_positions, pack_positions
+from shoal.parts.lib.sparse_codec import (
+    add_owed,
+    count_sent_elements,
+    decode_sparse_message,
+    find_largest,
+    lift_codec_memory,
+    lower_codec_memory,
+    select_coded_values,
+)
 
 
 @dataclass(frozen=True)
@@ -30,46 +38,48 @@ class DGC(Part):
     positions: str = "64"
 
     def __post_init__(self):
-        rule = f"0 < ratio <= 1, 0 <= momentum < 1, clip >= 0, warmup as rising numbers of rounds, positions in {WAYS}"
+        rule = f"0 < ratio <= 1, 0 <= momentum < 1, clip >= 0, warmup as rising numbers of rounds, positions in {POSITION_CODES}"
         numbers = 0 < self.ratio <= 1 and 0 <= self.momentum < 1 and self.clip >= 0
         words = self.warmup.split(",") if self.warmup else []
         rising = all(w.strip().isdecimal() for w in words) and all(a < b for a, b in pairwise([0, *map(int, words)]))
-        require(self, rule, numbers and rising and self.positions in WAYS)
+        require(self, rule, numbers and rising and self.positions in POSITION_CODES)
 
-    def ratio_in(self, round: int) -> float:
+    def compute_ratio(self, round: int) -> float:
         """A quarter of the elements at first, in every stage of the warm-up a quarter of that, in the end `ratio`."""
         ends = [int(word) for word in self.warmup.split(",")] if self.warmup else []
         return max([self.ratio, *(0.25 ** (stage + 1) for stage, end in enumerate(ends) if round < end)])
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        values, body = clipped(coded(message, link), self.clip), dict(message.body)
+        values, body = clip_update_norm(select_coded_values(message, link), self.clip), dict(message.body)
         u, v = memory.get("u", {}), memory.get("v", {})
-        push, sums = (lowered(full, values, link) if full else {} for full in (u, v))
+        push, sums = (lower_codec_memory(full, values, link) if full else {} for full in (u, v))
         for name, value in values.items():
             flat, n = value, value.numel()
             if self.momentum:
-                flat = push[name] = summed(value, push.get(name), name, self.momentum)
-            total = summed(flat, sums.get(name), name)
-            at = largest(total, share(n, self.ratio_in(link.round)))
-            body[name] = body[name] | {"value": total[at], "at": pack(at, n, self.positions)}
+                flat = push[name] = add_owed(value, push.get(name), name, self.momentum)
+            total = add_owed(flat, sums.get(name), name)
+            at = find_largest(total, count_sent_elements(n, self.compute_ratio(link.round)))
+            body[name] = body[name] | {"value": total[at], "at": pack_positions(at, n, self.positions)}
             sums[name] = total.index_fill_(0, at, 0).view(value.shape)
             if self.momentum:
                 push[name] = push[name].index_fill_(0, at, 0).view(value.shape)
-        kept = {"u": lifted(push, u, link)} if self.momentum else {}
-        return replace(message, body=body), kept | {"v": lifted(sums, v, link)}
+        kept = {"u": lift_codec_memory(push, u, link)} if self.momentum else {}
+        return replace(message, body=body), kept | {"v": lift_codec_memory(sums, v, link)}
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         at = {k: e["at"] for k, e in message.body.items() if "at" in e}
-        return shapes | {k: torch.Size([counted(a, shapes[k].numel(), self.positions)]) for k, a in at.items()}
+        return shapes | {k: torch.Size([count_positions(a, shapes[k].numel(), self.positions)]) for k, a in at.items()}
 
     def decode(self, message: Message, link: CodecLink) -> Message:
-        return scattered(message, link, lambda n: share(n, self.ratio_in(link.round)), self.positions)
+        return decode_sparse_message(
+            message, link, lambda n: count_sent_elements(n, self.compute_ratio(link.round)), self.positions
+        )
 
     def error(self, value: Tensor) -> Tensor:
         return value.abs()
 
 
-def clipped(values: Params, limit: float) -> Params:
+def clip_update_norm(values: Params, limit: float) -> Params:
     """An update scaled down where its norm is above the limit; 0 is none."""
     if not limit or not values:
         return values

@@ -63,21 +63,21 @@ class FedACD(Part):
         return params, told | {"sums": torch.zeros_like(matrix), "counts": torch.zeros_like(counts)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        margins = self.margins(turned(local.state, local)["matrix"], local.state["there"])
+        margins = self.compute_margins(roll_class_matrix(local.state, local)["matrix"], local.state["there"])
 
-        def even(params: Params, batch: Batch) -> BatchScore:
+        def score_with_margins(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             total = torch.zeros_like(scored.loss)
             for targets, weight in batch.targets:
                 held = compute_sample_losses(scored.logits + margins[targets], targets)
-                losses = evenness(scored.logits, targets) + self.lam * held
+                losses = compute_evenness_loss(scored.logits, targets) + self.lam * held
                 total = total + batch.mean(losses if weight is None else losses * weight)
             sums, counts = sum_by_class(scored.logits, batch)
             return scored._replace(loss=total, aux=scored.aux | {"fedacd sums": sums, "fedacd counts": counts})
 
-        return even
+        return score_with_margins
 
-    def margins(self, matrix: Tensor, there: Tensor) -> Tensor:
+    def compute_margins(self, matrix: Tensor, there: Tensor) -> Tensor:
         """log(P_yi / P_iy); for a class i that the device does not have, the small margin `missing`."""
         logs = matrix.clamp(1e-6, 1).log()
         small = (logs.new_ones(()) * self.missing).log()
@@ -91,21 +91,21 @@ class FedACD(Part):
         if self.cadence == "batch_ema":
             new = average_class_rows(sums, counts, state["matrix"])
             return update, state | {"matrix": self.ema * state["matrix"] + (1 - self.ema) * new}
-        state = turned(state, local)
+        state = roll_class_matrix(state, local)
         return update, state | {"sums": state["sums"] + sums, "counts": state["counts"] + counts}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         if self.weights == "uniform":
             return {}
         matrix, counts = compute_class_matrix(device.net, params, device.samples)
-        return {"v": adaptability(measure_class_divergence(matrix, counts, self.tau, self.reduce))}
+        return {"v": compute_adaptability(measure_class_divergence(matrix, counts, self.tau, self.reduce))}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         told = [reply.report.get(self.name(), {}).get("v", 1.0) for reply in round.replies]
         return torch.tensor([float(v) for v in told], dtype=weights.dtype), state
 
 
-def turned(state: Tree, local: Local) -> Tree:
+def roll_class_matrix(state: Tree, local: Local) -> Tree:
     """The state at the start of this step: in the first one of an epoch, the last epoch's outputs are the matrix."""
     new = local.numbers["epoch"] > state["epoch"]
     matrix = torch.where(new, average_class_rows(state["sums"], state["counts"], state["matrix"]), state["matrix"])
@@ -113,7 +113,7 @@ def turned(state: Tree, local: Local) -> Tree:
     return state | kept | {"matrix": matrix, "epoch": torch.maximum(state["epoch"], local.numbers["epoch"])}
 
 
-def evenness(logits: Tensor, targets: Tensor) -> Tensor:
+def compute_evenness_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """KL of the prediction from the one with the same p_y and the rest spread evenly, for each sample."""
     classes = logits.shape[-1]
     true = encode_one_hot(targets, classes)
@@ -122,6 +122,6 @@ def evenness(logits: Tensor, targets: Tensor) -> Tensor:
     return (wrong * (logits - rest + log(classes - 1))).sum(-1)
 
 
-def adaptability(distance: Tensor) -> Tensor:
+def compute_adaptability(distance: Tensor) -> Tensor:
     """V, between 1/2 and 1: the larger, the nearer the class matrix is to an even one."""
     return torch.sigmoid(1 / distance.clamp(min=1e-6))

@@ -14,9 +14,14 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
-from shoal.parts.lib.curvature import RULES, Loss, rate
-from shoal.parts.lib.dropout_rates import device_rates, drawn, seconds_of, unit_rates
-from shoal.parts.lib.unit_scores import merged, scores
+from shoal.parts.lib.curvature import RULES, FlatLoss, estimate_pruning_rate
+from shoal.parts.lib.dropout_rates import (
+    compute_device_rates,
+    compute_neuron_rates,
+    draw_kept_neurons,
+    estimate_device_seconds,
+)
+from shoal.parts.lib.unit_scores import average_neuron_scores, score_neurons
 
 MANY = 10**9
 
@@ -64,9 +69,11 @@ class FedAD(Part):
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         matter = {axis: own.cpu().numpy() for axis, own in state["scores"].items()}
         made = dict(plans)
-        for device, rates in self.rates(state, round).items():
+        for device, rates in self.compute_dropout_rates(state, round).items():
             generator = round.generator(f"device {device}")
-            kept = {a: torch.from_numpy(drawn(d, matter[a], self.least, generator)) for a, d in rates.items()}
+            kept = {
+                a: torch.from_numpy(draw_kept_neurons(d, matter[a], self.least, generator)) for a, d in rates.items()
+            }
             made[device] = replace(plans[device], kept=kept)
         return made, state
 
@@ -75,7 +82,7 @@ class FedAD(Part):
         asked |= {"rate": REQUEST} if state["asking"] else {}
         told: dict[int, dict] = {device: dict(asked) for device in round.devices}
         like = round.anchor[round.net.trainable[0]]
-        for device, rates in self.rates(state, round).items():
+        for device, rates in self.compute_dropout_rates(state, round).items():
             told[device]["scale"] = {axis: torch.from_numpy(1 / (1 - d)).to(like) for axis, d in rates.items()}
         return told, state
 
@@ -83,10 +90,10 @@ class FedAD(Part):
         if "scale" not in local.got:
             return inner
 
-        def scaled(params: Params, batch: Batch) -> BatchScore:
+        def score_scaled(params: Params, batch: Batch) -> BatchScore:
             return inner(local.net.slicer.scale_unit_outputs(params, local.got["scale"]), batch)
 
-        return scaled
+        return score_scaled
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         found: dict = {}
@@ -94,13 +101,13 @@ class FedAD(Part):
             return found
         batch = device.samples.take_batch(device.samples.index[: self.images])
         if device.has_request("scores"):
-            found["scores"] = scores(device.net, device.anchor, batch.inputs)
+            found["scores"] = score_neurons(device.net, device.anchor, batch.inputs)
         if device.has_request("rate"):
             like = device.anchor
             cover = {k: device.covered.get(k, torch.ones_like(like[k])) for k in device.net.shared_trainable}
-            loss = Loss(device.net, params, batch)
-            loss.held = loss.flat(cover).to(loss.flat(params)) if device.covered else None
-            share = rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
+            loss = FlatLoss(device.net, params, batch)
+            loss.held = loss.flatten(cover).to(loss.flatten(params)) if device.covered else None
+            share = estimate_pruning_rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
             found |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
         return found
 
@@ -112,10 +119,10 @@ class FedAD(Part):
             state = state | {"rate": mean, "asking": False}
         reports = [(r.size, own["scores"], round.plans[r.device]) for r, own in told if "scores" in own]
         if reports:
-            state = self.watched(state, merged(reports, state["scores"]), round.number)
+            state = self.track_score_change(state, average_neuron_scores(reports, state["scores"]), round.number)
         return params, state
 
-    def watched(self, state: Tree, new: dict[str, Tensor], number: int) -> Tree:
+    def track_score_change(self, state: Tree, new: dict[str, Tensor], number: int) -> Tree:
         """Whether the scores have settled, so that rates are due."""
         old, due = state["scores"], number >= self.force and state["rate"] < 0
         state = state | {"scores": new}
@@ -132,17 +139,19 @@ class FedAD(Part):
             return state
         return state | ({"rate": self.rate} if self.rule == "fixed" else {"asking": True})
 
-    def rates(self, state: Tree, round: Round) -> dict[int, dict[str, np.ndarray]]:
+    def compute_dropout_rates(self, state: Tree, round: Round) -> dict[int, dict[str, np.ndarray]]:
         """By device and axis, the chance of each unit to drop out; nothing before the first update."""
         devices = [d for d in round.devices if d != SERVER]
         if state["rate"] < 0 or not state["scores"]:
             return {}
-        shares = device_rates(seconds_of(round, devices), state["rate"], self.direction == "literal")
+        shares = compute_device_rates(
+            estimate_device_seconds(round, devices), state["rate"], self.direction == "literal"
+        )
         matter = {axis: own.cpu().numpy() for axis, own in state["scores"].items()}
         taps = {axis.name: bool(axis.tap) for axis in round.net.axes}
         made: dict[int, dict[str, np.ndarray]] = {}
         for device, share in zip(devices, shares.tolist()):
             groups = [{a: own for a, own in matter.items() if taps[a] == mapped} for mapped in (True, False)]
-            found = [unit_rates(group, share, self.most) for group in groups]
+            found = [compute_neuron_rates(group, share, self.most) for group in groups]
             made[device] = found[0] | found[1]
         return made

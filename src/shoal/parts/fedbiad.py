@@ -15,8 +15,17 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Reply, Round, Scorer
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.posterior import deviation
-from shoal.parts.lib.row_patterns import best, blank, cut_rows, droppable, joint, plan_of, put_rows, shapes_after
+from shoal.parts.lib.posterior import compute_slab_deviation
+from shoal.parts.lib.row_patterns import (
+    compute_cut_shapes,
+    cut_rows,
+    find_row_tensors,
+    list_droppable_rows,
+    make_blank_pattern,
+    pick_row_pattern,
+    plan_kept_rows,
+    restore_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -51,54 +60,60 @@ class FedBIAD(Part):
     def acts_at(self, point: str) -> bool:
         return self.combining == "literal" if point == "combine" else super().acts_at(point)
 
-    def groups(self, net: Net) -> list[Axis]:
-        return droppable(net, self.tie_gates, self.drop_output_rows)
+    def list_row_groups(self, net: Net) -> list[Axis]:
+        return list_droppable_rows(net, self.tie_gates, self.drop_output_rows)
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        groups = self.groups(device.net)
+        groups = self.list_row_groups(device.net)
         like = params[device.net.trainable[0]]
         scores = {g.name: memory["scores"][g.name] if memory else like.new_zeros(g.size) for g in groups}
         generator = device.generator("pattern")
         first = device.round < self.early
-        kept = {g.name: best(None if first else scores[g.name], g.size, self.rate, generator).to(like) for g in groups}
+        kept = {
+            g.name: pick_row_pattern(None if first else scores[g.name], g.size, self.rate, generator).to(like)
+            for g in groups
+        }
         state = {"kept": kept, "scores": scores, "losses": like.new_zeros(2 * self.window)}
-        return params, state | {"early": like.new_full((), float(first)), "mask": self.mask(device.net, params, kept)}
+        return params, state | {
+            "early": like.new_full((), float(first)),
+            "mask": self.build_update_mask(device.net, params, kept),
+        }
 
-    def mask(self, net: Net, like: Params, kept: Mapping[str, Tensor]) -> Params:
+    def build_update_mask(self, net: Net, like: Params, kept: Mapping[str, Tensor]) -> Params:
         """What may move, by tensor."""
-        touched = joint(self.groups(net))
+        touched = find_row_tensors(self.list_row_groups(net))
         ones = {k: like[k].new_ones([1] * like[k].dim()) for k in net.trainable if k in touched}
         return net.slicer.mask_units(ones, kept)
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
         """Another pattern, should it be needed, and what shakes the weights, where that changes any."""
-        like, due = device.anchor[device.net.trainable[0]], device.round < self.early and self.due(step)
-        make = (lambda size: best(None, size, self.rate, generator)) if due else blank
-        drawn = {g.name: make(g.size).to(like) for g in self.groups(device.net)}
-        size = self.s_tilde if self.s_tilde >= 0 else deviation(device.net, self.rate, device.round)
+        like, due = device.anchor[device.net.trainable[0]], device.round < self.early and self.is_trend_step(step)
+        make = (lambda size: pick_row_pattern(None, size, self.rate, generator)) if due else make_blank_pattern
+        drawn = {g.name: make(g.size).to(like) for g in self.list_row_groups(device.net)}
+        size = self.s_tilde if self.s_tilde >= 0 else compute_slab_deviation(device.net, self.rate, device.round)
         if size > 1e-9 and size > 1e-7 * float(like.square().mean().sqrt()):
             for name in device.net.trainable:
                 shape = device.anchor[name].shape
                 drawn[f"noise {name}"] = size * torch.randn(shape, generator=generator).to(like)
         return drawn
 
-    def due(self, step):
+    def is_trend_step(self, step):
         """Whether the trend is looked at after this step, counted from 0; it may be a number or a tensor."""
         return (step >= 2 * self.window) & (step % self.window == 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def masked(params: Params, batch: Batch) -> BatchScore:
+        def score_spike_and_slab(params: Params, batch: Batch) -> BatchScore:
             noise = {k: local.draws[f"noise {k}"] for k in params if f"noise {k}" in local.draws}
             shaken = {k: p + noise[k] if k in noise else p for k, p in params.items()}
             return inner(local.net.slicer.mask_units(shaken, local.state["kept"]), batch)
 
-        return masked
+        return score_spike_and_slab
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         losses = torch.cat((state["losses"][1:], scored.loss.detach().reshape(1).to(state["losses"].dtype)))
         step, steps = local.numbers["step"], local.numbers["steps"]
         rose = ~(losses[self.window :].sum() <= losses[: self.window].sum())
-        due = self.due(step) & (step + 1 < steps) & (state["early"] > 0)
+        due = self.is_trend_step(step) & (step + 1 < steps) & (state["early"] > 0)
         kept, scores = {}, {}
         for name, own in state["kept"].items():
             other = local.draws[name]
@@ -106,7 +121,7 @@ class FedBIAD(Part):
             kept[name] = torch.where(due & rose, other, own)
         sound = scored.loss.isfinite()
         update = {k: torch.where(sound, u, torch.zeros_like(u)) for k, u in update.items()}
-        mask = self.mask(local.net, local.anchor, state["kept"])
+        mask = self.build_update_mask(local.net, local.anchor, state["kept"])
         return update, state | {"kept": kept, "scores": scores, "losses": losses, "mask": mask}
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
@@ -115,14 +130,14 @@ class FedBIAD(Part):
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         if not memory.get("kept"):
             return message, memory
-        plan = plan_of(memory["kept"])
+        plan = plan_kept_rows(memory["kept"])
         return cut_rows(message, lambda name: link.slicer.find_kept_lines(name, link.like[name], plan)), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
-        return shapes_after(shapes, message)
+        return compute_cut_shapes(shapes, message)
 
     def decode(self, message: Message, link: CodecLink) -> Message:
-        return put_rows(message, link.shapes, covers=self.combining != "fill")
+        return restore_rows(message, link.shapes, covers=self.combining != "fill")
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """As printed: a row that a device dropped counts with the value 0."""

@@ -15,10 +15,10 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.gmbs import counted, fresh, picked, rewarded, rewards
-from shoal.parts.lib.hybrid_paths import block_ends, hybrid, require_blocks
-from shoal.parts.lib.position_codec import refuse
-from shoal.parts.lib.submodel_units import key
+from shoal.parts.lib.gmbs import compute_block_rewards, count_pick, make_bandit, pick_block_count, reward_pick
+from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends, require_blocks
+from shoal.parts.lib.position_codec import refuse_message
+from shoal.parts.lib.submodel_units import device_state_key
 
 CHOICES = ("gmbs", "random", "all")
 
@@ -57,7 +57,7 @@ class FedBR(Part):
         return net
 
     def taps(self, net: Net) -> tuple[str, ...]:
-        return block_ends(net)
+        return find_block_ends(net)
 
     def init_server(self, round: Round) -> Tree:
         return {"arms": {}, "blocks": {}, "loss": {}, "seen": {}}
@@ -68,22 +68,22 @@ class FedBR(Part):
         most, draw, blocks = len(round.net.blocks) - 1, round.generator(), {}
         for device in round.devices:
             count = int(draw.integers(1, most + 1))
-            if self.choose == "gmbs" and key(device) in state["arms"]:
-                count = picked(state["arms"][key(device)], round.number)
-            blocks[key(device)] = most if self.choose == "all" else count
-        told = {d: {"blocks": torch.ones(blocks[key(d)], dtype=torch.uint8)} for d in round.devices}
+            if self.choose == "gmbs" and device_state_key(device) in state["arms"]:
+                count = pick_block_count(state["arms"][device_state_key(device)], round.number)
+            blocks[device_state_key(device)] = most if self.choose == "all" else count
+        told = {d: {"blocks": torch.ones(blocks[device_state_key(d)], dtype=torch.uint8)} for d in round.devices}
         return told, state | {"blocks": blocks}
 
-    def whole(self, state: Tree, device: int, number: int) -> bool:
+    def sends_whole_model(self, state: Tree, device: int, number: int) -> bool:
         """Whether a device is sent the whole model."""
-        last = state["seen"].get(key(device))
+        last = state["seen"].get(device_state_key(device))
         old = last is not None and 0 < self.max_age < number - last
         return last is None or old or number % (self.tau + 1) == 0 or device == SERVER
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        if not memory or link.plan or self.whole(memory, link.device, link.round):
+        if not memory or link.plan or self.sends_whole_model(memory, link.device, link.round):
             return message, memory
-        blocks = memory["blocks"][key(link.device)]
+        blocks = memory["blocks"][device_state_key(link.device)]
         kept = {name for block in link.blocks[-blocks:] for name in block}
         left_out = {name for block in link.blocks for name in block} - kept
         return replace(message, body={k: e for k, e in message.body.items() if k not in left_out}), memory
@@ -94,7 +94,7 @@ class FedBR(Part):
         kept, body = link.memory.get("model", {}), dict(message.body)
         for name in (name for block in link.blocks for name in block if name not in body):
             if name not in kept:
-                refuse(f"lacks {name}, which the device does not remember")
+                refuse_message(f"lacks {name}, which the device does not remember")
             body[name] = {"value": kept[name]}
         return replace(message, body=body)
 
@@ -106,11 +106,11 @@ class FedBR(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         ways = range(1, len(local.got["blocks"]) + 1)
 
-        def told(params: Params, batch: Batch) -> BatchScore:
+        def score_local_path(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             return scored._replace(aux=scored.aux | {"fedbr loss": compute_mean_loss(scored.logits, batch)})
 
-        return hybrid(told, local, ways, self.cross, self.distil, self.heat)
+        return add_hybrid_paths(score_local_path, local, ways, self.cross, self.distil, self.heat)
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         """The mean loss of the local path in the present epoch."""
@@ -133,22 +133,28 @@ class FedBR(Part):
         loss = {d: float(r.report[self.name()]["loss"]) for d, r in replies.items()}
         sound = [d for d in replies if isfinite(loss[d])]
         arms, most = dict(state["arms"]), len(round.net.blocks) - 1
-        paid = self.paid(params, state, round, {d: loss[d] for d in sound})
+        paid = self.compute_rewards(params, state, round, {d: loss[d] for d in sound})
         for device in replies:
-            name, blocks = key(device), state["blocks"][key(device)]
-            arm = counted(arms.get(name, fresh(most)), blocks)
-            arms[name] = rewarded(arm, blocks, paid[device], self.rate) if device in paid else arm
-        gone = {key(d) for d in round.devices if d not in replies}
-        seen = {k: v for k, v in state["seen"].items() if k not in gone} | {key(d): round.number for d in replies}
-        told = state["loss"] | {key(d): loss[d] for d in sound}
+            name, blocks = device_state_key(device), state["blocks"][device_state_key(device)]
+            arm = count_pick(arms.get(name, make_bandit(most)), blocks)
+            arms[name] = reward_pick(arm, blocks, paid[device], self.rate) if device in paid else arm
+        gone = {device_state_key(d) for d in round.devices if d not in replies}
+        seen = {k: v for k, v in state["seen"].items() if k not in gone} | {
+            device_state_key(d): round.number for d in replies
+        }
+        told = state["loss"] | {device_state_key(d): loss[d] for d in sound}
         return params, state | {"arms": arms, "seen": seen, "loss": told}
 
-    def size(self, state: Tree, round: Round, device: int) -> int:
+    def count_sent_bytes(self, state: Tree, round: Round, device: int) -> int:
         """How many bytes of the model a device was sent."""
-        blocks = len(round.net.blocks) if self.whole(state, device, round.number) else state["blocks"][key(device)]
+        blocks = (
+            len(round.net.blocks)
+            if self.sends_whole_model(state, device, round.number)
+            else state["blocks"][device_state_key(device)]
+        )
         return sum(round.anchor[name].nbytes for block in round.net.names_by_block[-blocks:] for name in block)
 
-    def paid(self, params: Params, state: Tree, round: Round, loss: Mapping[int, float]) -> dict[int, float]:
+    def compute_rewards(self, params: Params, state: Tree, round: Round, loss: Mapping[int, float]) -> dict[int, float]:
         """What the round was worth to each device whose loss is known from before as well."""
         far, link, work = {}, {}, {}
         for reply in round.replies:
@@ -156,10 +162,12 @@ class FedBR(Part):
                 now = {k: round.anchor[k] + reply.delta[k] for k in round.net.shared_trainable if k in reply.delta}
                 far[reply.device] = float(sum((params[k] - v).double().square().sum() for k, v in now.items()))
                 up = sum(v.nbytes for v in reply.delta.values())
-                down = self.size(state, round, reply.device)
+                down = self.count_sent_bytes(state, round, reply.device)
                 profile = round.fleet.get_profile(reply.device, round.number)
                 times = profile.estimate_times(down, reply.outcome.macs_work, up)
                 link[reply.device], work[reply.device] = times.down + times.up, times.compute
         before = state["loss"]
-        better = {d: before[key(d)] - own if key(d) in before else 0.0 for d, own in loss.items()}
-        return rewards(far, better, link, work) if far else {}
+        better = {
+            d: before[device_state_key(d)] - own if device_state_key(d) in before else 0.0 for d, own in loss.items()
+        }
+        return compute_block_rewards(far, better, link, work) if far else {}

@@ -10,7 +10,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import BatchScore, Device, Local, Round
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.weight_sensitivity import mean_of
+from shoal.parts.lib.weight_sensitivity import average_trees
 
 WALKS = ("gradient", "momentum")
 
@@ -60,4 +60,4 @@ class FedDA(Part):
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         changes = [tree.subtract_params(reply.report[self.name()]["m"], state["m"]) for reply in round.replies]
-        return params, {"m": tree.add_params(state["m"], mean_of(changes, round)), "moved": True}
+        return params, {"m": tree.add_params(state["m"], average_trees(changes, round)), "moved": True}

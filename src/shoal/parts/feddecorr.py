@@ -29,31 +29,33 @@ class FedDecorr(Part):
         require(self, "beta >= 0", self.beta >= 0)
 
     def init_server(self, round: Round) -> Tree:
-        if reader(round.net) not in round.anchor:
+        if name_feature_reader(round.net) not in round.anchor:
             problem = "feddecorr looks at what the last linear layer reads, and the model has none."
             raise ShoalError("bad-part", problem, "Use a model that ends with nn.Linear, or leave the part out.")
         return {}
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         """How many pairs of features there are: of units that a device does not hold, a masked model has zeros."""
-        name = reader(device.net)
+        name = name_feature_reader(device.net)
         lines = device.net.slicer.find_kept_lines(name, params[name], device.plan)
         held = int(lines[1].sum()) if 1 in lines else params[name].shape[1]
         return params, {"pairs": params[name].new_tensor(max(held * (held - 1), 1))}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def decorrelated(params: Params, batch: Batch) -> BatchScore:
+        def score_decorrelated(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             rows = scored.features.flatten(0, -2)
             weight = torch.ones_like(rows[:, 0])
             if batch.weight is not None:
                 weight = batch.weight.to(rows.dtype).repeat_interleave(len(rows) // len(batch.weight))
-            return scored._replace(loss=scored.loss + self.beta * overlap(rows, weight) / local.state["pairs"])
+            return scored._replace(
+                loss=scored.loss + self.beta * sum_squared_correlations(rows, weight) / local.state["pairs"]
+            )
 
-        return decorrelated
+        return score_decorrelated
 
 
-def overlap(rows: Tensor, weight: Tensor) -> Tensor:
+def sum_squared_correlations(rows: Tensor, weight: Tensor) -> Tensor:
     """The sum of the squared entries of K off its diagonal, over N; rows of weight 0 are not there.
 
     The squares of z'z and of zz' have the same sum, so the smaller of the two is made.
@@ -66,6 +68,6 @@ def overlap(rows: Tensor, weight: Tensor) -> Tensor:
     return (product.square().sum() - z.square().sum(0).square().sum()) / count
 
 
-def reader(net: Net) -> str:
+def name_feature_reader(net: Net) -> str:
     """The tensor that reads the features."""
     return f"{net.head_name}.weight"

@@ -17,7 +17,7 @@ from shoal.core.types import Round, Samples
 from shoal.parts.lib.checks import require, require_server
 
 CHUNK = 512
-GAIN, ENOUGH = 0.99, 1e-6
+GAIN_FACTOR, LOWEST_KL = 0.99, 1e-6
 """A gain is a KL below this part of the lowest so far; below the second number nothing is left to gain."""
 
 
@@ -50,44 +50,46 @@ class FedDF(Part):
         if not self.steps:
             return params, state
         assert round.server is not None
-        teachers = [logits_of(round.net, model, round.server) for model in counted_models(round)]
-        return params | self.distilled(params, torch.stack(teachers).mean(0), round.server, round), state
+        teachers = [compute_logits(round.net, model, round.server) for model in list_teacher_models(round)]
+        return params | self.distil_ensemble(params, torch.stack(teachers).mean(0), round.server, round), state
 
-    def distilled(self, params: Params, target: Tensor, samples: Samples, round: Round) -> Params:
+    def distil_ensemble(self, params: Params, target: Tensor, samples: Samples, round: Round) -> Params:
         """The shared parameters nearest to the target, of those at the start and at the end of each pass."""
         net, generator = round.net, round.generator()
         kept = tree.select_params(params, net.shared_trainable)
         leaves = {k: v.detach().clone().requires_grad_() for k, v in kept.items()}
         adam = torch.optim.Adam(list(leaves.values()), self.lr)
         size = min(self.batch or round.work.batch, len(samples))
-        lowest, taken, gained = float(gap(logits_of(net, params, samples), target)), 0, 0
-        while taken < self.steps and taken - gained < self.patience and lowest > ENOUGH:
+        lowest, taken, gained = float(compute_distillation_loss(compute_logits(net, params, samples), target)), 0, 0
+        while taken < self.steps and taken - gained < self.patience and lowest > LOWEST_KL:
             order = torch.from_numpy(generator.permutation(len(samples)))
             for rows in order.split(size)[: self.steps - taken]:
                 inputs = samples.take_batch(samples.index[rows]).inputs
                 adam.zero_grad()
-                gap(net.forward(params | leaves, inputs)[0], target[rows.to(target.device)]).backward()
+                compute_distillation_loss(
+                    net.forward(params | leaves, inputs)[0], target[rows.to(target.device)]
+                ).backward()
                 adam.step()
                 taken += 1
-            now = float(gap(logits_of(net, params | leaves, samples), target))
-            if now < GAIN * lowest:
+            now = float(compute_distillation_loss(compute_logits(net, params | leaves, samples), target))
+            if now < GAIN_FACTOR * lowest:
                 lowest, gained, kept = now, taken, {k: v.detach().clone() for k, v in leaves.items()}
         return kept
 
 
-def counted_models(round: Round) -> Iterator[Params]:
+def list_teacher_models(round: Round) -> Iterator[Params]:
     """The models of the replies that count; of a slice, the rest is as it was sent."""
     counted = [reply for reply, weight in zip(round.replies, round.weights.tolist(), strict=True) if weight > 0]
     return (rebuild_local_model(reply, round) for reply in counted)
 
 
 @torch.no_grad()
-def logits_of(net: Net, params: Params, samples: Samples) -> Tensor:
+def compute_logits(net: Net, params: Params, samples: Samples) -> Tensor:
     """What a model says about every sample."""
     return torch.cat([net.forward(params, samples.take_batch(rows).inputs)[0] for rows in samples.index.split(CHUNK)])
 
 
-def gap(student: Tensor, target: Tensor) -> Tensor:
+def compute_distillation_loss(student: Tensor, target: Tensor) -> Tensor:
     """The mean of KL(target || student) over samples, and positions."""
     ours, theirs = (F.log_softmax(logits.flatten(0, -2), -1) for logits in (student, target))
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)

@@ -15,10 +15,21 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Round, Samples
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.label_counts import counted, degrees_of, estimated, met
-from shoal.parts.lib.loss_gradient import slope
-from shoal.parts.lib.submodel_units import key
-from shoal.parts.lib.weight_sensitivity import along, capped, change_of, mean_of, ways_of
+from shoal.parts.lib.label_counts import (
+    collect_label_counts,
+    compute_known_degrees,
+    count_labels,
+    estimate_label_shares,
+)
+from shoal.parts.lib.loss_gradient import compute_loss_gradient
+from shoal.parts.lib.submodel_units import device_state_key
+from shoal.parts.lib.weight_sensitivity import (
+    average_trees,
+    cap_weights,
+    compute_mean_change,
+    compute_weight_derivatives,
+    project_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -48,83 +59,88 @@ class FedDH(Part):
         require(self, "labels one of told, estimated, literal", self.labels in ("told", "estimated", "literal"))
 
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
-        return card | {"labels": counted(samples, net.classes)} if self.labels == "told" else card
+        return card | {"labels": count_labels(samples, net.classes)} if self.labels == "told" else card
 
     def init_server(self, round: Round) -> Tree:
         if round.server is None and (self.gradient == "server_data" or self.labels != "told"):
             problem = f"{self} needs samples on the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some: --server-data per-class:10.")
-        known = met({}, round) if self.labels == "told" else {}
+        known = collect_label_counts({}, round) if self.labels == "told" else {}
         return {"labels": known, "control": {}, "late": []}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         told = self.gradient == "client_grad"
-        return {"gradient": slope(device.net, device.anchor, device.samples)} if told else {}
+        return {"gradient": compute_loss_gradient(device.net, device.anchor, device.samples)} if told else {}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
-        state = state | {"labels": self.met(state["labels"], round)}
-        degree = self.degree(state, [r.device for r in round.replies])
-        return capped(weights * (degree.min() / degree), self.cap), state
+        state = state | {"labels": self.update_histograms(state["labels"], round)}
+        degree = self.compute_dynamic_degrees(state, [r.device for r in round.replies])
+        return cap_weights(weights * (degree.min() / degree), self.cap), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         devices = [r.device for r in round.replies]
-        before = self.degree(state, devices)
-        now = {"devices": devices, "degree": before, "ways": ways_of(round)}
+        before = self.compute_dynamic_degrees(state, devices)
+        now = {"devices": devices, "degree": before, "ways": compute_weight_derivatives(round)}
         due, late = (state["late"], [now]) if self.gradient == "client_grad" else ([now], [])
         if due:
-            state = self.steered(state, due[0], along(due[0]["ways"], self.uphill(params, round)), round.number)
+            state = self.update_control(
+                state,
+                due[0],
+                project_gradient(due[0]["ways"], self.estimate_global_gradient(params, round)),
+                round.number,
+            )
         if self.reaggregate:
-            weights = round.weights * before / self.degree(state, devices)
+            weights = round.weights * before / self.compute_dynamic_degrees(state, devices)
             once, again = aggregate_holders(round), aggregate_holders(replace(round, weights=weights / weights.sum()))
             params = params | {k: params[k] + again[k] - once[k] for k in round.net.shared_trainable}
         return params, state | {"late": late}
 
-    def met(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
+    def update_histograms(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
         """The histograms known so far, with those of devices that are seen for the first time."""
         if self.labels == "told":
-            return met(known, round)
+            return collect_label_counts(known, round)
         assert round.server is not None
         made = {}
-        for reply in [r for r in round.replies if key(r.device) not in known and r.device >= 0]:
-            shares = estimated(
+        for reply in [r for r in round.replies if device_state_key(r.device) not in known and r.device >= 0]:
+            shares = estimate_label_shares(
                 round.net, rebuild_local_model(reply, round), round.server, self.beta, self.labels == "literal"
             )
-            made[key(reply.device)] = shares * reply.size
+            made[device_state_key(reply.device)] = shares * reply.size
         return known | made
 
-    def degree(self, state: Tree, devices: Sequence[int]) -> Tensor:
+    def compute_dynamic_degrees(self, state: Tree, devices: Sequence[int]) -> Tensor:
         """D of these devices, with a floor under it."""
-        js, floor = degrees_of(state["labels"], devices)
-        control = [state["control"].get(key(d), [1.0, 0.0]) for d in devices]
+        js, floor = compute_known_degrees(state["labels"], devices)
+        control = [state["control"].get(device_state_key(d), [1.0, 0.0]) for d in devices]
         raw = torch.tensor([v * degree + b for degree, (v, b) in zip(js, control)], dtype=torch.float64)
         return raw.clamp(min=floor)
 
-    def uphill(self, params: Params, round: Round) -> Params:
+    def estimate_global_gradient(self, params: Params, round: Round) -> Params:
         """The gradient of the global loss, or what stands for it."""
         if self.gradient == "server_data":
             assert round.server is not None
-            return slope(round.net, params, round.server)
+            return compute_loss_gradient(round.net, params, round.server)
         if self.gradient == "client_grad":
-            return mean_of([r.report[self.name()]["gradient"] for r in round.replies], round)
+            return average_trees([r.report[self.name()]["gradient"] for r in round.replies], round)
         steps = sum(w * r.outcome.steps for w, r in zip(round.weights.tolist(), round.replies))
         size = max(round.work.lr * steps, 1e-12)
-        return {k: -change / size for k, change in change_of(round).items()}
+        return {k: -change / size for k, change in compute_mean_change(round).items()}
 
-    def steered(self, state: Tree, past: Tree, pull: Tensor, number: int) -> Tree:
+    def update_control(self, state: Tree, past: Tree, pull: Tensor, number: int) -> Tree:
         """v and b one step down the slope dF/dD_k = -pull_k / D_k; where the floor holds D, only upwards.
 
         Where all labels are alike there is nothing to tell devices apart by, and nothing moves.
         """
-        js, floor = degrees_of(state["labels"], past["devices"])
+        js, floor = compute_known_degrees(state["labels"], past["devices"])
         if max(js) < 1e-9:
             return state
         control = dict(state["control"])
         rate_v, rate_b = self.lr_v * self.decay_v**number, self.lr_b * self.decay_b**number
         for device, degree, slant in zip(past["devices"], js, (-pull / past["degree"]).tolist()):
-            v, b = control.get(key(device), [1.0, 0.0])
+            v, b = control.get(device_state_key(device), [1.0, 0.0])
             slant = min(slant, 0.0) if v * degree + b < floor else slant
             moved = [v - rate_v * degree * slant, b - rate_b * slant]
-            control[key(device)] = moved if all(map(isfinite, moved)) else [1.0, 0.0]
+            control[device_state_key(device)] = moved if all(map(isfinite, moved)) else [1.0, 0.0]
         return state | {"control": control}
 
 

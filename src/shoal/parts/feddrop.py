@@ -14,7 +14,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
 from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require, require_axes
-from shoal.parts.lib.submodel_units import KINDS, axes_to_drop, drawn_units, left
+from shoal.parts.lib.submodel_units import ROW_KINDS, count_units_left, draw_units, list_axes_to_drop
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,33 @@ class FedDrop(Part):
 
     def __post_init__(self):
         require(self, "0 <= rate < 1", 0 <= self.rate < 1)
-        require(self, f"rows among {', '.join(KINDS)}", not self.rows or {*self.rows.split(",")} <= {*KINDS})
+        require(self, f"rows among {', '.join(ROW_KINDS)}", not self.rows or {*self.rows.split(",")} <= {*ROW_KINDS})
 
-    def axes(self, net: Net) -> list[Axis]:
+    def list_dropped_axes(self, net: Net) -> list[Axis]:
         """The axes whose units are dropped."""
-        return axes_to_drop(net, self.filters, self.rows)
+        return list_axes_to_drop(net, self.filters, self.rows)
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, round.net, self.axes(round.net), "" if self.filters else "filters=True")
+        require_axes(self, round.net, self.list_dropped_axes(round.net), "" if self.filters else "filters=True")
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        axes = self.axes(round.net)
+        axes = self.list_dropped_axes(round.net)
 
-        def kept(device: int) -> dict[str, Tensor]:
+        def draw_kept_axes(device: int) -> dict[str, Tensor]:
             draw = round.streams.make_numpy_generator(part_stream_name(self.name()), round.number, device)
-            return {a.name: drawn_units(draw, a.size, left(a.size, self.rate)) for a in axes}
+            return {a.name: draw_units(draw, a.size, count_units_left(a.size, self.rate)) for a in axes}
 
-        return {d: replace(p, kept=kept(d)) for d, p in plans.items()}, state
+        return {d: replace(p, kept=draw_kept_axes(d)) for d, p in plans.items()}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         net, kept = device.net, device.plan.kept
-        counts = {a.name: len(kept[a.name]) if a.name in kept else a.size for a in self.axes(net)}
+        counts = {a.name: len(kept[a.name]) if a.name in kept else a.size for a in self.list_dropped_axes(net)}
         like = torch.empty(0, dtype=net.dtype, device=net.place)
-        return params, {a.name: like.new_full((a.size,), a.size / counts[a.name]) for a in self.axes(net)}
+        return params, {a.name: like.new_full((a.size,), a.size / counts[a.name]) for a in self.list_dropped_axes(net)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def scaled(params: Params, batch: Batch) -> BatchScore:
+        def score_scaled(params: Params, batch: Batch) -> BatchScore:
             return inner(local.net.slicer.scale_unit_outputs(params, local.state), batch)
 
-        return scaled
+        return score_scaled

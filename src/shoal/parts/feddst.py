@@ -14,9 +14,19 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Round
 from shoal.core.wire import REQUEST, CodecLink, Entry, Message, pack_bits, unpack_bits
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.loss_gradient import slope
-from shoal.parts.lib.position_codec import refuse
-from shoal.parts.lib.weight_masks import erk, heard, masked, opened, planned, prunable, renewed, strongest, top
+from shoal.parts.lib.loss_gradient import compute_loss_gradient
+from shoal.parts.lib.position_codec import refuse_message
+from shoal.parts.lib.weight_masks import (
+    apply_masks,
+    compute_erk_counts,
+    init_mask_state,
+    list_prunable_weights,
+    mask_strongest,
+    mask_top_elements,
+    note_known_masks,
+    plan_masked_training,
+    replace_masks,
+)
 
 MANY = 10**9
 
@@ -46,18 +56,20 @@ class FedDST(Part):
 
     def init_server(self, round: Round) -> Tree:
         """Layers that keep all their weights have no mask; both ends know them from the shapes."""
-        counts = erk({k: round.anchor[k].shape for k in prunable(self, round.net)}, self.sparsity)
+        counts = compute_erk_counts(
+            {k: round.anchor[k].shape for k in list_prunable_weights(self, round.net)}, self.sparsity
+        )
         fewer = {k: count for k, count in counts.items() if count < round.anchor[k].numel()}
-        return opened(strongest(round.anchor, fewer), round)
+        return init_mask_state(mask_strongest(round.anchor, fewer), round)
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        return planned(plans, state), state
+        return plan_masked_training(plans, state), state
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
-        due = any(self.exchanges(mask, round.number) for mask in state["masks"].values())
+        due = any(self.count_exchanges(mask, round.number) for mask in state["masks"].values())
         return {d: {"exchange": REQUEST} for d in round.devices} if due else {}, state
 
-    def exchanges(self, mask: Tensor, number: int) -> int:
+    def count_exchanges(self, mask: Tensor, number: int) -> int:
         """How many elements of a tensor a device exchanges in a round; as many as there are others at most."""
         if (number + 1) % self.every or number + 1 >= self.until:
             return 0
@@ -68,24 +80,24 @@ class FedDST(Part):
         """Which elements change places, a bit each; what comes in is 0, so that its value need not travel."""
         if not device.has_request("exchange"):
             return {}
-        slopes, found = slope(device.net, params, device.samples), {}
+        slopes, found = compute_loss_gradient(device.net, params, device.samples), {}
         for name, mask in device.plan.masks.items():
-            count = self.exchanges(mask, device.round)
+            count = self.count_exchanges(mask, device.round)
             if count:
-                out = top(count, torch.where(mask, -params[name].abs(), -torch.inf))
-                into = top(count, torch.where(mask, -1, slopes[name].abs()))
+                out = mask_top_elements(count, torch.where(mask, -params[name].abs(), -torch.inf))
+                into = mask_top_elements(count, torch.where(mask, -1, slopes[name].abs()))
                 found[f"exchanged {name}"] = pack_bits(out | into)
         return found
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        gone = given_up(message.beside.get(self.name(), {}), link.plan)
+        gone = find_pruned_elements(message.beside.get(self.name(), {}), link.plan)
         return message.with_values(**{k: message.body[k]["value"][~own] for k, own in gone.items()}), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         """Half of what changed places was given up, so that the shapes follow without the masks."""
         told, made = message.beside.get(self.name(), {}), dict(shapes)
         for name, shape in shapes.items():
-            packed = exchanged(told, name)
+            packed = read_exchange_bits(told, name)
             if packed is not None:
                 left = shape.numel() - int(unpack_bits(packed, torch.Size([8 * len(packed)])).sum()) // 2
                 made[name] = torch.Size([max(0, left)])
@@ -93,55 +105,59 @@ class FedDST(Part):
 
     def decode(self, message: Message, link: CodecLink) -> Message:
         body: dict[str, Entry] = dict(message.body)
-        for name, gone in given_up(message.beside.get(self.name(), {}), link.plan).items():
+        for name, gone in find_pruned_elements(message.beside.get(self.name(), {}), link.plan).items():
             value = body[name]["value"] if name in body else torch.empty(0)
             if value.shape != (len(gone) - int(gone.sum()),):
-                refuse(f"has values of shape {tuple(value.shape)} in {name}, which do not fit")
+                refuse_message(f"has values of shape {tuple(value.shape)} in {name}, which do not fit")
             held = ~gone.to(value.device)
             body[name] = body[name] | {"value": value.new_zeros(len(gone)).masked_scatter(held, value), "covered": held}
         return replace(message, body=body)
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        state, params = heard(state, round), masked(params, state["masks"])
+        state, params = note_known_masks(state, round), apply_masks(params, state["masks"])
         told = zip(round.weights.tolist(), round.replies, strict=True)
         reports = [(w, r.report[self.name()]) for w, r in told if w > 0 and self.name() in r.report]
         if reports:
-            state = renewed(state, {k: again(params[k], k, m, reports) for k, m in state["masks"].items()})
-        return masked(params, state["masks"]), state
+            state = replace_masks(
+                state, {k: readjust_mask(params[k], k, m, reports) for k, m in state["masks"].items()}
+            )
+        return apply_masks(params, state["masks"]), state
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
-        return {name: masked(own, state["masks"]) for name, own in judged.items()}
+        return {name: apply_masks(own, state["masks"]) for name, own in judged.items()}
 
 
-def again(value: Tensor, name: str, mask: Tensor, reports: Sequence[tuple[float, Mapping[str, Tensor]]]) -> Tensor:
+def readjust_mask(
+    value: Tensor, name: str, mask: Tensor, reports: Sequence[tuple[float, Mapping[str, Tensor]]]
+) -> Tensor:
     """As many elements as before: the largest that anybody holds, of those at 0 the ones that most hold."""
     votes = torch.zeros_like(value, dtype=torch.float64)
     for weight, told in reports:
-        packed = exchanged(told, name)
+        packed = read_exchange_bits(told, name)
         held = mask if packed is None else mask ^ unpack_bits(packed, mask.shape).to(mask.device)
         votes = votes + weight * held
-    return top(int(mask.sum()), torch.where(votes > 0, value.abs(), -1), votes)
+    return mask_top_elements(int(mask.sum()), torch.where(votes > 0, value.abs(), -1), votes)
 
 
-def given_up(told: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+def find_pruned_elements(told: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
     """By tensor, which of the elements that a plan keeps a device does not hold any more."""
     found = {}
     for name, mask in plan.masks.items():
-        packed = exchanged(told, name)
+        packed = read_exchange_bits(told, name)
         if packed is None:
             continue
         if len(packed) != -(-mask.numel() // 8):
-            refuse(f"has {len(packed)} bytes for the {mask.numel()} elements of {name}")
+            refuse_message(f"has {len(packed)} bytes for the {mask.numel()} elements of {name}")
         changed = unpack_bits(packed, mask.shape)
         found[name] = changed[mask.to(changed.device)]
         if 2 * int(found[name].sum()) != int(changed.sum()) or not torch.equal(pack_bits(changed), packed):
-            refuse(f"gives up more or fewer elements of {name} than it takes in")
+            refuse_message(f"gives up more or fewer elements of {name} than it takes in")
     return found
 
 
-def exchanged(told: Mapping[str, Tensor], name: str) -> Tensor | None:
+def read_exchange_bits(told: Mapping[str, Tensor], name: str) -> Tensor | None:
     """The bits of the elements of a tensor that changed places; None where none did."""
     packed = told.get(f"exchanged {name}")
     if packed is not None and not (isinstance(packed, Tensor) and packed.dtype == torch.uint8 and packed.dim() == 1):
-        refuse(f"has no bits where those of {name} belong")
+        refuse_message(f"has no bits where those of {name} belong")
     return packed

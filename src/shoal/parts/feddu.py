@@ -15,7 +15,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Round, Samples
 from shoal.parts.lib.checks import require, require_server
-from shoal.parts.lib.label_counts import counted, met
+from shoal.parts.lib.label_counts import collect_label_counts, count_labels
 
 CHUNK = 512
 
@@ -37,60 +37,62 @@ class FedDU(Part):
     epsilon: float = 0.01
 
     def __post_init__(self):
-        require(self, f"accuracy in {tuple(SHARES)}", self.accuracy in SHARES)
+        require(self, f"accuracy in {tuple(ACCURACY_FACTORS)}", self.accuracy in ACCURACY_FACTORS)
         require(self, "scale and decay >= 0, epsilon > 0", min(self.scale, self.decay) >= 0 and self.epsilon > 0)
         require(self, "0 <= steps <= 1e9", 0 <= self.steps <= 10**9)
 
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
-        return card | {"labels": counted(samples, net.classes)}
+        return card | {"labels": count_labels(samples, net.classes)}
 
     def init_server(self, round: Round) -> Tree:
         require_server(self, round, "trains on")
-        return {"labels": met({}, round)}
+        return {"labels": collect_label_counts({}, round)}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        state = state | {"labels": met(state["labels"], round)}
+        state = state | {"labels": collect_label_counts(state["labels"], round)}
         assert round.server is not None
-        correct, loss = judged(round.net, params, round.server)
-        alpha = self.share(correct, state["labels"], round)
+        correct, loss = evaluate_on_server(round.net, params, round.server)
+        alpha = self.compute_effective_share(correct, state["labels"], round)
         if alpha <= 1e-3:
             return params, state
         trained = round.learn(params, round.work)
         moved = {k: torch.lerp(params[k], trained[k], alpha) for k in round.net.shared_trainable}
         buffers = {k: trained[k] for k in params if k in round.net.buffers and k in round.net.names_with_role("shared")}
         new = params | moved | buffers
-        after = judged(round.net, new, round.server)[1]
+        after = evaluate_on_server(round.net, new, round.server)[1]
         return (params if not after < 3 * max(loss, 1e-12) else new), state
 
-    def share(self, correct: float, labels: Tree, round: Round) -> float:
+    def compute_effective_share(self, correct: float, labels: Tree, round: Round) -> float:
         """alpha: how far the server goes on the way of its own training."""
         assert round.server is not None
         n0 = len(round.server)
         if self.steps:
-            return min(1.0, self.steps / steps_of(n0, round))
-        own = counted(round.server, round.net.classes).numpy().astype(float)
+            return min(1.0, self.steps / count_server_steps(n0, round))
+        own = count_labels(round.server, round.net.classes).numpy().astype(float)
         here = [f"device {r.device}" for r in round.replies if r.device != SERVER]
         pooled = sum((labels[d].numpy() for d in here), np.zeros(len(own)))
         everybody = sum((known.numpy() for known in labels.values()), np.zeros(len(own)))
         size = sum(r.size for r in round.replies if r.device != SERVER)
-        share = share_of(n0, size, measure_label_degree(own, everybody), measure_label_degree(pooled, everybody))
-        return SHARES[self.accuracy](correct, self.epsilon) * share * self.scale * self.decay**round.number
+        share = compute_server_data_share(
+            n0, size, measure_label_degree(own, everybody), measure_label_degree(pooled, everybody)
+        )
+        return ACCURACY_FACTORS[self.accuracy](correct, self.epsilon) * share * self.scale * self.decay**round.number
 
 
-SHARES = {
+ACCURACY_FACTORS = {
     "complement": lambda correct, epsilon: 1 - correct,
     "inverse": lambda correct, epsilon: 1 / (correct + epsilon),
 }
 """How much the accuracy on the server's samples leaves to do."""
 
 
-def share_of(server: int, devices: int, server_degree: float, devices_degree: float) -> float:
+def compute_server_data_share(server: int, devices: int, server_degree: float, devices_degree: float) -> float:
     """What the server's samples are worth beside those of the round's devices: by number, and by how odd they are."""
     own, theirs = server * devices_degree, devices * server_degree
     return own / (own + theirs) if own + theirs > 0 else server / (server + devices)
 
 
-def steps_of(samples: int, round: Round) -> int:
+def count_server_steps(samples: int, round: Round) -> int:
     """How many steps the server's own training has."""
     work = round.work
     batch = min(work.batch, samples)
@@ -98,7 +100,7 @@ def steps_of(samples: int, round: Round) -> int:
 
 
 @torch.no_grad()
-def judged(net: Net, params: Params, samples: Samples) -> tuple[float, float]:
+def evaluate_on_server(net: Net, params: Params, samples: Samples) -> tuple[float, float]:
     """Accuracy and mean loss on the server's samples."""
     right, loss, count = [], [], 0
     for rows in samples.index.split(CHUNK):

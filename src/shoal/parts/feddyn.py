@@ -34,7 +34,7 @@ class FedDyn(Part):
         return {"h": tree.make_zeros(own), "mean": own}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
-        return {d: {"mean_size": torch.tensor(mean_size(round))} for d in round.devices}, state
+        return {d: {"mean_size": torch.tensor(compute_mean_size(round))} for d in round.devices}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         h = memory.get("h") or tree.make_zeros(tree.select_params(params, device.net.shared_trainable))
@@ -43,12 +43,12 @@ class FedDyn(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         h, strength = local.state["h"], self.alpha / local.state["share"]
 
-        def regularised(params: Params, batch: Batch) -> BatchScore:
+        def score_regularised(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             pull = sum((params[k].square() / 2 - params[k] * (local.anchor[k] - h[k])).sum() for k in h)
             return scored._replace(loss=scored.loss + strength * pull)
 
-        return regularised
+        return score_regularised
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"h": {k: h + params[k] - device.anchor[k] for k, h in state["h"].items()}}
@@ -68,6 +68,6 @@ class FedDyn(Part):
         return judged | {"": judged[""] | state["mean"]}
 
 
-def mean_size(round: Round) -> float:
+def compute_mean_size(round: Round) -> float:
     """Of all devices that hold data, whether they are there or not."""
     return float(round.sizes[round.sizes > 0].mean())

@@ -16,7 +16,7 @@ from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Round, Samples
-from shoal.parts.feddf import counted_models, logits_of
+from shoal.parts.feddf import compute_logits, list_teacher_models
 from shoal.parts.lib.checks import require, require_server
 
 
@@ -43,11 +43,11 @@ class FedKT(Part):
             return params, state
         assert round.server is not None
         own = round.server
-        labels = voted([logits_of(round.net, model, own) for model in counted_models(round)])
+        labels = vote_labels([compute_logits(round.net, model, own) for model in list_teacher_models(round)])
         targets = own.targets.index_copy(0, own.index.to(own.targets.device), labels.to(own.targets))
-        return params | self.taught(params, replace(own, targets=targets), round), state
+        return params | self.train_on_votes(params, replace(own, targets=targets), round), state
 
-    def taught(self, params: Params, samples: Samples, round: Round) -> Params:
+    def train_on_votes(self, params: Params, samples: Samples, round: Round) -> Params:
         """Where so many epochs of plain training on these samples take the shared tensors."""
         net, rule = round.net, StepRule(round.net, Method(), round.optimiser)
         generator = torch.Generator().manual_seed(int(round.generator().integers(2**62)))
@@ -62,7 +62,7 @@ class FedKT(Part):
         )
 
 
-def voted(logits: Sequence[Tensor]) -> Tensor:
+def vote_labels(logits: Sequence[Tensor]) -> Tensor:
     """The class that most models choose, sample by sample; of several, the lowest."""
     votes = [F.one_hot(one.argmax(-1), one.shape[-1]) for one in logits]
     return torch.stack(votes).sum(0).argmax(-1)

@@ -8,7 +8,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.class_priors import label_counts
+from shoal.parts.lib.class_priors import count_device_labels
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class FedLC(Part):
         require(self, "tau >= 0", self.tau >= 0)
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"margin": label_counts(device, 1e-8).pow(-0.25).to(device.net.dtype)}
+        return params, {"margin": count_device_labels(device, 1e-8).pow(-0.25).to(device.net.dtype)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def calibrated(params: Params, batch: Batch) -> BatchScore:
+        def score_calibrated(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             return scored._replace(loss=compute_mean_loss(scored.logits - self.tau * local.state["margin"], batch))
 
-        return calibrated
+        return score_calibrated

@@ -7,7 +7,7 @@ from shoal.core.model.net import Net
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local, Scorer
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.hybrid_paths import block_ends, hybrid, require_blocks
+from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends, require_blocks
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class FedMLB(Part):
         return net
 
     def taps(self, net: Net) -> tuple[str, ...]:
-        return block_ends(net)
+        return find_block_ends(net)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         ways = range(1, len(local.net.blocks))
-        return hybrid(inner, local, ways, self.cross, self.distil, self.heat)
+        return add_hybrid_paths(inner, local, ways, self.cross, self.distil, self.heat)

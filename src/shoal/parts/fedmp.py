@@ -17,7 +17,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
 from shoal.core.types import SERVER, BatchScore, Device, Local, Reply, Round
 from shoal.parts.lib.checks import require, require_axes
-from shoal.parts.lib.submodel_units import key, left, numbers, strengths
+from shoal.parts.lib.submodel_units import compute_unit_strengths, count_units_left, device_state_key, parse_levels
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FedMP(Part):
     discount: float = 0.95
 
     def __post_init__(self):
-        own = numbers(self.arms)
+        own = parse_levels(self.arms)
         require(self, "arms such as '0,0.2,0.4', different and 0 <= arm < 1", bool(own) and 0 <= own[0] <= own[-1] < 1)
         require(self, "explore >= 0 and 0 < discount <= 1", self.explore >= 0 and 0 < self.discount <= 1)
 
@@ -45,15 +45,15 @@ class FedMP(Part):
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        ratios, ranks = numbers(self.arms), strengths(round.net, round.anchor)
+        ratios, ranks = parse_levels(self.arms), compute_unit_strengths(round.net, round.anchor)
         none = torch.zeros(len(ratios), dtype=torch.float64)
-        asked = {d: state.get(key(d), {"tried": none, "total": none}) for d in plans if d != SERVER}
-        arms = {d: self.pulled(own["tried"], own["total"], round, d) for d, own in asked.items()}
-        kept = {arm: strongest(ranks, ratios[arm]) for arm in set(arms.values())}
+        asked = {d: state.get(device_state_key(d), {"tried": none, "total": none}) for d in plans if d != SERVER}
+        arms = {d: self.pull_arm(own["tried"], own["total"], round, d) for d, own in asked.items()}
+        kept = {arm: keep_strongest_units(ranks, ratios[arm]) for arm in set(arms.values())}
         made = {d: replace(plans[d], kept=kept[arm]) for d, arm in arms.items()}
-        return dict(plans) | made, state | {key(d): own | {"arm": arms[d]} for d, own in asked.items()}
+        return dict(plans) | made, state | {device_state_key(d): own | {"arm": arms[d]} for d, own in asked.items()}
 
-    def pulled(self, tried: Tensor, total: Tensor, round: Round, device: int) -> int:
+    def pull_arm(self, tried: Tensor, total: Tensor, round: Round, device: int) -> int:
         """The arm with the highest bound; those never tried come first, by chance."""
         new = (tried == 0).nonzero().flatten().tolist()
         if new:
@@ -72,47 +72,47 @@ class FedMP(Part):
         return update, {"first": first, "second": second}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        return {"fall": fall(state, int(device.numbers["steps"])).float()}
+        return {"fall": compute_loss_fall(state, int(device.numbers["steps"])).float()}
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """A reply's change is 0 where it has none: there it stands for the old value, and counts."""
         return aggregate_holders(replace(round, replies=[replace(r, covered={}) for r in replies])), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        rewards, learnt = self.rewards(round), {}
+        rewards, learnt = self.compute_rewards(round), {}
         for device in round.devices:
             if device != SERVER:
-                own = state[key(device)]
+                own = state[device_state_key(device)]
                 pulled = torch.zeros_like(own["tried"]).index_fill(0, torch.tensor(own["arm"]), 1.0)
                 tried = self.discount * own["tried"] + pulled
                 total = self.discount * own["total"] + pulled * rewards.get(device, 0.0)
-                learnt[key(device)] = own | {"tried": tried, "total": total}
+                learnt[device_state_key(device)] = own | {"tried": tried, "total": total}
         return params, state | learnt
 
-    def rewards(self, round: Round) -> dict[int, float]:
+    def compute_rewards(self, round: Round) -> dict[int, float]:
         """Of the devices that answered: the fall of the loss over 1 plus the relative distance from the mean time."""
         falls = {r.device: float(r.report[self.name()]["fall"]) for r in round.replies if r.device != SERVER}
-        times = {r.device: seconds(r, round) for r in round.replies if r.device != SERVER}
+        times = {r.device: estimate_reply_seconds(r, round) for r in round.replies if r.device != SERVER}
         mean = max(sum(times.values()) / max(len(times), 1), 1e-12)
         return {d: own / (1 + abs(times[d] - mean) / mean) for d, own in falls.items()}
 
 
-def strongest(ranks: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:
+def keep_strongest_units(ranks: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:
     """The units of each axis with the largest norms, in order."""
-    counts = {name: left(len(own), ratio) for name, own in ranks.items()}
+    counts = {name: count_units_left(len(own), ratio) for name, own in ranks.items()}
     return {
         name: own.argsort(descending=True, stable=True)[: counts[name]].sort().values for name, own in ranks.items()
     }
 
 
-def fall(state: Tree, steps: int) -> Tensor:
+def compute_loss_fall(state: Tree, steps: int) -> Tensor:
     """How much lower the loss was in the second half of the local run than in the first, relative to that."""
     early = (steps + 1) // 2
     first, second = state["first"] / early, state["second"] / max(steps - early, 1)
     return ((first - second) / first.abs().clamp(min=1e-12)).clamp(-1, 1) * float(steps > 1)
 
 
-def seconds(reply: Reply, round: Round) -> float:
+def estimate_reply_seconds(reply: Reply, round: Round) -> float:
     """How long a device took, by its profile: its slice down, its work, its answer up."""
     net: Net = round.net
     sent = net.slicer.take(

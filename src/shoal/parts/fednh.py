@@ -18,8 +18,8 @@ from shoal.core.part import Part
 from shoal.core.types import BatchScore, Device, Local, Round
 from shoal.core.wire import copy_tensor_bytes
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.label_counts import counted
-from shoal.parts.lib.loss_gradient import AT_ONCE
+from shoal.parts.lib.label_counts import count_labels
+from shoal.parts.lib.loss_gradient import SAMPLES_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -45,34 +45,34 @@ class FedNH(Part):
             problem = f"fednh needs {net.classes} prototypes, and the last linear layer has {layer.out_features} rows."
             raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
         roles = {"prototypes.weight": "server", "read": "personal"}
-        made = replace_head(net, lambda old: Sphere(old, self.scale), roles, self.name())
+        made = replace_head(net, lambda old: PrototypeHead(old, self.scale), roles, self.name())
         axes = (extend_axis_columns(axis, f"{name}.weight", [f"{name}.{k}" for k in roles]) for axis in net.axes)
         axes = (replace(a, cuts=tuple(cut for cut in a.cuts if cut.tensor in made.initial)) for a in axes)
         return replace(made, axes=tuple(axes), head=f"{name}.prototypes")
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        read = key(device.net, "read")
+        read = name_head_tensor(device.net, "read")
         return params | {read: torch.ones_like(params[read])}, {}
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
-        return update | tree.make_zeros(tree.select_params(update, [key(local.net, "read")])), state
+        return update | tree.make_zeros(tree.select_params(update, [name_head_tensor(local.net, "read")])), state
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        net, samples, weight = device.net, device.samples, key(device.net, "prototypes.weight")
+        net, samples, weight = device.net, device.samples, name_head_tensor(device.net, "prototypes.weight")
         total = torch.zeros_like(params[weight], device="cpu")  # where sums come out the same each time
         with torch.no_grad():
-            for rows in samples.index.split(AT_ONCE):
+            for rows in samples.index.split(SAMPLES_AT_ONCE):
                 batch = samples.take_batch(rows)
-                seen = net.forward(params, batch.inputs)[1].flatten(0, -2) * params[key(net, "scale")]
+                seen = net.forward(params, batch.inputs)[1].flatten(0, -2) * params[name_head_tensor(net, "scale")]
                 total.index_add_(0, batch.targets[0][0].flatten().cpu(), F.normalize(seen, dim=1).cpu())
-        counts, columns = counted(samples, net.classes), columns_of(net, weight, device.plan)
+        counts, columns = count_labels(samples, net.classes), find_kept_columns(net, weight, device.plan)
         return {"counts": counts, "means": F.normalize(total[counts > 0], dim=1)[:, columns].to(net.place)}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         return (weights > 0).to(weights.dtype), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        weight = key(round.net, "prototypes.weight")
+        weight = name_head_tensor(round.net, "prototypes.weight")
         old = params[weight]
         total = torch.zeros_like(old)
         for reply, share in zip(round.replies, round.weights.tolist(), strict=True):
@@ -80,14 +80,14 @@ class FedNH(Part):
                 told = reply.report[self.name()]
                 held = told["counts"].nonzero().flatten()
                 means = old.new_zeros(len(held), old.shape[1])
-                means[:, columns_of(round.net, weight, round.plans[reply.device])] = told["means"].to(old)
+                means[:, find_kept_columns(round.net, weight, round.plans[reply.device])] = told["means"].to(old)
                 total.index_add_(0, held.to(old.device), means * told["counts"][held, None].to(old))
         new = self.rho * old + (1 - self.rho) * F.normalize(total, dim=1)
         new = torch.where(new.norm(dim=1, keepdim=True) > 1e-12, new, old)
         return params | {weight: F.normalize(new, dim=1)}, state
 
 
-class Sphere(nn.Module):
+class PrototypeHead(nn.Module):
     """The last layer: a linear one without bias that reads features brought to the length `scale`.
 
     Units that a device leaves out count as 0: those whose column of W is 0, and those that a part masks in the loss. It
@@ -99,14 +99,14 @@ class Sphere(nn.Module):
         self.scale = nn.Parameter(torch.tensor(scale))
         self.read = nn.Parameter(torch.ones(1, old.in_features))
         self.prototypes = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
-        self.prototypes.weight = nn.Parameter(far_apart(old))
+        self.prototypes.weight = nn.Parameter(init_prototypes(old))
 
     def forward(self, x: Tensor) -> Tensor:
         held = self.read.detach() * self.prototypes.weight.ne(0).any(0)
         return self.prototypes(self.scale * F.normalize(x * held, dim=-1))
 
 
-def far_apart(old: nn.Linear) -> Tensor:
+def init_prototypes(old: nn.Linear) -> Tensor:
     """Directions at right angles, or any where there are more of them than features; the old weight is the seed."""
     seed = blake2b(copy_tensor_bytes(old.weight.float()), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
@@ -117,11 +117,11 @@ def far_apart(old: nn.Linear) -> Tensor:
     return (q * r.diagonal().sign()).T.contiguous()
 
 
-def key(net: Net, name: str) -> str:
+def name_head_tensor(net: Net, name: str) -> str:
     """The full name of a tensor of the last layer."""
     return f"{net.head_name.rpartition('.')[0]}.{name}"
 
 
-def columns_of(net: Net, weight: str, plan: Plan) -> Tensor | slice:
+def find_kept_columns(net: Net, weight: str, plan: Plan) -> Tensor | slice:
     """The features that a plan keeps."""
     return net.slicer.find_kept_lines(weight, net.initial[weight], plan).get(1, slice(None))

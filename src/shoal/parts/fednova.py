@@ -23,7 +23,9 @@ class FedNova(Part):
         return {"steps": device.numbers["steps"].to(torch.int32)}
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        effective = [effective_steps(int(r.report[self.name()]["steps"]), round.optimiser.momentum) for r in replies]
+        effective = [
+            compute_effective_steps(int(r.report[self.name()]["steps"]), round.optimiser.momentum) for r in replies
+        ]
         mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
         scaled = [
             replace(
@@ -34,7 +36,7 @@ class FedNova(Part):
         return aggregate_holders(replace(round, replies=scaled)), state
 
 
-def effective_steps(steps: int, momentum: float) -> float:
+def compute_effective_steps(steps: int, momentum: float) -> float:
     """The weight that local SGD with momentum gives to a constant gradient over its steps."""
     rho = momentum
     return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

@@ -29,19 +29,19 @@ class FedNTD(Part):
         require(self, "beta >= 0 and tau > 0", self.beta >= 0 and self.tau > 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def remembering(params: Params, batch: Batch) -> BatchScore:
+        def score_not_true(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             received = inner(tree.select_params(local.anchor, params), batch).logits.detach()
             apart = torch.zeros_like(scored.loss)
             for targets, weight in batch.targets:
-                own = divergence(received / self.tau, scored.logits / self.tau, targets)
+                own = compute_not_true_kl(received / self.tau, scored.logits / self.tau, targets)
                 apart = apart + batch.mean(own if weight is None else own * weight)
             return scored._replace(loss=scored.loss + self.beta * self.tau**2 * apart)
 
-        return remembering
+        return score_not_true
 
 
-def divergence(teacher: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+def compute_not_true_kl(teacher: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
     """KL between the probabilities of the classes that are not true, for each sample; the mean over its positions."""
     true = targets.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)
     lowest = torch.finfo(logits.dtype).min

@@ -11,8 +11,8 @@ from shoal.core.model.tree import Tree
 from shoal.core.part import Part
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.position_codec import refuse
-from shoal.parts.lib.sparse_codec import coded, finite, fitting, without
+from shoal.parts.lib.position_codec import refuse_message
+from shoal.parts.lib.sparse_codec import check_finite_values, check_tensor_fits, drop_entry_fields, select_coded_values
 
 WIDTHS = (2, 4, 8, 16)
 BLOCK = 1 << 15
@@ -37,11 +37,15 @@ class FedPAQ(Part):
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         body, generator = dict(message.body), link.generator()
-        for name, value in coded(message, link).items():
-            scale = torch.stack(finite(value, name).aminmax()).abs().max() if value.numel() else value.new_zeros(())
+        for name, value in select_coded_values(message, link).items():
+            scale = (
+                torch.stack(check_finite_values(value, name).aminmax()).abs().max()
+                if value.numel()
+                else value.new_zeros(())
+            )
             seed = int(torch.randint(2**62, (), generator=generator))
-            level = rounded(value.flatten().cpu().numpy(), scale.item(), self.levels, seed)
-            packed = self.packed(level, value.shape).to(value.device)
+            level = round_stochastically(value.flatten().cpu().numpy(), scale.item(), self.levels, seed)
+            packed = self.pack_levels(level, value.shape).to(value.device)
             body[name] = body[name] | {"value": packed, "scale": scale.view(1)}
         return replace(message, body=body), memory
 
@@ -56,19 +60,19 @@ class FedPAQ(Part):
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype
             if "scale" not in entry:
-                body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+                body[name] = entry | {"value": check_tensor_fits(entry["value"], shape, dtype, name)}
                 continue
-            scale = fitting(entry["scale"], torch.Size([1]), dtype, name)
-            level = self.opened(entry["value"], shape, name)
+            scale = check_tensor_fits(entry["scale"], torch.Size([1]), dtype, name)
+            level = self.unpack_levels(entry["value"], shape, name)
             if (scale < 0).any() or (level.numel() and not -self.levels <= int(level.min())):
-                refuse(f"has levels or a scale of {name} that do not exist")
-            body[name] = without(entry, "scale") | {"value": level.to(dtype).div_(self.levels).mul_(scale[0])}
+                refuse_message(f"has levels or a scale of {name} that do not exist")
+            body[name] = drop_entry_fields(entry, "scale") | {"value": level.to(dtype).div_(self.levels).mul_(scale[0])}
         return replace(message, body=body)
 
     def error(self, value: Tensor) -> Tensor:
         return (value.abs().max() / self.levels).expand(value.shape) if value.numel() else value
 
-    def packed(self, level: Tensor, shape: torch.Size) -> Tensor:
+    def pack_levels(self, level: Tensor, shape: torch.Size) -> Tensor:
         """Levels in as few bytes as they need; several to a byte below 8 bits."""
         if self.bits >= 8:
             return level.view(shape)
@@ -77,19 +81,19 @@ class FedPAQ(Part):
         codes = torch.cat((codes, codes.new_zeros(-codes.numel() % per))).view(-1, per)
         return sum((codes[:, i] << (self.bits * i) for i in range(1, per)), codes[:, 0])
 
-    def opened(self, value: Tensor, shape: torch.Size, name: str) -> Tensor:
+    def unpack_levels(self, value: Tensor, shape: torch.Size, name: str) -> Tensor:
         """The levels that `packed` wrote."""
         if self.bits >= 8:
-            return fitting(value, shape, torch.int8 if self.bits == 8 else torch.int16, name)
+            return check_tensor_fits(value, shape, torch.int8 if self.bits == 8 else torch.int16, name)
         n, per = shape.numel(), 8 // self.bits
-        value = fitting(value, torch.Size([-(-n // per)]), torch.uint8, name)
+        value = check_tensor_fits(value, torch.Size([-(-n // per)]), torch.uint8, name)
         codes = torch.stack([value >> (self.bits * i) & (2**self.bits - 1) for i in range(per)], 1).flatten()
         if codes[n:].any():
-            refuse(f"has more levels of {name} than elements")
+            refuse_message(f"has more levels of {name} than elements")
         return (codes[:n].to(torch.int16) - self.levels - 1).view(shape)
 
 
-def rounded(flat: np.ndarray, largest: float, levels: int, seed: int) -> Tensor:
+def round_stochastically(flat: np.ndarray, largest: float, levels: int, seed: int) -> Tensor:
     """Whole numbers from -levels to levels, of which flat / largest * levels is expected; block by block."""
     made = torch.zeros(len(flat), dtype=torch.int8 if levels < 128 else torch.int16)
     generator, written = np.random.Generator(np.random.SFC64(seed)), made.numpy()

@@ -21,9 +21,9 @@ class FedProx(Part):
         require(self, "mu >= 0", self.mu >= 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def near(params: Params, batch: Batch) -> BatchScore:
+        def score_proximal(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             apart = sum((p - local.anchor[k]).square().sum() for k, p in params.items())
             return scored._replace(loss=scored.loss + self.mu / 2 * apart)
 
-        return near
+        return score_proximal

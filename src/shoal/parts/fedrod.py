@@ -14,7 +14,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
-from shoal.parts.lib.class_priors import log_prior
+from shoal.parts.lib.class_priors import compute_log_prior
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class FedROD(Part):
         return add_side_tensors(net, "rod", own, "personal", ("weight",))
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"prior": log_prior(device)}
+        return params, {"prior": compute_log_prior(device)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def both(params: Params, batch: Batch) -> BatchScore:
+        def score_both_heads(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             generic = compute_mean_loss(scored.logits + local.state["prior"], batch)
             known = local.anchor | params
-            own = F.linear(scored.features.detach(), of(known, "weight"), of(known, "bias"))
+            own = F.linear(scored.features.detach(), find_head_tensor(known, "weight"), find_head_tensor(known, "bias"))
             if own.shape != scored.logits.shape:
                 problem = f"fedrod adds logits of shape {tuple(own.shape)} to the model's {tuple(scored.logits.shape)}."
                 raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
             return scored._replace(loss=generic + compute_mean_loss(own + scored.logits.detach(), batch))
 
-        return both
+        return score_both_heads
 
 
-def of(params: Params, key: str) -> Tensor:
+def find_head_tensor(params: Params, key: str) -> Tensor:
     """A tensor of the head; a part that wraps the model puts something before its name."""
     return next(value for name, value in params.items() if f".{name}".endswith(f".rod.{key}"))

@@ -13,7 +13,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.parts.lib.checks import require, require_axes
-from shoal.parts.lib.submodel_units import first_units, fraction, numbers, tier
+from shoal.parts.lib.submodel_units import count_units_at_width, draw_tier, parse_levels, take_first_units
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FjORD(Part):
     distil: bool = False
 
     def __post_init__(self):
-        own = numbers(self.widths)
+        own = parse_levels(self.widths)
         require(
             self, "widths such as '0.2,0.6,1', different and 0 < width <= 1", bool(own) and 0 < own[0] <= own[-1] <= 1
         )
@@ -41,8 +41,8 @@ class FjORD(Part):
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        widest = {d: tier(round.streams, self.name(), d, numbers(self.widths)) for d in plans}
-        kept = {width: first_units(round.net, width) for width in set(widest.values())}
+        widest = {d: draw_tier(round.streams, self.name(), d, parse_levels(self.widths)) for d in plans}
+        kept = {width: take_first_units(round.net, width) for width in set(widest.values())}
         return {d: replace(p, kept=kept[widest[d]], known=True, level=True) for d, p in plans.items()}, state
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
@@ -52,34 +52,37 @@ class FjORD(Part):
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
         """1 for the units of this step's width, 0 for those beyond."""
-        net, levels = device.net, numbers(self.widths)
-        allowed = levels[: levels.index(tier(device.streams, self.name(), device.id, levels)) + 1]
+        net, levels = device.net, parse_levels(self.widths)
+        allowed = levels[: levels.index(draw_tier(device.streams, self.name(), device.id, levels)) + 1]
         width = allowed[int(torch.randint(len(allowed), (), generator=generator))]
         whole = zip(net.axes, device.got["sizes"].tolist(), strict=True)
-        return {a.name: ones_then_zeros(a.size, fraction(size, width), net.dtype, net.place) for a, size in whole}
+        return {
+            a.name: mask_first_units(a.size, count_units_at_width(size, width), net.dtype, net.place)
+            for a, size in whole
+        }
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def narrow(params: Params, batch: Batch) -> BatchScore:
+        def score_narrow(params: Params, batch: Batch) -> BatchScore:
             return inner(local.net.slicer.scale_unit_outputs(params, local.draws), batch)
 
-        def taught(params: Params, batch: Batch) -> BatchScore:
-            wide, scored = inner(params, batch), narrow(params, batch)
-            return scored._replace(loss=wide.loss + distance(scored.logits, wide.logits.detach(), batch))
+        def score_distilled(params: Params, batch: Batch) -> BatchScore:
+            wide, scored = inner(params, batch), score_narrow(params, batch)
+            return scored._replace(loss=wide.loss + compute_teacher_loss(scored.logits, wide.logits.detach(), batch))
 
-        return taught if self.distil else narrow
+        return score_distilled if self.distil else score_narrow
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         """Only the narrow model moves; weight decay would move the rest too."""
         return (update if self.distil else local.net.slicer.mask_units(update, local.draws)), state
 
 
-def distance(logits: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
+def compute_teacher_loss(logits: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
     """The cross-entropy to the teacher's probabilities, over positions where a sample has several."""
     losses = -(teacher.softmax(-1) * logits.log_softmax(-1)).sum(-1)
     return batch.mean(losses.reshape(len(losses), -1).mean(1))
 
 
 @lru_cache(4096)
-def ones_then_zeros(size: int, ones: int, dtype: torch.dtype, place: torch.device) -> Tensor:
+def mask_first_units(size: int, ones: int, dtype: torch.dtype, place: torch.device) -> Tensor:
     """The mask of a prefix; nobody writes to it, so steps and devices may share it."""
     return (torch.arange(size, device=place) < ones).to(dtype)

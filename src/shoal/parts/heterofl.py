@@ -14,8 +14,8 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require, require_axes
-from shoal.parts.lib.row_patterns import cut_rows, put_rows, shapes_after
-from shoal.parts.lib.submodel_units import first_units, normalised, numbers, tier
+from shoal.parts.lib.row_patterns import compute_cut_shapes, cut_rows, restore_rows
+from shoal.parts.lib.submodel_units import draw_tier, is_batch_normalised, parse_levels, take_first_units
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HeteroFL(Part):
     mask_loss: bool = True
 
     def __post_init__(self):
-        own = numbers(self.rates)
+        own = parse_levels(self.rates)
         require(
             self, "rates such as '1,0.5,0.25', different and 0 < rate <= 1", bool(own) and 0 < own[0] <= own[-1] <= 1
         )
@@ -50,27 +50,27 @@ class HeteroFL(Part):
         return {}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        rates = {d: tier(round.streams, self.name(), d, numbers(self.rates)) for d in plans}
-        kept = {rate: first_units(round.net, rate) for rate in set(rates.values())}
+        rates = {d: draw_tier(round.streams, self.name(), d, parse_levels(self.rates)) for d in plans}
+        kept = {rate: take_first_units(round.net, rate) for rate in set(rates.values())}
         return {d: replace(p, kept=kept[rates[d]], known=True, level=True) for d, p in plans.items()}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        net, rate = device.net, tier(device.streams, self.name(), device.id, numbers(self.rates))
+        net, rate = device.net, draw_tier(device.streams, self.name(), device.id, parse_levels(self.rates))
         like = torch.empty(0, dtype=net.dtype, device=net.place)
-        scale = {a.name: like.new_full((a.size,), 1 / rate) for a in net.axes if not normalised(net, a)}
-        return params, {"scale": scale, "present": present(device)}
+        scale = {a.name: like.new_full((a.size,), 1 / rate) for a in net.axes if not is_batch_normalised(net, a)}
+        return params, {"scale": scale, "present": find_present_classes(device)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def scaled(params: Params, batch: Batch) -> BatchScore:
+        def score_scaled(params: Params, batch: Batch) -> BatchScore:
             return inner(local.net.slicer.scale_unit_outputs(params, local.state["scale"]), batch)
 
-        def masked(params: Params, batch: Batch) -> BatchScore:
-            scored = scaled(params, batch)
+        def score_present_classes(params: Params, batch: Batch) -> BatchScore:
+            scored = score_scaled(params, batch)
             return scored._replace(
                 loss=compute_mean_loss(torch.where(local.state["present"], scored.logits, 0.0), batch)
             )
 
-        return masked if self.mask_loss else scaled
+        return score_present_classes if self.mask_loss else score_scaled
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"present": state["present"]} if self.mask_loss else {}
@@ -79,24 +79,24 @@ class HeteroFL(Part):
         held: Tensor | None = memory.get("present")
         if held is None:
             return message, memory
-        names = last_layer(link.like, link.slicer, len(held))
+        names = find_class_rows(link.like, link.slicer, len(held))
         return cut_rows(message, lambda name: {0: held} if name in names else {}), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
-        return shapes_after(shapes, message)
+        return compute_cut_shapes(shapes, message)
 
     def decode(self, message: Message, link: CodecLink) -> Message:
-        return put_rows(message, link.shapes, covers=True)
+        return restore_rows(message, link.shapes, covers=True)
 
 
-def present(device: Device) -> Tensor:
+def find_present_classes(device: Device) -> Tensor:
     """Which classes a device holds samples of."""
     samples = device.samples
     labels = samples.targets.index_select(0, samples.index.to(samples.targets.device)).flatten()
     return (torch.bincount(labels, minlength=device.net.classes) > 0).to(device.net.place)
 
 
-def last_layer(like: Params, slicer: Slicer, classes: int) -> list[str]:
+def find_class_rows(like: Params, slicer: Slicer, classes: int) -> list[str]:
     """The tensors of the last layer that has a row for each class."""
     cut = {name for name, cuts in slicer.cuts.items() if any(c.dim == 0 and ":" not in a.name for c, a in cuts)}
     rows = [k for k, v in like.items() if v.dim() and v.shape[0] == classes and k not in cut]

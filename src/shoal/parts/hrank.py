@@ -8,8 +8,8 @@ from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Round
 from shoal.parts.lib.checks import require, require_axes, require_server
-from shoal.parts.lib.filter_choice import filters_of, kept_filters
-from shoal.parts.lib.unit_scores import scores
+from shoal.parts.lib.filter_choice import choose_kept_filters, list_filter_axes
+from shoal.parts.lib.unit_scores import score_neurons
 
 MANY = 10**9
 
@@ -29,7 +29,7 @@ class HRank(Part):
         require(self, "at and images from 1 up", 0 < self.at < MANY and 0 < self.images < MANY)
 
     def init_server(self, round: Round) -> Tree:
-        require_axes(self, round.net, filters_of(round.net))
+        require_axes(self, round.net, list_filter_axes(round.net))
         require_server(self, round, "looks at")
         return {"done": False}
 
@@ -38,7 +38,7 @@ class HRank(Part):
             return plan, state
         assert round.server is not None
         inputs = round.server.take_batch(round.server.index[: self.images]).inputs
-        ranks = scores(round.net, round.params, inputs)
-        rates = {axis.name: self.rate for axis in filters_of(round.net)}
-        kept = kept_filters(round.net, round.params, ranks, rates)
+        ranks = score_neurons(round.net, round.params, inputs)
+        rates = {axis.name: self.rate for axis in list_filter_axes(round.net)}
+        kept = choose_kept_filters(round.net, round.params, ranks, rates)
         return replace(plan, kept=kept), {"done": True}

@@ -11,9 +11,17 @@ from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
 from shoal.core.types import Round
 from shoal.parts.lib.checks import require, require_curvature
-from shoal.parts.lib.curvature import RULES, Loss, rate
-from shoal.parts.lib.submodel_units import left
-from shoal.parts.lib.weight_masks import heard, masked, opened, planned, prunable, renewed, strongest_of_all
+from shoal.parts.lib.curvature import RULES, FlatLoss, estimate_pruning_rate
+from shoal.parts.lib.submodel_units import count_units_left
+from shoal.parts.lib.weight_masks import (
+    apply_masks,
+    init_mask_state,
+    list_prunable_weights,
+    mask_strongest_overall,
+    note_known_masks,
+    plan_masked_training,
+    replace_masks,
+)
 
 MANY = 10**9
 
@@ -45,31 +53,31 @@ class IMC(Part):
         if round.server is None and self.rule != "fixed":
             problem = f"{self} looks at samples of the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some (--server-data share:0.05), or write rule='fixed'.")
-        prunable(self, round.net)
+        list_prunable_weights(self, round.net)
         if self.rule != "fixed":
             require_curvature(self, round.net)
-        return opened({}, round) | {"done": False}
+        return init_mask_state({}, round) | {"done": False}
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        return planned(plans, state), state
+        return plan_masked_training(plans, state), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        state = heard(state, round)
-        share = self.share(params, round) if round.number + 1 >= self.at and not state["done"] else None
+        state = note_known_masks(state, round)
+        share = self.propose_rate(params, round) if round.number + 1 >= self.at and not state["done"] else None
         if share is not None:
-            names = prunable(self, round.net)
-            count = left(sum(params[k].numel() for k in names), share)
-            state = renewed(state, strongest_of_all(params, names, count)) | {"done": True}
-        return masked(params, state["masks"]), state
+            names = list_prunable_weights(self, round.net)
+            count = count_units_left(sum(params[k].numel() for k in names), share)
+            state = replace_masks(state, mask_strongest_overall(params, names, count)) | {"done": True}
+        return apply_masks(params, state["masks"]), state
 
-    def share(self, params: Params, round: Round) -> float | None:
+    def propose_rate(self, params: Params, round: Round) -> float | None:
         """How much of the model can go; None where its curvature says nothing."""
         if self.rule == "fixed":
             return self.rate
         assert round.server is not None
-        loss = Loss(round.net, params, round.server.take_batch(round.server.index[: self.images]))
+        loss = FlatLoss(round.net, params, round.server.take_batch(round.server.index[: self.images]))
         generator = round.streams.make_torch_generator(part_stream_name(self.name(), "probe"), round.number)
-        return rate(self.rule, loss, round.net.initial, params, self.steps, generator)
+        return estimate_pruning_rate(self.rule, loss, round.net.initial, params, self.steps, generator)
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
-        return {name: masked(own, state["masks"]) for name, own in judged.items()}
+        return {name: apply_masks(own, state["masks"]) for name, own in judged.items()}

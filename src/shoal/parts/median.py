@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Reply, Round
-from shoal.parts.lib.coordinate_sort import combine_ranked
+from shoal.parts.lib.coordinate_sort import combine_sorted
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Median(Part):
     """Each coordinate takes the median over the replies that cover it, whatever their weights (0 takes one out)."""
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        return combine_ranked(round, middle), state
+        return combine_sorted(round, take_median), state
 
 
-def middle(ranked: Tensor, holders: Tensor) -> Tensor:
+def take_median(ranked: Tensor, holders: Tensor) -> Tensor:
     """The mean of the one or two middle values."""
     low, high = (holders - 1).clamp(min=0) // 2, holders // 2
     low, high = low.clamp(max=len(ranked) - 1), high.clamp(max=len(ranked) - 1)

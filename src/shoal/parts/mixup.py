@@ -40,13 +40,13 @@ class Mixup(Part):
         return {"share": torch.tensor(share, dtype=device.net.dtype), "shift": shift}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def blended(params: Params, batch: Batch) -> BatchScore:
-            return inner(params, blend(batch, local.draws["share"], local.draws["shift"]))
+        def score_blended(params: Params, batch: Batch) -> BatchScore:
+            return inner(params, blend_batch(batch, local.draws["share"], local.draws["shift"]))
 
-        return blended
+        return score_blended
 
 
-def blend(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
+def blend_batch(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
     """Each sample with its partner's; both count for what they are in it. Padding is behind the samples and stays."""
     x = batch.inputs
     here = torch.arange(len(x), device=x.device)

@@ -43,16 +43,16 @@ class MOON(Part):
         name, _ = find_head_layer(net, self.name())
         if not self.width:
             return net
-        made = replace_head(net, lambda old: projected(old, self.width), {}, self.name(), MOVED)
+        made = replace_head(net, lambda old: build_projection_head(old, self.width), {}, self.name(), MOVED_TENSORS)
         return replace(made, head=f"{name}.out")
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         slicer, received = device.net.slicer, tree.select_params(device.anchor, device.net.shared_trainable)
         small = slicer.take(memory.get("previous", received), device.plan)
-        return params, {"previous": filled(slicer.place(small, received, device.plan), received)}
+        return params, {"previous": fill_missing_units(slicer.place(small, received, device.plan), received)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def contrasted(params: Params, batch: Batch) -> BatchScore:
+        def score_contrastive(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             others = (local.anchor, local.anchor | local.state["previous"])
             seen = (inner(tree.select_params(other, params), batch).features.detach() for other in others)
@@ -61,34 +61,34 @@ class MOON(Part):
             term = batch.mean(losses.reshape(len(losses), -1).mean(1))
             return scored._replace(loss=scored.loss + self.mu * term)
 
-        return contrasted
+        return score_contrastive
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         own = tree.select_params(params, device.net.shared_trainable)
-        return params, {"previous": filled(own, memory.get("previous", own))}
+        return params, {"previous": fill_missing_units(own, memory.get("previous", own))}
 
 
-MOVED = {("weight", 1): "hidden.weight", ("weight", 0): "out.weight", ("bias", 0): "out.bias"}
+MOVED_TENSORS = {("weight", 1): "hidden.weight", ("weight", 0): "out.weight", ("bias", 0): "out.bias"}
 """Which tensors of the new last layer have the columns and the rows that the old one had."""
 
 
-def projected(old: nn.Linear, width: int) -> nn.Sequential:
+def build_projection_head(old: nn.Linear, width: int) -> nn.Sequential:
     """Features to z to the outputs of the old layer, whose weight is the seed."""
     seed = blake2b(copy_tensor_bytes(old.weight.float()), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
 
-    def layer(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    def make_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
         made = nn.Linear(inputs, outputs, bias, device="meta")
         for key, like in list(made.named_parameters()):
             drawn = torch.rand(like.shape, generator=generator, dtype=torch.float64)
             made.register_parameter(key, nn.Parameter((2 * drawn - 1) / inputs**0.5))
         return made
 
-    hidden, z = layer(old.in_features, old.in_features), layer(old.in_features, width)
-    out = layer(width, old.out_features, old.bias is not None)
+    hidden, z = make_linear(old.in_features, old.in_features), make_linear(old.in_features, width)
+    out = make_linear(width, old.out_features, old.bias is not None)
     return nn.Sequential(OrderedDict(hidden=hidden, relu=nn.ReLU(), z=z, out=out))
 
 
-def filled(model: Params, other: Params) -> Params:
+def fill_missing_units(model: Params, other: Params) -> Params:
     """A model, with what it lacks taken from another: units that it was not sent are 0 in it."""
     return {k: torch.where(v == 0, other[k], v) for k, v in model.items()}

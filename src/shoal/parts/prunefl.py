@@ -14,9 +14,18 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.loss_gradient import slope
-from shoal.parts.lib.submodel_units import left
-from shoal.parts.lib.weight_masks import heard, masked, opened, planned, prunable, renewed, strongest, top
+from shoal.parts.lib.loss_gradient import compute_loss_gradient
+from shoal.parts.lib.submodel_units import count_units_left
+from shoal.parts.lib.weight_masks import (
+    apply_masks,
+    init_mask_state,
+    list_prunable_weights,
+    mask_strongest,
+    mask_top_elements,
+    note_known_masks,
+    plan_masked_training,
+    replace_masks,
+)
 
 MANY = 10**9
 
@@ -46,11 +55,13 @@ class PruneFL(Part):
         require(self, "every and half_life from 1 up", 0 < self.every < MANY and 0 < self.half_life < MANY)
 
     def init_server(self, round: Round) -> Tree:
-        counts = {k: left(round.anchor[k].numel(), self.rate) for k in prunable(self, round.net)}
-        return opened(strongest(round.anchor, counts), round)
+        counts = {
+            k: count_units_left(round.anchor[k].numel(), self.rate) for k in list_prunable_weights(self, round.net)
+        }
+        return init_mask_state(mask_strongest(round.anchor, counts), round)
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
-        return planned(plans, state), state
+        return plan_masked_training(plans, state), state
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         due = (round.number + 1) % self.every == 0 and (state["masks"] or self.change > 0)
@@ -60,43 +71,47 @@ class PruneFL(Part):
         """Of all elements, kept or not; a tree by tensor would be cut to what is kept."""
         if not device.has_request("squares"):
             return {}
-        found = slope(device.net, device.anchor, device.samples)
+        found = compute_loss_gradient(device.net, device.anchor, device.samples)
         return {"squares": torch.cat([g.flatten().square() for g in found.values()])}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        state, params = heard(state, round), masked(params, state["masks"])
+        state, params = note_known_masks(state, round), apply_masks(params, state["masks"])
         told = [(w, r.report.get(self.name())) for w, r in zip(round.weights.tolist(), round.replies, strict=True)]
         reports = [w * own["squares"].double() for w, own in told if own]
         if reports:
-            state = renewed(state, self.chosen(params, state["masks"], torch.stack(reports).sum(0), round))
-        return masked(params, state["masks"]), state
+            state = replace_masks(state, self.choose_masks(params, state["masks"], torch.stack(reports).sum(0), round))
+        return apply_masks(params, state["masks"]), state
 
-    def chosen(self, params: Params, masks: Mapping[str, Tensor], squares: Tensor, round: Round) -> dict[str, Tensor]:
+    def choose_masks(
+        self, params: Params, masks: Mapping[str, Tensor], squares: Tensor, round: Round
+    ) -> dict[str, Tensor]:
         """What is kept from now on: first what must stay, then the best of the rest as long as they are worth it."""
-        names, common = prunable(self, round.net), round.net.shared_trainable
+        names, common = list_prunable_weights(self, round.net), round.net.shared_trainable
         gains = dict(zip(common, squares.split([params[k].numel() for k in common])))
-        stay = torch.cat([self.staying(params[k], masks.get(k), round.number).flatten() for k in names])
+        stay = torch.cat([self.find_non_prunable(params[k], masks.get(k), round.number).flatten() for k in names])
         gain = torch.cat([gains[k] for k in names])
         rest = (~stay).nonzero().flatten()
         rest = rest[gain[rest].argsort(descending=True, stable=True)]
         whole = sum((gains[k].sum() for k in common if k not in names), gain[stay].sum())
         count = len(squares) - len(rest)
         room = max(0, floor(max(self.most, 1 - self.rate) * len(gain) + 1e-9) - int(stay.sum()))
-        kept = stay.index_fill(0, rest[: min(worthwhile(gain[rest], whole, count, *seconds(round)), room)], True)
+        kept = stay.index_fill(
+            0, rest[: min(count_worthwhile(gain[rest], whole, count, *measure_round_seconds(round)), room)], True
+        )
         made = kept.split([params[k].numel() for k in names])
         return {k: own.view_as(params[k]) for k, own in zip(names, made)}
 
-    def staying(self, value: Tensor, mask: Tensor | None, number: int) -> Tensor:
+    def find_non_prunable(self, value: Tensor, mask: Tensor | None, number: int) -> Tensor:
         """Of the kept elements of a tensor all but the smallest, which may go."""
         sizes = value.abs() if mask is None else torch.where(mask, value.abs(), -1)
         kept = value.numel() if mask is None else int(mask.sum())
-        return top(kept - floor(self.change * 0.5 ** (number / self.half_life) * kept), sizes)
+        return mask_top_elements(kept - floor(self.change * 0.5 ** (number / self.half_life) * kept), sizes)
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
-        return {name: masked(own, state["masks"]) for name, own in judged.items()}
+        return {name: apply_masks(own, state["masks"]) for name, own in judged.items()}
 
 
-def seconds(round: Round) -> tuple[float, float]:
+def measure_round_seconds(round: Round) -> tuple[float, float]:
     """How long a round takes whatever is kept, and what each kept element adds; means over those who answered.
 
     Masks do not shorten computing, so that an element costs its way down and up, the same for all.
@@ -110,7 +125,7 @@ def seconds(round: Round) -> tuple[float, float]:
     return sum(t.compute for t in found) / len(found), sum(t.down + t.up for t in found) / len(found)
 
 
-def worthwhile(gains: Tensor, whole: Tensor, count: int, fixed: float, each: float) -> int:
+def count_worthwhile(gains: Tensor, whole: Tensor, count: int, fixed: float, each: float) -> int:
     """How many of the elements, in falling order of what they gain, gain more per second than the model before them.
 
     That model has `count` elements, which gain `whole`.

@@ -11,19 +11,19 @@ from shoal.core.part import Neutral, Part
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.sparse_codec import (
-    coded,
-    finite,
-    fitting,
-    largest,
-    lifted,
-    lowered,
-    placed,
-    share,
-    summed,
-    without,
+    add_owed,
+    check_finite_values,
+    check_tensor_fits,
+    count_sent_elements,
+    drop_entry_fields,
+    find_largest,
+    lift_codec_memory,
+    lower_codec_memory,
+    place_values,
+    select_coded_values,
 )
 
-DRAWN = torch.empty(0, dtype=torch.uint8)
+DRAWN_MARK = torch.empty(0, dtype=torch.uint8)
 """Stands in an entry whose values are at drawn positions, and costs nothing."""
 
 
@@ -41,41 +41,45 @@ class RandomK(Part):
         require(self, "0 < ratio <= 1", 0 < self.ratio <= 1)
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
-        due = lowered(owed, values, link) if self.feedback and owed else {}
+        values, owed, body, rest = select_coded_values(message, link), memory.get("owed", {}), dict(message.body), {}
+        due = lower_codec_memory(owed, values, link) if self.feedback and owed else {}
         generator = link.generator()
         for name, value in values.items():
-            total = summed(value, due.get(name), name)
-            at = drawn(total.numel(), self.ratio, generator).to(total.device)
+            total = add_owed(value, due.get(name), name)
+            at = draw_positions(total.numel(), self.ratio, generator).to(total.device)
             sent = total[at]
             if self.feedback:
                 rest[name] = total.index_fill_(0, at, 0).view(value.shape)
             elif len(at):
-                sent = finite(sent * (total.numel() / len(at)), name)
-            body[name] = body[name] | {"value": sent, "drawn": DRAWN.to(total.device)}
-        return replace(message, body=body), {"owed": lifted(rest, owed, link)} if self.feedback else memory
+                sent = check_finite_values(sent * (total.numel() / len(at)), name)
+            body[name] = body[name] | {"value": sent, "drawn": DRAWN_MARK.to(total.device)}
+        return replace(message, body=body), {"owed": lift_codec_memory(rest, owed, link)} if self.feedback else memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         cut = {k for k, e in message.body.items() if "drawn" in e}
-        return {k: torch.Size([share(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()}
+        return {
+            k: torch.Size([count_sent_elements(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()
+        }
 
     def decode(self, message: Message, link: CodecLink) -> Message:
         body, generator = {}, link.generator()
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype
             if "drawn" not in entry:
-                body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+                body[name] = entry | {"value": check_tensor_fits(entry["value"], shape, dtype, name)}
                 continue
-            values = fitting(entry["value"], torch.Size([share(shape.numel(), self.ratio)]), dtype, name)
-            at = drawn(shape.numel(), self.ratio, generator).to(values.device)
-            body[name] = without(entry, "drawn") | {"value": placed(values, at, shape)}
+            values = check_tensor_fits(
+                entry["value"], torch.Size([count_sent_elements(shape.numel(), self.ratio)]), dtype, name
+            )
+            at = draw_positions(shape.numel(), self.ratio, generator).to(values.device)
+            body[name] = drop_entry_fields(entry, "drawn") | {"value": place_values(values, at, shape)}
         return replace(message, body=body)
 
     def error(self, value: Tensor) -> Tensor:
         return value.abs() * (1.0 if self.feedback else max(1.0, 1 / self.ratio - 1))
 
 
-def drawn(n: int, ratio: float, generator: torch.Generator) -> Tensor:
+def draw_positions(n: int, ratio: float, generator: torch.Generator) -> Tensor:
     """The positions that travel, rising: those of the largest of n random numbers."""
-    k = share(n, ratio)
-    return largest(torch.rand(n, generator=generator), k) if k < n else torch.arange(n)
+    k = count_sent_elements(n, ratio)
+    return find_largest(torch.rand(n, generator=generator), k) if k < n else torch.arange(n)

@@ -28,10 +28,10 @@ class Scaffold(Part):
         return update | {k: update[k] - c_k + local.got["c"][k] for k, c_k in state["c_k"].items()}, state
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"c_k": new_control(params, state, device)}
+        return params, {"c_k": compute_control_variate(params, state, device)}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        return {"change": tree.subtract_params(new_control(params, state, device), state["c_k"])}
+        return {"change": tree.subtract_params(compute_control_variate(params, state, device), state["c_k"])}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         c, shares = state["c"], round.population_shares
@@ -42,7 +42,7 @@ class Scaffold(Part):
         return params, {"c": c}
 
 
-def new_control(params: Params, state: Tree, device: Device) -> Params:
+def compute_control_variate(params: Params, state: Tree, device: Device) -> Params:
     """c_k - c + (anchor - w_k) / (lr * steps)."""
     c, span = device.got["c"], device.numbers["lr"] * device.numbers["steps"]
     return {k: c_k - c[k] + (device.anchor[k] - params[k]) / span for k, c_k in state["c_k"].items()}

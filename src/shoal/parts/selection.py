@@ -30,7 +30,7 @@ class Uniform(Part):
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
         eligible = round.eligible
         count = max(1, int(self.share * len(eligible) + 0.5)) if self.share else round.sample
-        return drawn(eligible, count, None, round), state
+        return draw_cohort(eligible, count, None, round), state
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Weighted(Part):
             return [], state
         logs = self.power * np.log(round.sizes[eligible].astype(np.float64))
         chance = np.exp(logs - logs.max())
-        return drawn(eligible, round.sample, chance / chance.sum(), round), state
+        return draw_cohort(eligible, round.sample, chance / chance.sum(), round), state
 
 
-def drawn(eligible: np.ndarray, count: int, chances: np.ndarray | None, round: Round) -> list[int]:
+def draw_cohort(eligible: np.ndarray, count: int, chances: np.ndarray | None, round: Round) -> list[int]:
     """Different devices, from the part's own stream."""
     possible = len(eligible) if chances is None else int((chances > 0).sum())
     chosen = round.generator().choice(len(eligible), min(count, possible), replace=False, p=chances)

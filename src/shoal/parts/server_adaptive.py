@@ -22,13 +22,13 @@ class FedAdam(Part):
     tau: float = 0.001
 
     def __post_init__(self):
-        check(self)
+        check_settings(self)
 
     def init_server(self, round: Round) -> Tree:
-        return moments(round, self.tau)
+        return init_moments(round, self.tau)
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        return adapted(self, params, state, round, lambda v, d2: self.beta2 * v + (1 - self.beta2) * d2)
+        return apply_adaptive_step(self, params, state, round, lambda v, d2: self.beta2 * v + (1 - self.beta2) * d2)
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,31 @@ class FedYogi(Part):
     tau: float = 0.001
 
     def __post_init__(self):
-        check(self)
+        check_settings(self)
 
     def init_server(self, round: Round) -> Tree:
-        return moments(round, self.tau)
+        return init_moments(round, self.tau)
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        return adapted(self, params, state, round, lambda v, d2: v - (1 - self.beta2) * d2 * (v - d2).sign())
+        return apply_adaptive_step(
+            self, params, state, round, lambda v, d2: v - (1 - self.beta2) * d2 * (v - d2).sign()
+        )
 
 
-def check(part: FedAdam | FedYogi) -> None:
+def check_settings(part: FedAdam | FedYogi) -> None:
     holds = part.lr > 0 and 0 <= part.beta1 < 1 and 0 <= part.beta2 < 1 and part.tau > 0
     require(part, "lr > 0, 0 <= beta1 < 1, 0 <= beta2 < 1 and tau > 0", holds)
 
 
-def moments(round: Round, tau: float) -> Tree:
+def init_moments(round: Round, tau: float) -> Tree:
     """m starts at 0, v at tau^2."""
     own = tree.select_params(round.anchor, round.net.shared_trainable)
     return {"m": tree.make_zeros(own), "v": {k: torch.full_like(p, tau**2) for k, p in own.items()}}
 
 
-def adapted(part: FedAdam | FedYogi, params: Params, state: Tree, round: Round, second) -> tuple[Params, Tree]:
+def apply_adaptive_step(
+    part: FedAdam | FedYogi, params: Params, state: Tree, round: Round, second
+) -> tuple[Params, Tree]:
     """The step that both take; `second` says how v follows the squared update."""
     d: dict[str, Tensor] = {k: params[k] - round.anchor[k] for k in state["m"]}
     m = {k: part.beta1 * m + (1 - part.beta1) * d[k] for k, m in state["m"].items()}

@@ -13,8 +13,8 @@ from shoal.core.part import Part
 from shoal.core.types import Reply, Round
 from shoal.core.wire import CodecLink, Message, pack_bits
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.position_codec import mask_of
-from shoal.parts.lib.sparse_codec import coded, finite, fitting
+from shoal.parts.lib.position_codec import unpack_bitmap
+from shoal.parts.lib.sparse_codec import check_finite_values, check_tensor_fits, select_coded_values
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SignSGD(Part):
         require(self, "lr > 0", self.lr > 0)
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        values = {k: pack_bits(finite(v, k) >= 0) for k, v in coded(message, link).items()}
+        values = {k: pack_bits(check_finite_values(v, k) >= 0) for k, v in select_coded_values(message, link).items()}
         return message.with_values(**values), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
@@ -41,8 +41,8 @@ class SignSGD(Part):
         for name, entry in message.body.items():
             shape, dtype, value = link.shapes[name], link.like[name].dtype, entry["value"]
             if value.dtype == torch.uint8 and dtype.is_floating_point:
-                value = mask_of(value, shape.numel()).to(dtype).mul_(2).sub_(1).view(shape)
-            body[name] = entry | {"value": fitting(value, shape, dtype, name)}
+                value = unpack_bitmap(value, shape.numel()).to(dtype).mul_(2).sub_(1).view(shape)
+            body[name] = entry | {"value": check_tensor_fits(value, shape, dtype, name)}
         return replace(message, body=body)
 
     def error(self, value: Tensor) -> Tensor:
@@ -50,11 +50,11 @@ class SignSGD(Part):
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         voters = [r for r, w in zip(replies, round.weights.tolist(), strict=True) if w > 0]
-        moved = {k: self.lr * vote(k, voters).to(round.anchor[k]) for k in round.net.shared_trainable}
+        moved = {k: self.lr * take_majority_vote(k, voters).to(round.anchor[k]) for k in round.net.shared_trainable}
         return aggregate_holders(round) | {k: round.anchor[k] + m for k, m in moved.items()}, state
 
 
-def vote(name: str, voters: Sequence[Reply]) -> Tensor:
+def take_majority_vote(name: str, voters: Sequence[Reply]) -> Tensor:
     """The sign that most of those have who hold an element; 0 in a tie. Who sent nothing for it has no vote."""
     signs = [r.delta[name].sign() * r.covered.get(name, 1) for r in voters if name in r.delta]
     return torch.stack(signs).sum(0).sign() if signs else torch.zeros(())

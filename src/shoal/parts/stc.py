@@ -11,8 +11,24 @@ from shoal.core.part import Part
 from shoal.core.types import Round
 from shoal.core.wire import CodecLink, Message, pack_bits
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.position_codec import WAYS, mask_of, pack, refuse, unpack
-from shoal.parts.lib.sparse_codec import coded, fitting, largest, lifted, lowered, placed, share, summed, without
+from shoal.parts.lib.position_codec import (
+    POSITION_CODES,
+    pack_positions,
+    refuse_message,
+    unpack_bitmap,
+    unpack_positions,
+)
+from shoal.parts.lib.sparse_codec import (
+    add_owed,
+    check_tensor_fits,
+    count_sent_elements,
+    drop_entry_fields,
+    find_largest,
+    lift_codec_memory,
+    lower_codec_memory,
+    place_values,
+    select_coded_values,
+)
 
 
 @dataclass(frozen=True)
@@ -29,18 +45,26 @@ class STC(Part):
     down: bool = False
 
     def __post_init__(self):
-        require(self, f"0 < ratio <= 1 and positions in {WAYS}", 0 < self.ratio <= 1 and self.positions in WAYS)
+        require(
+            self,
+            f"0 < ratio <= 1 and positions in {POSITION_CODES}",
+            0 < self.ratio <= 1 and self.positions in POSITION_CODES,
+        )
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
-        due = lowered(owed, values, link) if owed else {}
+        values, owed, body, rest = select_coded_values(message, link), memory.get("owed", {}), dict(message.body), {}
+        due = lower_codec_memory(owed, values, link) if owed else {}
         for name, value in values.items():
-            total = summed(value, due.get(name), name)
-            at, size, negative = self.told(total)
-            written = {"value": size, "signs": pack_bits(negative), "at": pack(at, total.numel(), self.positions)}
+            total = add_owed(value, due.get(name), name)
+            at, size, negative = self.ternarise(total)
+            written = {
+                "value": size,
+                "signs": pack_bits(negative),
+                "at": pack_positions(at, total.numel(), self.positions),
+            }
             body[name] = body[name] | written
-            rest[name] = total.index_add_(0, at, ternary(size, negative), alpha=-1).view(value.shape)
-        return replace(message, body=body), {"owed": lifted(rest, owed, link)}
+            rest[name] = total.index_add_(0, at, build_ternary_values(size, negative), alpha=-1).view(value.shape)
+        return replace(message, body=body), {"owed": lift_codec_memory(rest, owed, link)}
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         cut = {k for k, e in message.body.items() if "at" in e}
@@ -50,17 +74,20 @@ class STC(Part):
         body = {}
         for name, entry in message.body.items():
             shape, dtype = link.shapes[name], link.like[name].dtype
-            n, k = shape.numel(), share(shape.numel(), self.ratio)
+            n, k = shape.numel(), count_sent_elements(shape.numel(), self.ratio)
             if ("at" in entry) != ("signs" in entry):
-                refuse(f"has signs of {name} without positions, or positions without signs")
+                refuse_message(f"has signs of {name} without positions, or positions without signs")
             if "at" not in entry:
-                body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+                body[name] = entry | {"value": check_tensor_fits(entry["value"], shape, dtype, name)}
                 continue
-            size = fitting(entry["value"], torch.Size([min(1, n)]), dtype, name)
+            size = check_tensor_fits(entry["value"], torch.Size([min(1, n)]), dtype, name)
             if (size < 0).any():
-                refuse(f"has a size of {name} below 0")
-            values, at = ternary(size, mask_of(entry["signs"], k)), unpack(entry["at"], n, k, self.positions)
-            body[name] = without(entry, "at", "signs") | {"value": placed(values, at, shape)}
+                refuse_message(f"has a size of {name} below 0")
+            values, at = (
+                build_ternary_values(size, unpack_bitmap(entry["signs"], k)),
+                unpack_positions(entry["at"], n, k, self.positions),
+            )
+            body[name] = drop_entry_fields(entry, "at", "signs") | {"value": place_values(values, at, shape)}
         return replace(message, body=body)
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
@@ -70,16 +97,16 @@ class STC(Part):
         for name in round.net.names_with_role("shared", "server"):
             if name in round.net.trainable:
                 before = round.anchor[name]
-                total = summed(params[name] - before, owed.get(name), name)
-                at, size, negative = self.told(total)
-                change = ternary(size, negative)
+                total = add_owed(params[name] - before, owed.get(name), name)
+                at, size, negative = self.ternarise(total)
+                change = build_ternary_values(size, negative)
                 made[name] = before.flatten().index_add(0, at, change).view(before.shape)
                 owed[name] = total.index_add_(0, at, change, alpha=-1).view(before.shape)
         return made, {"owed": owed}
 
-    def told(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def ternarise(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where the largest elements are, their mean size, and which of them are below 0."""
-        at = largest(total, share(total.numel(), self.ratio))
+        at = find_largest(total, count_sent_elements(total.numel(), self.ratio))
         top = total[at]
         return at, (top.abs() / max(len(top), 1)).sum(0, keepdim=True)[: len(top)], top < 0
 
@@ -87,5 +114,5 @@ class STC(Part):
         return value.abs().max().expand(value.shape) if value.numel() else value
 
 
-def ternary(size: Tensor, negative: Tensor) -> Tensor:
+def build_ternary_values(size: Tensor, negative: Tensor) -> Tensor:
     return torch.where(negative, -size, size)

@@ -10,8 +10,16 @@ from shoal.core.model.tree import Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.position_codec import WAYS, pack
-from shoal.parts.lib.sparse_codec import coded, largest, lifted, lowered, scattered, share, summed
+from shoal.parts.lib.position_codec import POSITION_CODES, pack_positions
+from shoal.parts.lib.sparse_codec import (
+    add_owed,
+    count_sent_elements,
+    decode_sparse_message,
+    find_largest,
+    lift_codec_memory,
+    lower_codec_memory,
+    select_coded_values,
+)
 
 
 @dataclass(frozen=True)
@@ -26,25 +34,31 @@ class TopK(Part):
     positions: str = "auto"
 
     def __post_init__(self):
-        require(self, f"0 < ratio <= 1 and positions in {WAYS}", 0 < self.ratio <= 1 and self.positions in WAYS)
+        require(
+            self,
+            f"0 < ratio <= 1 and positions in {POSITION_CODES}",
+            0 < self.ratio <= 1 and self.positions in POSITION_CODES,
+        )
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
-        values, owed, body, rest = coded(message, link), memory.get("owed", {}), dict(message.body), {}
-        due = lowered(owed, values, link) if self.feedback and owed else {}
+        values, owed, body, rest = select_coded_values(message, link), memory.get("owed", {}), dict(message.body), {}
+        due = lower_codec_memory(owed, values, link) if self.feedback and owed else {}
         for name, value in values.items():
-            total = summed(value, due.get(name), name)
-            at = largest(total, share(total.numel(), self.ratio))
-            body[name] = body[name] | {"value": total[at], "at": pack(at, total.numel(), self.positions)}
+            total = add_owed(value, due.get(name), name)
+            at = find_largest(total, count_sent_elements(total.numel(), self.ratio))
+            body[name] = body[name] | {"value": total[at], "at": pack_positions(at, total.numel(), self.positions)}
             if self.feedback:
                 rest[name] = total.index_fill_(0, at, 0).view(value.shape)
-        return replace(message, body=body), {"owed": lifted(rest, owed, link)} if self.feedback else memory
+        return replace(message, body=body), {"owed": lift_codec_memory(rest, owed, link)} if self.feedback else memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         cut = {k for k, e in message.body.items() if "at" in e}
-        return {k: torch.Size([share(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()}
+        return {
+            k: torch.Size([count_sent_elements(s.numel(), self.ratio)]) if k in cut else s for k, s in shapes.items()
+        }
 
     def decode(self, message: Message, link: CodecLink) -> Message:
-        return scattered(message, link, lambda n: share(n, self.ratio), self.positions)
+        return decode_sparse_message(message, link, lambda n: count_sent_elements(n, self.ratio), self.positions)
 
     def error(self, value: Tensor) -> Tensor:
         return value.abs()

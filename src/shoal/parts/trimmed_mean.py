@@ -11,7 +11,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Reply, Round
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.coordinate_sort import combine_ranked
+from shoal.parts.lib.coordinate_sort import combine_sorted
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class TrimmedMean(Part):
         require(self, "0 <= trim < 0.5", 0 <= self.trim < 0.5)
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        return combine_ranked(round, self.inner_mean), state
+        return combine_sorted(round, self.average_untrimmed), state
 
-    def inner_mean(self, ranked: Tensor, holders: Tensor) -> Tensor:
+    def average_untrimmed(self, ranked: Tensor, holders: Tensor) -> Tensor:
         cut = (self.trim * holders).floor()
         rank = torch.arange(len(ranked), device=ranked.device).view(-1, *[1] * holders.dim())
         inside = (rank >= cut) & (rank < holders - cut)

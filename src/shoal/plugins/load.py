@@ -10,7 +10,7 @@ from shoal.core.errors import ShoalError, describe_error
 from shoal.core.expression import parse_method
 from shoal.core.part import Part
 from shoal.engines.part_faults import broken, strangers_in
-from shoal.parts import PRESETS, parts_in, shipped
+from shoal.parts import PRESETS, find_parts_in, find_shipped_parts
 from shoal.plugins.smoke_run import Setting, probe
 from shoal.storage.python_file import load_python_file
 
@@ -20,7 +20,7 @@ def load_method(expression: str, files: Sequence[str] = ()) -> Method:
 
     Installed packages are asked only for names that nobody else knows, so a broken one harms nobody else.
     """
-    known = shipped() | in_files(files)
+    known = find_shipped_parts() | in_files(files)
     try:
         method = parse_method(expression, known, PRESETS)
     except ShoalError as error:
@@ -66,7 +66,7 @@ def joined(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]
                 why = f"{thing.__name__} is not a frozen dataclass"
                 raise broken(source, why, "Put @dataclass(frozen=True) above it.")
             name = thing.name()
-            if name in found or name in shipped() or name in PRESETS:
+            if name in found or name in find_shipped_parts() or name in PRESETS:
                 raise ShoalError("clash", f"{name} of {source} is already the name of a part.", "Give it another name.")
             found[name] = thing
     return found
@@ -83,7 +83,7 @@ def loaded(point: EntryPoint) -> Any:
 
 def parts_of(path: Path) -> list[type[Part]]:
     """The parts that a Python file defines."""
-    found = parts_in(load_python_file(path))
+    found = find_parts_in(load_python_file(path))
     if not found:
         raise broken(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
     return list(found.values())

@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.part import Part
 from shoal.core.types import Batch, Round
-from shoal.parts.lib.curvature import Loss
+from shoal.parts.lib.curvature import FlatLoss
 
 
 def require(part: Part, rule: str, holds: bool) -> None:
@@ -47,9 +47,9 @@ def require_curvature(part: Part, net: Net) -> None:
     try:
         logits = net.forward(net.initial, inputs)[0]
         targets = torch.zeros(logits.shape[:-1], dtype=torch.long, device=net.place)
-        loss = Loss(net, net.initial, Batch(inputs, ((targets, None),)))
-        at = loss.flat(net.initial)
-        loss.curvature(at)(torch.ones_like(at))
+        loss = FlatLoss(net, net.initial, Batch(inputs, ((targets, None),)))
+        at = loss.flatten(net.initial)
+        loss.build_hessian_product(at)(torch.ones_like(at))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 
 from shoal.core.types import Device
-from shoal.parts.lib.label_counts import counted
+from shoal.parts.lib.label_counts import count_labels
 
 
-def label_counts(device: Device, missing: float) -> Tensor:
+def count_device_labels(device: Device, missing: float) -> Tensor:
     """How many labels of each class a device has, in double precision; `missing` for a class that it does not have."""
-    counts = counted(device.samples, device.net.classes).to(device.net.place, torch.float64)
+    counts = count_labels(device.samples, device.net.classes).to(device.net.place, torch.float64)
     return torch.where(counts > 0, counts, missing)
 
 
-def log_prior(device: Device) -> Tensor:
+def compute_log_prior(device: Device) -> Tensor:
     """log(n_c / n), where a class that the device does not have counts as 1e-12 of a sample."""
-    counts = label_counts(device, 1e-12)
+    counts = count_device_labels(device, 1e-12)
     return (counts / counts.sum()).log().to(device.net.dtype)

@@ -10,7 +10,7 @@ from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
 
-def combine_ranked(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Params:
+def combine_sorted(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Params:
     """New parameters from a rule on (values in rising order, how many of them are held); the rest of them are inf."""
     replies = [r for r, w in zip(round.replies, round.weights.tolist(), strict=True) if w > 0]
     new = dict(round.anchor)

@@ -19,9 +19,9 @@ from shoal.core.types import Batch
 
 RULES = ("slq_plateau", "eigen_gap", "fixed")
 """How a rate is found; `fixed` needs no spectrum."""
-MOST = 0.8
+MAX_PRUNING_RATE = 0.8
 """No rule gives a higher rate."""
-BINS, MARGIN, VARIANCE, CALM = 10_000, 0.01, 1e-5, 0.005
+BINS, MARGIN, VARIANCE, PLATEAU_TOLERANCE = 10_000, 0.01, 1e-5, 0.005
 """Of the smoothed spectrum, as in the code of FedDUAP's authors (PaddleFL, fedDUAP/flearn/utils/prune.py)."""
 
 
@@ -32,7 +32,7 @@ class Spectrum(NamedTuple):
     weights: np.ndarray
 
 
-class Loss:
+class FlatLoss:
     """The loss of a model on one batch as a function of one flat vector; `held` are the elements that may move."""
 
     def __init__(self, net: Net, params: Params, batch: Batch, held: Tensor | None = None):
@@ -40,10 +40,10 @@ class Loss:
         self.names = net.shared_trainable
         self.held = held
 
-    def flat(self, params: Params) -> Tensor:
+    def flatten(self, params: Params) -> Tensor:
         return torch.cat([params[k].detach().flatten() for k in self.names])
 
-    def gradient(self, at: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
+    def compute_gradient(self, at: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
         """The point as a leaf, and the gradient there."""
         leaf = at.detach().requires_grad_()
         pieces = leaf.split([self.params[k].numel() for k in self.names])
@@ -53,20 +53,20 @@ class Loss:
         (found,) = torch.autograd.grad(loss, leaf, create_graph=graph)
         return leaf, found if self.held is None else found * self.held
 
-    def curvature(self, at: Tensor) -> Callable[[Tensor], Tensor]:
+    def build_hessian_product(self, at: Tensor) -> Callable[[Tensor], Tensor]:
         """Vector -> Hessian times vector, at one point: the first derivative is taken once for all of them."""
-        leaf, gradient = self.gradient(at, graph=True)
+        leaf, gradient = self.compute_gradient(at, graph=True)
 
-        def product(vector: Tensor) -> Tensor:
+        def multiply_hessian(vector: Tensor) -> Tensor:
             if not gradient.requires_grad:
                 return torch.zeros_like(vector)
             (found,) = torch.autograd.grad(gradient @ vector, leaf, retain_graph=True)
             return found if self.held is None else found * self.held
 
-        return product
+        return multiply_hessian
 
 
-def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Spectrum:
+def run_lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Spectrum:
     """With every new direction made orthogonal to all before it; fewer steps where nothing new is left.
 
     Products that are not finite give a spectrum that is not.
@@ -93,24 +93,24 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> S
     return Spectrum(values, vectors[0] ** 2)
 
 
-def spectrum(loss: Loss, at: Tensor, steps: int, generator: torch.Generator) -> Spectrum:
+def estimate_spectrum(loss: FlatLoss, at: Tensor, steps: int, generator: torch.Generator) -> Spectrum:
     """The spectrum at a point, seen from one random direction of signs."""
     start = torch.randint(0, 2, at.shape, generator=generator).to(at) * 2 - 1
-    return lanczos(loss.curvature(at), start if loss.held is None else start * loss.held, steps)
+    return run_lanczos(loss.build_hessian_product(at), start if loss.held is None else start * loss.held, steps)
 
 
-def lipschitz(loss: Loss, at: Tensor, way: Tensor) -> float:
+def estimate_lipschitz(loss: FlatLoss, at: Tensor, way: Tensor) -> float:
     """How far the gradient is from linear on the way from a point: the largest secant among three."""
-    product, (_, here) = loss.curvature(at), loss.gradient(at)
+    product, (_, here) = loss.build_hessian_product(at), loss.compute_gradient(at)
     found = [0.0]
     for share in (0.05, 0.2, 1.0):
         step = share * way
-        bend = product(step) - (loss.gradient(at + step)[1] - here)
+        bend = product(step) - (loss.compute_gradient(at + step)[1] - here)
         found.append(float(bend.norm() / step.norm().clamp(min=1e-12)))
     return float(np.max(found))
 
 
-def shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
+def compute_shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
     """Evenly spaced places from just below a spectrum to just above it, and the share of it, smoothed, above each.
 
     Each place stands for a bin around it, and the bins below a place are those that end halfway before it.
@@ -123,45 +123,51 @@ def shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
     return places, np.clip(1 - (below[:-1] - below[0]) / (below[-1] - below[0]), 0, 1)
 
 
-def plateau(spectrum: Spectrum) -> float:
+def find_plateau_rate(spectrum: Spectrum) -> float:
     """The share above the first value from 0 up after which it hardly falls: three changes in a row below 0.005.
 
     Where it falls below half of what is above 0 before that, the steps of 0.1 were too wide: they are halved, as often
     as it takes. Most of a trained model's curvature lies in a narrow peak around 0, and steps must be small beside it.
     """
-    places, shares = shares_above(spectrum)
+    places, shares = compute_shares_above(spectrum)
 
-    def share_above(place: float) -> float:
+    def read_share_above(place: float) -> float:
         return float(shares[max(0, np.searchsorted(places, place, "right") - 1)])
 
-    step, first = 0.1, share_above(0.0)
+    step, first = 0.1, read_share_above(0.0)
     while step > 1e-12:
         place, found = 0.0, [first]
         while found[-1] >= first / 2:
-            if len(found) > 3 and max(before - after for before, after in pairwise(found[-4:])) < CALM:
+            if len(found) > 3 and max(before - after for before, after in pairwise(found[-4:])) < PLATEAU_TOLERANCE:
                 return found[-1]
             place += step
-            found.append(share_above(place))
+            found.append(read_share_above(place))
         step /= 2
     return first
 
 
-def gap(spectrum: Spectrum, constant: float) -> float | None:
+def find_eigengap_rate(spectrum: Spectrum, constant: float) -> float | None:
     """The share of the spectrum up to the first gap wider than 4 Lipschitz constants; None where there is none."""
     wide = np.flatnonzero(np.diff(spectrum.values) > 4 * constant)
     return float(spectrum.weights[: wide[0] + 1].sum()) if len(wide) else None
 
 
-def rate(rule: str, loss: Loss, start: Params, end: Params, steps: int, generator: torch.Generator) -> float | None:
+def estimate_pruning_rate(
+    rule: str, loss: FlatLoss, start: Params, end: Params, steps: int, generator: torch.Generator
+) -> float | None:
     """The share of a model that can go, by `slq_plateau` or by `eigen_gap`, where the literal rule says anything.
 
     None where the curvature is not finite, which says nothing.
     """
-    at = loss.flat(end)
-    found = spectrum(loss, at, steps, generator)
+    at = loss.flatten(end)
+    found = estimate_spectrum(loss, at, steps, generator)
     if not np.isfinite(found.values).all():
         return None
-    share = gap(found, lipschitz(loss, at, loss.flat(start) - at)) if rule == "eigen_gap" else None
-    if share is None or share > MOST:
-        share = plateau(found)
-    return min(max(share, 0.0), MOST)
+    share = (
+        find_eigengap_rate(found, estimate_lipschitz(loss, at, loss.flatten(start) - at))
+        if rule == "eigen_gap"
+        else None
+    )
+    if share is None or share > MAX_PRUNING_RATE:
+        share = find_plateau_rate(found)
+    return min(max(share, 0.0), MAX_PRUNING_RATE)

@@ -8,7 +8,7 @@ import numpy as np
 from shoal.core.types import Round
 
 
-def seconds_of(round: Round, devices: Sequence[int]) -> np.ndarray:
+def estimate_device_seconds(round: Round, devices: Sequence[int]) -> np.ndarray:
     """How long each device would take with the whole model: both ways, and three passes for each sample it looks at."""
     size = sum(round.anchor[k].nbytes for k in round.net.names_with_role("shared"))
     work, found = round.work, []
@@ -19,7 +19,7 @@ def seconds_of(round: Round, devices: Sequence[int]) -> np.ndarray:
     return np.array(found)
 
 
-def device_rates(seconds: np.ndarray, mean: float, literal: bool = False) -> np.ndarray:
+def compute_device_rates(seconds: np.ndarray, mean: float, literal: bool = False) -> np.ndarray:
     """The slowest device drops the mean rate, the others what brings them to its time, most of them nothing.
 
     Printed are the same expressions as rates and not as what is kept: the fastest devices would drop all.
@@ -29,12 +29,12 @@ def device_rates(seconds: np.ndarray, mean: float, literal: bool = False) -> np.
     return np.minimum(share * mean, 1) if literal else np.maximum(0, 1 - share * (1 - mean))
 
 
-def unit_rates(scores: Mapping[str, np.ndarray], mean: float, most: float) -> dict[str, np.ndarray]:
+def compute_neuron_rates(scores: Mapping[str, np.ndarray], mean: float, most: float) -> dict[str, np.ndarray]:
     """Units that matter less drop out more: min(most, s exp(-z)), s such that the mean over all units is `mean`.
 
     z is the score, standardised within its axis.
     """
-    z = {name: standard(own) for name, own in scores.items()}
+    z = {name: standardise_scores(own) for name, own in scores.items()}
     factors = np.exp(-np.concatenate(list(z.values()))) if z else np.zeros(0)
     if mean <= 0 or not len(factors):
         return {name: np.zeros(len(own)) for name, own in z.items()}
@@ -48,12 +48,14 @@ def unit_rates(scores: Mapping[str, np.ndarray], mean: float, most: float) -> di
     return dict(zip(z, np.split(np.minimum(most, high * factors), ends)))
 
 
-def standard(values: np.ndarray) -> np.ndarray:
+def standardise_scores(values: np.ndarray) -> np.ndarray:
     spread = values.std()
     return (values - values.mean()) / spread if spread > 1e-9 else np.zeros(len(values))
 
 
-def drawn(rates: np.ndarray, scores: np.ndarray, least: float, generator: np.random.Generator) -> np.ndarray:
+def draw_kept_neurons(
+    rates: np.ndarray, scores: np.ndarray, least: float, generator: np.random.Generator
+) -> np.ndarray:
     """The units that are kept: each with its own chance, and of every axis at least a share, those that matter most."""
     kept = generator.random(len(rates)) >= rates
     missing = max(1, int(np.ceil(least * len(rates)))) - int(kept.sum())

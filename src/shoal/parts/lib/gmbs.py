@@ -6,40 +6,40 @@ from typing import TypeAlias
 
 import numpy as np
 
-Arm: TypeAlias = dict[str, list[float]]
+Bandit: TypeAlias = dict[str, list[float]]
 """Of one device: `p`, what each number of blocks was worth, and `n`, how often it was picked."""
 
 
-def fresh(arms: int) -> Arm:
+def make_bandit(arms: int) -> Bandit:
     return {"p": [0.0] * arms, "n": [0.0] * arms}
 
 
-def picked(arm: Arm, round: int) -> int:
+def pick_block_count(arm: Bandit, round: int) -> int:
     """The number of blocks with the largest p + sqrt(ln(round + 2)) / (n + 1); the smallest of equal ones."""
     bonus = sqrt(log(round + 2))
     worth = [p + bonus / (n + 1) for p, n in zip(arm["p"], arm["n"])]
     return int(np.argmax(worth)) + 1
 
 
-def counted(arm: Arm, blocks: int) -> Arm:
+def count_pick(arm: Bandit, blocks: int) -> Bandit:
     return arm | {"n": [n + (i + 1 == blocks) for i, n in enumerate(arm["n"])]}
 
 
-def rewarded(arm: Arm, blocks: int, reward: float, rate: float) -> Arm:
+def reward_pick(arm: Bandit, blocks: int, reward: float, rate: float) -> Bandit:
     """p of the number that was used moves towards the reward."""
     p = [rate * reward + (1 - rate) * p if i + 1 == blocks else p for i, p in enumerate(arm["p"])]
     return arm | {"p": p}
 
 
-def rewards(
+def compute_block_rewards(
     far: Mapping[int, float], better: Mapping[int, float], link: Mapping[int, float], work: Mapping[int, float]
 ) -> dict[int, float]:
     """By device: how much it moved away from the mean, times how much its loss fell, less the slower it is."""
-    shares = [normalised(own) for own in (far, link, work)]
+    shares = [normalise_shares(own) for own in (far, link, work)]
     return {d: shares[0][d] * better[d] / exp(shares[1][d] + shares[2][d]) for d in far}
 
 
-def normalised(values: Mapping[int, float]) -> dict[int, float]:
+def normalise_shares(values: Mapping[int, float]) -> dict[int, float]:
     """Shares of the sum; equal ones where there is nothing to share."""
     total = sum(values.values())
     if not (isfinite(total) and total > 0):

@@ -13,7 +13,7 @@ from shoal.core.part import Part
 from shoal.core.types import Batch, BatchScore, Local, Scorer
 
 
-def block_ends(net: Net) -> tuple[str, ...]:
+def find_block_ends(net: Net) -> tuple[str, ...]:
     """The layers after which a path may change over: the last one of every block but the last."""
     return tuple(block.children[-1] for block in net.blocks[:-1])
 
@@ -24,7 +24,7 @@ def require_blocks(part: Part, net: Net) -> None:
         raise ShoalError("bad-part", problem, "Use a model of the list (shoal list models), or an nn.Sequential.")
 
 
-def hybrid(
+def add_hybrid_paths(
     inner: Scorer,
     local: Local,
     ways: Sequence[int],
@@ -37,9 +37,9 @@ def hybrid(
     A path in `ways` has so many of the received model's blocks, its last ones. Those do not move, but gradients go
     through them into the local blocks before them.
     """
-    ends, blocks = block_ends(local.net), len(local.net.blocks)
+    ends, blocks = find_block_ends(local.net), len(local.net.blocks)
 
-    def scorer(params: Params, batch: Batch) -> BatchScore:
+    def score_hybrid_paths(params: Params, batch: Batch) -> BatchScore:
         scored = inner(params, batch)
         own = (scored.logits / heat).log_softmax(-1)
         total = torch.zeros_like(scored.loss)
@@ -52,4 +52,4 @@ def hybrid(
             total = total + cross * compute_mean_loss(logits, batch) + distil * batch.mean(apart)
         return scored._replace(loss=scored.loss + total / max(len(ways), 1))
 
-    return scorer
+    return score_hybrid_paths

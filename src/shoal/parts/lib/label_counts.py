@@ -12,31 +12,31 @@ from shoal.core.measures.divergence import measure_label_degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Round, Samples
-from shoal.parts.lib.loss_gradient import slope
-from shoal.parts.lib.submodel_units import key
+from shoal.parts.lib.loss_gradient import compute_loss_gradient
+from shoal.parts.lib.submodel_units import device_state_key
 
-EVERYBODY = 1000
+ASK_ALL_LIMIT = 1000
 """Populations up to this size are asked for their labels before the first round, larger ones device by device."""
 
 
-def counted(samples: Samples, classes: int) -> Tensor:
+def count_labels(samples: Samples, classes: int) -> Tensor:
     """How often each label occurs; of text, at every position."""
     targets = samples.targets[samples.index.to(samples.targets.device)].flatten().cpu()
     return torch.bincount(targets[targets >= 0], minlength=classes).int()
 
 
-def met(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
+def collect_label_counts(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
     """The labels of the devices that are known, with those that have just been met, as each told at first contact."""
     if not round.replies:
-        everybody = len(round.sizes) <= EVERYBODY
+        everybody = len(round.sizes) <= ASK_ALL_LIMIT
         new = [int(d) for d in (round.sizes > 0).nonzero()[0]] if everybody else []
     else:
-        new = [r.device for r in round.replies if key(r.device) not in known and r.device != SERVER]
+        new = [r.device for r in round.replies if device_state_key(r.device) not in known and r.device != SERVER]
     cards = round.roster.fetch_cards(new) if new else {}
-    return {**known, **{key(d): label_counts(d, card["labels"], round) for d, card in cards.items()}}
+    return {**known, **{device_state_key(d): check_label_counts(d, card["labels"], round) for d, card in cards.items()}}
 
 
-def label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
+def check_label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
     """What a device told of its labels, if that can be; together they are not more than it has samples."""
     net, counts = round.net, labels.double()
     if counts.shape != (net.classes,) or bool((counts < 0).any()):
@@ -46,7 +46,7 @@ def label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
     return counts * (most / counts.sum()) if counts.sum() > most else counts
 
 
-def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:
+def estimate_label_shares(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:
     """The share of each class, from how steep the loss on it is: a model is flat where it was trained.
 
     Even shares where any loss is so steep that it is no number; a class without samples counts as infinitely steep. The
@@ -58,7 +58,7 @@ def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: 
     for label in range(net.classes):
         rows = samples.index[(targets == label).reshape(len(targets), -1).any(1)]
         if len(rows):
-            own = slope(net, params, Samples(samples.inputs, samples.targets, rows))
+            own = compute_loss_gradient(net, params, Samples(samples.inputs, samples.targets, rows))
             steep[label] = torch.stack([g.double().square().sum() for g in own.values()]).sum().cpu()
             if not steep[label].isfinite():
                 return even
@@ -67,7 +67,7 @@ def estimated(net: Net, params: Params, samples: Samples, beta: float, literal: 
     return shares if bool(shares.isfinite().all()) else even
 
 
-def degrees_of(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[list[float], float]:
+def compute_known_degrees(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[list[float], float]:
     """The non-IID degrees of some devices among all that are known, and the least that a degree counts as.
 
     A device that is not known has the mean degree.
@@ -76,4 +76,4 @@ def degrees_of(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[lis
     found = measure_label_degrees(counts)
     mean = float(found.mean()) if len(found) else 0.0
     by_device = dict(zip(known, found.tolist()))
-    return [by_device.get(key(device), mean) for device in devices], max(1e-3, 0.02 * mean)
+    return [by_device.get(device_state_key(device), mean) for device in devices], max(1e-3, 0.02 * mean)

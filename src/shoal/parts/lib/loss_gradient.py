@@ -9,14 +9,14 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import Samples
 
-AT_ONCE = 500
+SAMPLES_AT_ONCE = 500
 """Samples that are looked at together."""
 
 
-def slope(net: Net, params: Params, samples: Samples) -> Params:
+def compute_loss_gradient(net: Net, params: Params, samples: Samples) -> Params:
     """The gradient of the mean loss with respect to all that devices train and the server combines."""
     total = tree.make_zeros(tree.select_params(params, net.shared_trainable))
-    for rows in samples.index.split(AT_ONCE):
+    for rows in samples.index.split(SAMPLES_AT_ONCE):
         leaves = {k: params[k].detach().requires_grad_() for k in net.shared_trainable}
         batch = samples.take_batch(rows)
         with use_differentiable_kernels(net.module, net.place):

@@ -12,36 +12,36 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.wire import Entry, Message, pack_bits, unpack_bits
-from shoal.parts.lib.submodel_units import rows_of
+from shoal.parts.lib.submodel_units import list_rows_of_kinds
 
 
-def droppable(net: Net, tie_gates: bool, output: bool) -> list[Axis]:
+def list_droppable_rows(net: Net, tie_gates: bool, output: bool) -> list[Axis]:
     """Of a language model the rows of the embedding, of the output and of the recurrent matrices; else the units."""
     kinds = {"embedding", "output", "cells" if tie_gates else "recurrent"} if net.token_inputs else set()
     kinds |= {"output"} if output else set()
-    return [*(() if net.token_inputs else net.axes), *rows_of(net, kinds)]
+    return [*(() if net.token_inputs else net.axes), *list_rows_of_kinds(net, kinds)]
 
 
-def count(size: int, rate: float) -> int:
+def count_kept_rows(size: int, rate: float) -> int:
     """How many rows are kept: exactly so many of each matrix, at least one."""
     return max(1, size - floor(rate * size + 0.5))
 
 
-def best(scores: Tensor | None, size: int, rate: float, generator: torch.Generator) -> Tensor:
+def pick_row_pattern(scores: Tensor | None, size: int, rate: float, generator: torch.Generator) -> Tensor:
     """1 for the rows that scored best, 0 for the others; by chance where there are no scores, or equal ones."""
     order = torch.randperm(size, generator=generator)
     if scores is not None:
         order = order[scores.cpu()[order].argsort(descending=True, stable=True)]
-    return torch.zeros(size).index_fill(0, order[: count(size, rate)], 1.0)
+    return torch.zeros(size).index_fill(0, order[: count_kept_rows(size, rate)], 1.0)
 
 
 @lru_cache(256)
-def blank(size: int) -> Tensor:
+def make_blank_pattern(size: int) -> Tensor:
     """No pattern at all; nobody writes to it."""
     return torch.zeros(size)
 
 
-def plan_of(kept: Mapping[str, Tensor]) -> Plan:
+def plan_kept_rows(kept: Mapping[str, Tensor]) -> Plan:
     return Plan({name: own.cpu().nonzero().flatten() for name, own in kept.items()})
 
 
@@ -62,7 +62,7 @@ def cut_rows(message: Message, lines: Callable[[str], Mapping[int, Tensor]]) -> 
     return replace(message, body=body)
 
 
-def told_lines(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.Size]) -> dict[int, Tensor]:
+def read_row_patterns(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.Size]) -> dict[int, Tensor]:
     """By dimension, which lines of a tensor were kept, as the message tells."""
     found: dict[int, Tensor] = {}
     for key, value in body[name].items():
@@ -72,35 +72,37 @@ def told_lines(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.
         owner_dim, _, owner = (place or f"{dim} {name}").partition(" ")
         shape, value = shapes.get(owner, ()), body.get(owner, {}).get(f"kept {owner_dim}")
         if value is None or not (dim + owner_dim).isdecimal() or int(owner_dim) >= len(shape):
-            raise unfit(name, f"a pattern {key[:40]!r} of nothing")
+            raise make_row_error(name, f"a pattern {key[:40]!r} of nothing")
         length = shape[int(owner_dim)]
         if value.dtype != torch.uint8 or value.shape != (-(-length // 8),):
-            raise unfit(name, f"a pattern of {value.numel()} bytes for {length} rows")
+            raise make_row_error(name, f"a pattern of {value.numel()} bytes for {length} rows")
         line = unpack_bits(value, torch.Size([length]))
         if not torch.equal(pack_bits(line), value):
-            raise unfit(name, "a pattern with more bits than rows")
+            raise make_row_error(name, "a pattern with more bits than rows")
         found[int(dim)] = line
     return found
 
 
-def shapes_after(shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
+def compute_cut_shapes(shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
     """The shapes of the values that are left."""
     made = dict(shapes)
     for name in message.body:
-        for dim, line in told_lines(name, message.body, shapes).items():
+        for dim, line in read_row_patterns(name, message.body, shapes).items():
             made[name] = torch.Size([int(line.sum()) if d == dim else n for d, n in enumerate(made[name])])
     return made
 
 
-def put_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) -> Message:
+def restore_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) -> Message:
     """Values of the shapes they had, 0 where rows are missing; `covers` says that those did not arrive."""
     body: dict[str, Entry] = {}
-    after = shapes_after(shapes, message)
+    after = compute_cut_shapes(shapes, message)
     for name, entry in message.body.items():
         rest = {k: v for k, v in entry.items() if not k.startswith("kept ")}
-        lines = told_lines(name, message.body, shapes)
+        lines = read_row_patterns(name, message.body, shapes)
         if entry["value"].shape != after[name]:
-            raise unfit(name, f"values of shape {tuple(entry['value'].shape)} where {tuple(after[name])} are due")
+            raise make_row_error(
+                name, f"values of shape {tuple(entry['value'].shape)} where {tuple(after[name])} are due"
+            )
         if lines:
             full, mask = entry["value"], torch.ones((), dtype=torch.bool, device=entry["value"].device)
             for dim, line in lines.items():
@@ -113,10 +115,10 @@ def put_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) -> M
     return replace(message, body=body)
 
 
-def unfit(name: str, what: str) -> ShoalError:
+def make_row_error(name: str, what: str) -> ShoalError:
     return ShoalError("damaged", f"A message has {what} in {name}, which does not fit.", "It was not used.")
 
 
-def joint(kept: Sequence[Axis]) -> set[str]:
+def find_row_tensors(kept: Sequence[Axis]) -> set[str]:
     """The tensors that rows have to do with."""
     return {cut.tensor for axis in kept for cut in axis.cuts}

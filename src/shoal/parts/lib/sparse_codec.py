@@ -10,17 +10,17 @@ from torch import Tensor
 
 from shoal.core.model.tree import Params
 from shoal.core.wire import CodecLink, Entry, Message
-from shoal.parts.lib.position_codec import refuse, unpack
+from shoal.parts.lib.position_codec import refuse_message, unpack_positions
 
-SAMPLE = 1 << 15
+THRESHOLD_SAMPLE = 1 << 15
 
 
-def share(n: int, ratio: float) -> int:
+def count_sent_elements(n: int, ratio: float) -> int:
     """How many of n elements travel: rounded up, and at least one."""
     return min(n, max(1, ceil(round(ratio * n, 9))))
 
 
-def largest(values: Tensor, k: int) -> Tensor:
+def find_largest(values: Tensor, k: int) -> Tensor:
     """The positions of the k numbers of the largest size, rising; of equal ones the first."""
     n = values.numel()
     if k >= n:
@@ -31,51 +31,51 @@ def largest(values: Tensor, k: int) -> Tensor:
         above, ties = (sizes > limit).nonzero().flatten(), (sizes == limit).nonzero().flatten()
         return torch.cat((above, ties[: k - above.numel()])).sort().values
     flat = values.numpy()
-    near = candidates(flat, k)
+    near = preselect_largest(flat, k)
     sizes = np.abs(flat if near is None else flat[near])
-    limit = lowest(sizes, k)
+    limit = find_kth_largest(sizes, k)
     above = sizes > limit
     above[np.flatnonzero(sizes == limit)[: k - np.count_nonzero(above)]] = True
     return torch.from_numpy(np.flatnonzero(above) if near is None else near[above])
 
 
-def candidates(flat: np.ndarray, k: int) -> np.ndarray | None:
+def preselect_largest(flat: np.ndarray, k: int) -> np.ndarray | None:
     """The positions of some more than the k largest, told from a sample; None where that would not help."""
     n = len(flat)
-    sample = np.abs(flat[:: max(1, n // SAMPLE)])
+    sample = np.abs(flat[:: max(1, n // THRESHOLD_SAMPLE)])
     expected = k / n * len(sample)
     rank = int(expected + 4 * expected**0.5 + 8)
-    if n < 4 * SAMPLE or rank > len(sample) // 2:
+    if n < 4 * THRESHOLD_SAMPLE or rank > len(sample) // 2:
         return None
-    limit = lowest(sample, rank)
+    limit = find_kth_largest(sample, rank)
     found = np.flatnonzero((flat >= limit) | (flat <= -limit))
     return found if k <= len(found) < n else None
 
 
-def lowest(sizes: np.ndarray, k: int) -> np.floating:
+def find_kth_largest(sizes: np.ndarray, k: int) -> np.floating:
     """The smallest of the k largest."""
     return np.partition(sizes, len(sizes) - k)[len(sizes) - k]
 
 
-def coded(message: Message, link: CodecLink) -> Params:
+def select_coded_values(message: Message, link: CodecLink) -> Params:
     """The values that such a codec codes: what is trained. Counters and running statistics travel as they are."""
     values = {k: e["value"] for k, e in message.body.items() if link.trained is None or k in link.trained}
     return {k: v for k, v in values.items() if v.is_floating_point()}
 
 
-def lowered(full: Mapping[str, Tensor], values: Params, link: CodecLink) -> Params:
+def lower_codec_memory(full: Mapping[str, Tensor], values: Params, link: CodecLink) -> Params:
     """Of what is kept at full shape, what the codec sees; 0 where nothing is kept yet."""
     known = {k: full[k] if k in full else torch.zeros_like(link.like[k]) for k in values}
     return link.reduce_from_full(known)
 
 
-def summed(value: Tensor, due: Tensor | None, name: str, factor: float = 1.0) -> Tensor:
+def add_owed(value: Tensor, due: Tensor | None, name: str, factor: float = 1.0) -> Tensor:
     """What is due by now as a new list of numbers, value + factor due; refused where one of them is none."""
     flat = value.flatten()
-    return finite(flat.clone() if due is None else torch.add(flat, due.flatten(), alpha=factor), name)
+    return check_finite_values(flat.clone() if due is None else torch.add(flat, due.flatten(), alpha=factor), name)
 
 
-def lifted(seen: Params, full: Mapping[str, Tensor], link: CodecLink) -> Params:
+def lift_codec_memory(seen: Params, full: Mapping[str, Tensor], link: CodecLink) -> Params:
     """What is kept at full shape after this round: what the codec did not see stays as it was."""
     if not link.plan and not link.earlier:
         return {**full, **seen}
@@ -84,40 +84,42 @@ def lifted(seen: Params, full: Mapping[str, Tensor], link: CodecLink) -> Params:
     return {**full, **{k: torch.where(there[k] > 0, v, old[k]) for k, v in new.items()}}
 
 
-def scattered(message: Message, link: CodecLink, count: Callable[[int], int], way: str) -> Message:
+def decode_sparse_message(message: Message, link: CodecLink, count: Callable[[int], int], way: str) -> Message:
     """A message whose entries hold some values and their positions, `count(n)` of n, with all values again."""
     body = {}
     for name, entry in message.body.items():
         shape, dtype = link.shapes[name], link.like[name].dtype
         if "at" not in entry:
-            body[name] = entry | {"value": fitting(entry["value"], shape, dtype, name)}
+            body[name] = entry | {"value": check_tensor_fits(entry["value"], shape, dtype, name)}
             continue
         k = count(shape.numel())
-        values = fitting(entry["value"], torch.Size([k]), dtype, name)
-        body[name] = without(entry, "at") | {"value": placed(values, unpack(entry["at"], shape.numel(), k, way), shape)}
+        values = check_tensor_fits(entry["value"], torch.Size([k]), dtype, name)
+        body[name] = drop_entry_fields(entry, "at") | {
+            "value": place_values(values, unpack_positions(entry["at"], shape.numel(), k, way), shape)
+        }
     return replace(message, body=body)
 
 
-def placed(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
+def place_values(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
     """A tensor with these values at these positions, and 0 elsewhere."""
     return values.new_zeros(shape.numel()).index_copy_(0, at, values).view(shape)
 
 
-def fitting(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, name: str) -> Tensor:
+def check_tensor_fits(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, name: str) -> Tensor:
     """A tensor as it arrived, refused where it is not what belongs there."""
     if tensor.dtype != dtype or tensor.shape != shape:
         found, wanted = (f"{d} of shape {tuple(s)}" for d, s in ((tensor.dtype, tensor.shape), (dtype, shape)))
-        refuse(f"has {found} for {name} where {wanted} belongs")
-    return finite(tensor, name) if tensor.is_floating_point() else tensor
+        refuse_message(f"has {found} for {name} where {wanted} belongs")
+    return check_finite_values(tensor, name) if tensor.is_floating_point() else tensor
 
 
-def finite(tensor: Tensor, name: str) -> Tensor:
+def check_finite_values(tensor: Tensor, name: str) -> Tensor:
     """The same tensor, refused where a number in it is none."""
     if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.aminmax()):
-        refuse(f"has values of {name} that are not finite")
+        refuse_message(f"has values of {name} that are not finite")
     return tensor
 
 
-def without(entry: Entry, *names: str) -> Entry:
+def drop_entry_fields(entry: Entry, *names: str) -> Entry:
     """An entry without what a codec wrote beside the value."""
     return {k: v for k, v in entry.items() if k not in names}

@@ -14,13 +14,13 @@ from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.types import SERVER
 
 
-def key(device: int) -> str:
+def device_state_key(device: int) -> str:
     """The name of what a state keeps about a device; no axis is called so, and states by axis are cut when pruned."""
     return f"device {device}"
 
 
 @lru_cache(256)
-def numbers(text: str) -> tuple[float, ...]:
+def parse_levels(text: str) -> tuple[float, ...]:
     """The numbers of a text such as "0.2,0.4,1" in rising order; none where it holds anything else or one twice."""
     try:
         found = tuple(sorted(float(word) for word in text.split(",")))
@@ -29,28 +29,28 @@ def numbers(text: str) -> tuple[float, ...]:
     return found if len(set(found)) == len(found) else ()
 
 
-def fraction(size: int, width: float) -> int:
+def count_units_at_width(size: int, width: float) -> int:
     """How many of `size` units a model of that width has: rounded up, and at least one."""
     return max(1, ceil(width * size - 1e-9))
 
 
-def left(size: int, rate: float) -> int:
+def count_units_left(size: int, rate: float) -> int:
     """How many of `size` units are left when that share of them is dropped: at least one."""
     return max(1, size - round(rate * size))
 
 
-def first_units(net: Net, width: float) -> dict[str, Tensor]:
+def take_first_units(net: Net, width: float) -> dict[str, Tensor]:
     """The first units of every axis."""
-    return {axis.name: torch.arange(fraction(axis.size, width)) for axis in net.axes}
+    return {axis.name: torch.arange(count_units_at_width(axis.size, width)) for axis in net.axes}
 
 
-def drawn_units(draw: np.random.Generator, size: int, count: int, chances: np.ndarray | None = None) -> Tensor:
+def draw_units(draw: np.random.Generator, size: int, count: int, chances: np.ndarray | None = None) -> Tensor:
     """So many different units, in order."""
     return torch.from_numpy(np.sort(draw.choice(size, count, replace=False, p=chances)))
 
 
 @lru_cache(65536)
-def tier(streams: RandomStreams, part: str, device: int, levels: tuple[float, ...]) -> float:
+def draw_tier(streams: RandomStreams, part: str, device: int, levels: tuple[float, ...]) -> float:
     """The level that a device has for the whole run, equally likely each; the server has the largest.
 
     Both ends can draw it, so that it need not travel.
@@ -60,34 +60,34 @@ def tier(streams: RandomStreams, part: str, device: int, levels: tuple[float, ..
     return levels[int(streams.make_numpy_generator(part_stream_name(part, "tier"), 0, device).integers(len(levels)))]
 
 
-KINDS = ("embedding", "output", "recurrent", "cells", "input")
+ROW_KINDS = ("embedding", "output", "recurrent", "cells", "input")
 
 
-def rows_of(net: Net, kinds: Collection[str]) -> list[Axis]:
+def list_rows_of_kinds(net: Net, kinds: Collection[str]) -> list[Axis]:
     """The rows of these kinds."""
     return [rows for rows in net.rows if rows.name.rpartition(":")[2] in kinds]
 
 
-def axes_to_drop(net: Net, filters: bool, rows: str) -> list[Axis]:
+def list_axes_to_drop(net: Net, filters: bool, rows: str) -> list[Axis]:
     """What a method drops: rows of the kinds it names, or units of all layers that are not recurrent."""
     if rows:
-        return rows_of(net, rows.split(","))
-    return [a for a in net.axes if not recurrent(a) and (filters or not a.tap)]
+        return list_rows_of_kinds(net, rows.split(","))
+    return [a for a in net.axes if not is_recurrent(a) and (filters or not a.tap)]
 
 
-def recurrent(axis: Axis) -> bool:
+def is_recurrent(axis: Axis) -> bool:
     """Whether a layer reads its own units, as an LSTM does at the next position."""
     made = {cut.tensor for cut in axis.cuts if not cut.reads}
     return any(cut.reads and cut.tensor in made for cut in axis.cuts)
 
 
-def normalised(net: Net, axis: Axis) -> bool:
+def is_batch_normalised(net: Net, axis: Axis) -> bool:
     """Whether the units of an axis go through a batch normalisation, which keeps running statistics of each."""
     statistics = {name for name, _ in net.module.named_buffers()}
     return any(cut.tensor in statistics for cut in axis.cuts)
 
 
-def strengths(net: Net, params: Mapping[str, Tensor], biases: bool = True) -> dict[str, Tensor]:
+def compute_unit_strengths(net: Net, params: Mapping[str, Tensor], biases: bool = True) -> dict[str, Tensor]:
     """By axis, the sum of the absolute values of the parameters that make each unit.
 
     Without `biases` those of its weights alone: no bias, and no factor of a norm.

@@ -9,11 +9,11 @@ from shoal.core.model.feature_maps import TrackPoolingInputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params
-from shoal.parts.lib.submodel_units import strengths
+from shoal.parts.lib.submodel_units import compute_unit_strengths
 
 
 @torch.no_grad()
-def scores(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
+def score_neurons(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
     """By axis, one number for each unit.
 
     Where units have maps (filters, heads): the mean rank of a unit's map over the inputs, as a share of the largest
@@ -23,11 +23,16 @@ def scores(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
     taps = tuple(dict.fromkeys(axis.tap for axis in net.axes if axis.tap))
     with TrackPoolingInputs():
         seen = net.forward(params, inputs, taps)[2] if taps else {}
-    sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in strengths(net, params).items()}
-    return {a.name: ranks(maps(seen[a.tap], a)) if a.tap else sizes[a.name].float().to(inputs.device) for a in net.axes}
+    sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in compute_unit_strengths(net, params).items()}
+    return {
+        a.name: compute_map_ranks(shape_feature_maps(seen[a.tap], a))
+        if a.tap
+        else sizes[a.name].float().to(inputs.device)
+        for a in net.axes
+    }
 
 
-def maps(output: Tensor, axis: Axis) -> Tensor:
+def shape_feature_maps(output: Tensor, axis: Axis) -> Tensor:
     """What was tapped as samples x units x rows x columns: maps of filters, or positions of concatenated heads.
 
     Signals have one row; of volumes the slices stand below each other.
@@ -37,13 +42,15 @@ def maps(output: Tensor, axis: Axis) -> Tensor:
     return output.unsqueeze(2) if output.dim() == 3 else output.flatten(2, -2)
 
 
-def ranks(found: Tensor) -> Tensor:
+def compute_map_ranks(found: Tensor) -> Tensor:
     """Of many small matrices, which a processor is quicker at than a GPU; numbers that are not finite count as 0."""
     found = found.float().nan_to_num(0.0, 0.0, 0.0)
     return torch.linalg.matrix_rank(found.cpu()).float().mean(0).to(found.device) / min(found.shape[-2:])
 
 
-def merged(reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def average_neuron_scores(
+    reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Scores weighed by samples, over the devices that held a unit; a unit that nobody held keeps its score."""
     total = {axis: torch.zeros_like(own) for axis, own in reports[0][1].items()}
     mass = {axis: torch.zeros_like(own) for axis, own in total.items()}

@@ -13,10 +13,10 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import SERVER, Round
-from shoal.parts.lib.submodel_units import left
+from shoal.parts.lib.submodel_units import count_units_left
 
 
-def prunable(part: Part, net: Net) -> list[str]:
+def list_prunable_weights(part: Part, net: Net) -> list[str]:
     """The weights that can lose elements: matrices and filters, but no biases, norms or statistics."""
     found = [name for name in net.shared_trainable if net.initial[name].dim() >= 2]
     if not found:
@@ -25,7 +25,7 @@ def prunable(part: Part, net: Net) -> list[str]:
     return found
 
 
-def top(count: int, *scores: Tensor) -> Tensor:
+def mask_top_elements(count: int, *scores: Tensor) -> Tensor:
     """Which elements score highest: exactly so many. Later scores decide between equals, and then who comes first."""
     order = torch.arange(scores[0].numel(), device=scores[0].device)
     for own in reversed(scores):
@@ -33,26 +33,26 @@ def top(count: int, *scores: Tensor) -> Tensor:
     return torch.zeros_like(scores[0], dtype=torch.bool).flatten().index_fill(0, order[:count], True).view_as(scores[0])
 
 
-def strongest(params: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
+def mask_strongest(params: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
     """Of each tensor so many elements, those of the largest size."""
-    return {name: top(count, params[name].abs()) for name, count in counts.items()}
+    return {name: mask_top_elements(count, params[name].abs()) for name, count in counts.items()}
 
 
-def strongest_of_all(params: Mapping[str, Tensor], names: Sequence[str], count: int) -> dict[str, Tensor]:
+def mask_strongest_overall(params: Mapping[str, Tensor], names: Sequence[str], count: int) -> dict[str, Tensor]:
     """So many elements of all these tensors together, those of the largest size; the largest of each in any case."""
     sizes = [params[name].abs().flatten() for name in names]
     firsts = [own.index_fill(0, own.argmax(), torch.inf) for own in sizes]
-    found = top(max(count, len(names)), torch.cat(firsts)).split([len(own) for own in sizes])
+    found = mask_top_elements(max(count, len(names)), torch.cat(firsts)).split([len(own) for own in sizes])
     return {name: own.view_as(params[name]) for name, own in zip(names, found)}
 
 
-def erk(shapes: Mapping[str, torch.Size], sparsity: float) -> dict[str, int]:
+def compute_erk_counts(shapes: Mapping[str, torch.Size], sparsity: float) -> dict[str, int]:
     """How many elements each tensor keeps: in proportion to the sum of its sides, and of all together an exact number.
 
     So small layers are denser (Erdos-Renyi kernel). No tensor keeps more than it has, and each at least one.
     """
     sizes = {k: shape.numel() for k, shape in shapes.items()}
-    total, full, scale = left(sum(sizes.values()), sparsity), set[str](), 0.0
+    total, full, scale = count_units_left(sum(sizes.values()), sparsity), set[str](), 0.0
     while len(full) < len(shapes):
         rest = [k for k in shapes if k not in full]
         scale = (total - sum(sizes[k] for k in full)) / sum(sum(shapes[k]) for k in rest)
@@ -66,30 +66,34 @@ def erk(shapes: Mapping[str, torch.Size], sparsity: float) -> dict[str, int]:
     return counts | {k: counts[k] + 1 for k in nearest[: max(0, total - sum(counts.values()))]}
 
 
-def masked(params: Params, masks: Mapping[str, Tensor]) -> Params:
+def apply_masks(params: Params, masks: Mapping[str, Tensor]) -> Params:
     """The same parameters with 0 for all that is not kept."""
     return params | {k: torch.where(mask, params[k], 0) for k, mask in masks.items()}
 
 
-def opened(masks: Mapping[str, Tensor], round: Round) -> Tree:
+def init_mask_state(masks: Mapping[str, Tensor], round: Round) -> Tree:
     """The state before the first round: masks, how often they changed, and which of them each device knows."""
-    return {"masks": needed(masks), "version": 0, "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32)}
+    return {
+        "masks": drop_full_masks(masks),
+        "version": 0,
+        "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32),
+    }
 
 
-def renewed(state: Tree, masks: Mapping[str, Tensor]) -> Tree:
+def replace_masks(state: Tree, masks: Mapping[str, Tensor]) -> Tree:
     """The state with other masks, of which nobody knows yet; the same state where they are the same."""
-    old, new = state["masks"], needed(masks)
+    old, new = state["masks"], drop_full_masks(masks)
     if old.keys() == new.keys() and all(torch.equal(old[k], mask) for k, mask in new.items()):
         return state
     return state | {"masks": new, "version": state["version"] + 1}
 
 
-def needed(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def drop_full_masks(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """None at all where nothing is left out."""
     return {} if all(bool(mask.all()) for mask in masks.values()) else dict(masks)
 
 
-def planned(plans: Mapping[int, Plan], state: Tree) -> dict[int, Plan]:
+def plan_masked_training(plans: Mapping[int, Plan], state: Tree) -> dict[int, Plan]:
     """Every device trains what is kept; the masks travel to those that do not know them."""
     masks, version, seen = state["masks"], state["version"], state["seen"]
     if not masks:
@@ -97,7 +101,7 @@ def planned(plans: Mapping[int, Plan], state: Tree) -> dict[int, Plan]:
     return {d: replace(p, masks=masks, known=d == SERVER or int(seen[d]) == version) for d, p in plans.items()}
 
 
-def heard(state: Tree, round: Round) -> Tree:
+def note_known_masks(state: Tree, round: Round) -> Tree:
     """The state after a round: who answered knows the masks that it was asked with; of the others nobody can say."""
     devices = torch.tensor([r.device for r in round.replies if r.device != SERVER], dtype=torch.long)
     seen = state["seen"]

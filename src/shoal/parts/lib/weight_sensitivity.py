@@ -11,23 +11,23 @@ from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
 
-def mean_of(trees: Sequence[Mapping[str, Tensor]], round: Round) -> Params:
+def average_trees(trees: Sequence[Mapping[str, Tensor]], round: Round) -> Params:
     """The weighted mean of trees shaped like the model, one per reply, each coordinate over those that hold it."""
     replies = [replace(r, delta=dict(own)) for r, own in zip(round.replies, trees, strict=True)]
     weights = round.weights.tolist()
     return {k: average_delta(k, round.anchor[k], replies, weights) for k in round.net.shared_trainable}
 
 
-def change_of(round: Round) -> Params:
+def compute_mean_change(round: Round) -> Params:
     """What combining the replies changes."""
-    return mean_of([r.delta for r in round.replies], round)
+    return average_trees([r.delta for r in round.replies], round)
 
 
-def ways_of(round: Round) -> list[Params]:
+def compute_weight_derivatives(round: Round) -> list[Params]:
     """For each reply k: d w / d log a_k = a_k / A * (w_k - w) where it holds a coordinate, A the sum over holders."""
     weights, ways = round.weights.tolist(), [dict[str, Tensor]() for _ in round.replies]
-    for name, change in change_of(round).items():
-        masks = [held(r.covered.get(name), name in r.delta, change) for r in round.replies]
+    for name, change in compute_mean_change(round).items():
+        masks = [expand_held_mask(r.covered.get(name), name in r.delta, change) for r in round.replies]
         mass = sum((m * w for m, w in zip(masks, weights)), torch.zeros_like(change))
         for way, reply, mask, weight in zip(ways, round.replies, masks, weights):
             if name in reply.delta:
@@ -36,13 +36,13 @@ def ways_of(round: Round) -> list[Params]:
     return ways
 
 
-def held(mask: Tensor | None, there: bool, like: Tensor) -> Tensor:
+def expand_held_mask(mask: Tensor | None, there: bool, like: Tensor) -> Tensor:
     if mask is None:
         return torch.full_like(like, float(there))
     return mask.to(like.dtype)
 
 
-def along(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str, Tensor]) -> Tensor:
+def project_gradient(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str, Tensor]) -> Tensor:
     """How fast the loss rises along each way."""
     found = [
         torch.stack([(g * way[k]).sum(dtype=torch.float64) for k, g in gradient.items() if k in way]) for way in ways
@@ -50,7 +50,7 @@ def along(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str, Tensor]) 
     return torch.stack([f.sum() for f in found]).cpu()
 
 
-def capped(weights: Tensor, cap: float) -> Tensor:
+def cap_weights(weights: Tensor, cap: float) -> Tensor:
     """No weight above a share of all; what is taken from the heaviest goes to the others in proportion."""
     if cap >= 1 or not weights.sum() > 0:
         return weights
