@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.local.device import TrainingSetup
-from shoal.data.dataset import digits
+from shoal.data.dataset import read_digits
 from shoal.engines.host import Machine
 from shoal.remote.engine import LARGEST
 from shoal.runs.build import assemble
@@ -63,7 +63,7 @@ def samples_file(folder: Path, device: int, **more: object) -> str:
     assembly = assemble(Recipe().revised(**BASE | more))
     assert isinstance(assembly.loop.engine, Machine)
     site: TrainingSetup = assembly.loop.engine.site
-    index, data = site.samples(device).index, digits()
+    index, data = site.samples(device).index, read_digits()
     np.savez(folder / f"{device}.npz", x=data.inputs[index].numpy(), y=data.targets[index].numpy())
     code = f"""
         import numpy as np

@@ -20,7 +20,7 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, Optimiser
 from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.data.augment import parse_augment
-from shoal.data.dataset import digits as load_digits
+from shoal.data.dataset import read_digits as load_digits
 from shoal.models import build
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
@@ -305,7 +305,7 @@ def test_digits():
     assert digits.inputs.min() == 0 and digits.inputs.max() == 1
     counts = torch.bincount(torch.cat((digits.targets, digits.test_targets)))
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    normal = digits.normalised()
+    normal = digits.normalise()
     assert normal.inputs.mean().abs() < 1e-5 and normal.inputs.std().sub(1).abs() < 1e-4
 
 
@@ -313,10 +313,10 @@ def test_augmentation_moves_pixels_and_loses_none_but_at_the_border():
     flip, crop = parse_augment("flip"), parse_augment("crop:2")
     assert flip and crop
     x = torch.arange(2 * 3 * 6 * 6.0).view(2, 3, 6, 6)
-    turned = flip.turned(x, flip.draw(torch.Generator().manual_seed(1), 2))
+    turned = flip.transform_images(x, flip.draw(torch.Generator().manual_seed(1), 2))
     assert all(torch.equal(t, o) or torch.equal(t, o.flip(-1)) for t, o in zip(turned, x))
     wide = F.pad(x, (2, 2, 2, 2))
-    for shifted, source in zip(crop.turned(x, crop.draw(torch.Generator().manual_seed(1), 2)), wide):
+    for shifted, source in zip(crop.transform_images(x, crop.draw(torch.Generator().manual_seed(1), 2)), wide):
         windows = [source[:, i : i + 6, j : j + 6] for i in range(5) for j in range(5)]
         assert any(torch.equal(shifted, w) for w in windows)
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from shoal.core.errors import ShoalError
 from shoal.data import cache, cifar, download, leaf, mnist, sources, svhn, tiny_imagenet, user_data, word_corpora
 from shoal.data.dataset import Dataset
-from shoal.data.download import File
+from shoal.data.download import SourceFile
 
 scipy_io = pytest.importorskip("scipy.io", reason="scipy writes the MATLAB files of these tests")
 Image = pytest.importorskip("PIL.Image", reason="images are read with Pillow")
@@ -166,7 +166,7 @@ PLAY = "First Lord:\n" + "Speak, speak! " * 30 + "\n\nALL:\nAy.\n\nFool:\n" + "N
 
 @pytest.mark.parametrize("pack, end", [(bytes, ""), (gzip.compress, ".gz"), (gzip.compress, "")])
 def test_idx(tmp_path, pack, end):
-    data = mnist.read(mnist_folder(tmp_path, pack, end))
+    data = mnist.read_mnist(mnist_folder(tmp_path, pack, end))
     assert data.inputs.shape == (7, 1, 3, 3) and data.test_inputs.shape == (4, 1, 3, 3)
     assert data.inputs.dtype == torch.uint8 and data.targets.dtype == torch.int64
     assert np.array_equal(data.inputs[:, 0].numpy(), grey(7)) and data.targets.tolist() == list(range(7))
@@ -177,7 +177,7 @@ def test_idx_cut_short_at_every_byte():
     for content in (whole, gzip.compress(whole)):
         for end in range(len(content)):
             with Refused("damaged"):
-                mnist.decode(content[:end], HERE, 3)
+                mnist.decode_idx(content[:end], HERE, 3)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_idx_cut_short_at_every_byte():
 )
 def test_idx_that_is_wrong(content, what):
     with pytest.raises(ShoalError, match=what) as caught:
-        mnist.decode(content, HERE, 3)
+        mnist.decode_idx(content, HERE, 3)
     assert caught.value.kind.name == "damaged" and "somewhere" in str(caught.value)
 
 
@@ -201,23 +201,23 @@ def test_labels_that_do_not_fit(tmp_path):
     for labels in (np.full(7, 10, np.uint8), np.zeros(6, np.uint8)):
         (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_file(labels))
         with Refused("damaged"):
-            mnist.read(tmp_path)
+            mnist.read_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_file(grey(7, 4)))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_file(np.zeros(7, np.uint8)))
     with pytest.raises(ShoalError, match="differ in size"):
-        mnist.read(tmp_path)
+        mnist.read_mnist(tmp_path)
 
 
 def test_a_gzip_bomb_is_not_unpacked(monkeypatch):
     with pytest.raises(ShoalError, match="more than 1000 bytes"):
-        mnist.unpacked(gzip.compress(bytes(100_000)), HERE, 1000)
+        mnist.gunzip_limited(gzip.compress(bytes(100_000)), HERE, 1000)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_cifar10(tmp_path, packed):
     files = {f"cifar-10-batches-py/{name}": old_batch(count) for name, count in CIFAR10.items()}
     put(tmp_path, {"cifar-10-python.tar.gz": tar_of(files)} if packed else files)
-    data = cifar.cifar10(tmp_path)
+    data = cifar.read_cifar10(tmp_path)
     assert data.inputs.shape == (10, 3, 32, 32) and data.inputs.dtype == torch.uint8
     assert data.targets.tolist() == [0, 1] * 5 and data.test_targets.tolist() == [0, 1, 2]
     assert np.array_equal(data.inputs[:2].flatten(1).numpy(), colours(2))
@@ -226,7 +226,7 @@ def test_cifar10(tmp_path, packed):
 @pytest.mark.parametrize("protocol", range(6))
 def test_cifar100_by_any_protocol(tmp_path, protocol):
     files = {"train": batch(5, b"fine_labels", protocol), "test": batch(2, b"fine_labels", protocol)}
-    data = cifar.cifar100(put(tmp_path / "cifar-100-python", files).parent)
+    data = cifar.read_cifar100(put(tmp_path / "cifar-100-python", files).parent)
     assert data.classes == 100 and data.targets.tolist() == list(range(5))
     assert np.array_equal(data.inputs.flatten(1).numpy(), colours(5))
 
@@ -234,7 +234,7 @@ def test_cifar100_by_any_protocol(tmp_path, protocol):
 @pytest.mark.parametrize("order", "CF")
 def test_batches_with_names_as_text_and_labels_as_an_array(order):
     table = {"data": np.asarray(colours(3), order=order), "labels": np.arange(3)}
-    x, y = cifar.decode(pickle.dumps(table), HERE, "labels", 10)
+    x, y = cifar.decode_cifar_batch(pickle.dumps(table), HERE, "labels", 10)
     assert np.array_equal(x.reshape(3, -1), colours(3)) and y.tolist() == [0, 1, 2]
 
 
@@ -242,7 +242,7 @@ def test_a_batch_cut_short_at_every_point():
     content = old_batch(1)
     for end in [*range(120), *range(len(content) - 20, len(content))]:
         with Refused("damaged"):
-            cifar.decode(content[:end], HERE, "labels", 10)
+            cifar.decode_cifar_batch(content[:end], HERE, "labels", 10)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_batch_cut_short_at_every_point():
 )
 def test_batches_that_are_wrong(table):
     with Refused("damaged"):
-        cifar.decode(pickle.dumps(table), HERE, "labels", 10)
+        cifar.decode_cifar_batch(pickle.dumps(table), HERE, "labels", 10)
 
 
 class Call:
@@ -329,7 +329,7 @@ def test_a_hostile_pickle_runs_nothing(name, tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         with Refused("damaged"):
-            cifar.decode(HOSTILE[name], HERE, "labels", 10)
+            cifar.decode_cifar_batch(HOSTILE[name], HERE, "labels", 10)
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:
         tracemalloc.stop()
@@ -341,7 +341,7 @@ def test_archives_with_tricks(tmp_path):
     place = tmp_path / "in" / "cifar-10-python.tar.gz"
     place.parent.mkdir()
     place.write_bytes(tar_of({"../../owned": b"x", "/owned": b"x", "cifar-10-batches-py/../../owned": b"x"} | good))
-    assert len(cifar.cifar10(place.parent).inputs) == 10
+    assert len(cifar.read_cifar10(place.parent).inputs) == 10
     assert [path.name for path in tmp_path.rglob("*")] == ["in", place.name]
 
     out = io.BytesIO()
@@ -352,18 +352,18 @@ def test_archives_with_tricks(tmp_path):
     for content in (out.getvalue(), tar_of({}), b"", b"no archive", tar_of(good)[:-3000], gzip.compress(b"abc")):
         place.write_bytes(content)
         with Refused("damaged"):
-            cifar.cifar10(place.parent)
+            cifar.read_cifar10(place.parent)
 
 
 def test_an_archive_that_never_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "LIMIT", 100_000)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(tar_of({"a": bytes(1_000_000)}))
     with pytest.raises(ShoalError, match="more than 100000 bytes"):
-        cifar.cifar10(tmp_path)
+        cifar.read_cifar10(tmp_path)
 
 
 def test_svhn(tmp_path):
-    data = svhn.read(put(tmp_path, {"train_32x32.mat": mat_file(12), "test_32x32.mat": mat_file(3, False)}))
+    data = svhn.read_svhn(put(tmp_path, {"train_32x32.mat": mat_file(12), "test_32x32.mat": mat_file(3, False)}))
     assert data.inputs.shape == (12, 3, 32, 32) and data.inputs.dtype == torch.uint8
     assert data.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 12), np.uint8)
@@ -388,17 +388,17 @@ def test_svhn(tmp_path):
 )
 def test_svhn_that_is_wrong(content):
     with Refused("damaged"):
-        svhn.decode(content, HERE)
+        svhn.decode_svhn(content, HERE)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_tiny_imagenet(tmp_path, packed):
     files = {f"tiny-imagenet-200/{name}": content for name, content in tiny_files().items()}
     put(tmp_path, {"tiny-imagenet-200.zip": zip_of(files | {"../owned": b"x"})} if packed else files)
-    data = tiny_imagenet.read(tmp_path)
+    data = tiny_imagenet.read_tiny_imagenet(tmp_path)
     assert data.inputs.shape == (4, 3, 64, 64) and data.test_inputs.shape == (1, 3, 64, 64)
     assert data.classes == 2 and data.targets.tolist() == [1, 1, 0, 0] and data.test_targets.tolist() == [1]
-    small = tiny_imagenet.read(tmp_path, side=32)
+    small = tiny_imagenet.read_tiny_imagenet(tmp_path, side=32)
     mean = data.inputs.float().unflatten(-1, (32, 2)).mean(-1).unflatten(-2, (32, 2)).mean(-2)
     assert small.inputs.shape == (4, 3, 32, 32) and (small.inputs - mean).abs().max() <= 1
 
@@ -421,21 +421,21 @@ def test_tiny_imagenet(tmp_path, packed):
 def test_tiny_imagenet_that_is_wrong(name, content):
     files = tiny_files() | {name: content}
     with Refused("damaged"):
-        tiny_imagenet.assemble(list(files), files.__getitem__, HERE, "tiny", 64)
+        tiny_imagenet.assemble_tiny_imagenet(list(files), files.__getitem__, HERE, "tiny", 64)
 
 
 def test_images_without_pillow(monkeypatch):
     content = jpeg()
     monkeypatch.setitem(sys.modules, "PIL", None)
     with Refused("missing-extra"):
-        tiny_imagenet.decode(content, HERE, 64, 64)
+        tiny_imagenet.decode_square_image(content, HERE, 64, 64)
 
 
 def test_words(tmp_path):
     files = {"ptb.train.txt": TEXT, "ptb.valid.txt": TEXT, "ptb.test.txt": b"the zebra sat\n" * 20}
-    data = word_corpora.ptb(put(tmp_path, files), length=5)
+    data = word_corpora.read_ptb(put(tmp_path, files), length=5)
     vocabulary = sorted({*TEXT.decode().split(), "<eos>"})
-    stream = [vocabulary.index(word) for word in word_corpora.tokens(TEXT, HERE)]
+    stream = [vocabulary.index(word) for word in word_corpora.split_tokens(TEXT, HERE)]
     assert data.classes == len(vocabulary) and data.inputs[0].tolist() == stream[:5]
     assert data.targets[0].tolist() == stream[1:6] and len(data.inputs) == (len(stream) - 1) // 5
     assert data.test_inputs[0, 1] == vocabulary.index("<unk>")
@@ -448,17 +448,17 @@ def test_wikitext(tmp_path, how):
         files = {"wikitext-2-v1.zip": zip_of({f"wikitext-2/wiki.{half}.tokens": t for half, t in halves.items()})}
     else:
         files = {f"{half}.txt" if how == "plain" else f"wiki.{half}.tokens": t for half, t in halves.items()}
-    data = word_corpora.wikitext2(put(tmp_path, files), length=7)
+    data = word_corpora.read_wikitext2(put(tmp_path, files), length=7)
     assert data.classes == len({*TEXT.decode().lower().split(), "<eos>"}) + 2 and data.inputs.min() >= 2
-    assert word_corpora.wikitext2(tmp_path).inputs.shape[1] == 35
+    assert word_corpora.read_wikitext2(tmp_path).inputs.shape[1] == 35
 
 
 def test_texts_that_are_wrong():
     for content in (b"", b"too short\n", b"\xff\xfe" * 100):
         with Refused("damaged"):
-            word_corpora.assemble("ptb", content, HERE, TEXT, HERE)
+            word_corpora.assemble_corpus("ptb", content, HERE, TEXT, HERE)
     with Refused("damaged"):
-        word_corpora.assemble("ptb", TEXT, HERE, b"short", HERE)
+        word_corpora.assemble_corpus("ptb", TEXT, HERE, b"short", HERE)
 
 
 def leaf_folder(folder: Path, train: bytes, test: bytes) -> Path:
@@ -470,31 +470,31 @@ def test_leaf_images(tmp_path):
     train = leaf_file({"f1": (pixels[:3], [4, 0, 61]), "f0": (pixels[3:], [2, 2])})
     leaf_folder(tmp_path, train, leaf_file({"f1": (pixels[:1], [4])}))
     put(tmp_path, {"train/b.json": leaf_file({"f1": (pixels[:1], [1])})})
-    data = leaf.read(tmp_path)
+    data = leaf.read_leaf(tmp_path)
     assert data.inputs.shape == (6, 1, 28, 28) and data.inputs.dtype == torch.float32 and data.classes == 62
     assert data.owners is not None and data.owners.tolist() == [0, 0, 0, 1, 1, 0]
 
 
 def test_leaf_text(tmp_path):
     x, y = ["ab cd", "b cde"], ["e", "f"]
-    data = leaf.read(leaf_folder(tmp_path, leaf_file({"r": (x, y)}), leaf_file({"r": (x, y)})))
+    data = leaf.read_leaf(leaf_folder(tmp_path, leaf_file({"r": (x, y)}), leaf_file({"r": (x, y)})))
     assert data.classes == 80 == len(leaf.LETTERS) and data.inputs.shape == data.targets.shape == (2, 5)
     assert "".join(leaf.LETTERS[i] for i in data.targets[0].tolist()) == "b cde"
     odd = leaf_file({"r": (["aé", "bb"], ["c", "d"])})
-    assert leaf.read(leaf_folder(tmp_path / "odd", odd, odd)).classes == 5
+    assert leaf.read_leaf(leaf_folder(tmp_path / "odd", odd, odd)).classes == 5
 
 
 def test_leaf_word_lists(tmp_path):
     flat = leaf_file({"u": ([["a", "b"], ["c", "a"]], [["b", "c"], ["a", "a"]])})
-    data = leaf.read(leaf_folder(tmp_path, flat, leaf_file({"v": ([["z", "a"]], [["a", "b"]])})))
+    data = leaf.read_leaf(leaf_folder(tmp_path, flat, leaf_file({"v": ([["z", "a"]], [["a", "b"]])})))
     assert data.classes == 4 and data.inputs.tolist() == [[1, 2], [3, 1]]  # <UNK>, then by number of uses
     assert data.test_inputs.tolist() == [[0, 1]]
     goals = {"target_tokens": [["b", "c"], ["a", "a"]], "count_tokens": [[1, 1], [1, 0]]}
     nested = leaf_file({"u": ([[["a", "b"], ["c", "a"]]], [goals])})
-    again = leaf.read(leaf_folder(tmp_path / "nested", nested, nested))
+    again = leaf.read_leaf(leaf_folder(tmp_path / "nested", nested, nested))
     assert again.inputs.tolist() == [[1, 2], [3, 1]] and again.targets.tolist() == data.targets.tolist()
     ids = leaf_file({"u": ([[1, 2], [3, 4]], [[2, 3], [4, 9]])})
-    data = leaf.read(leaf_folder(tmp_path / "ids", ids, ids))
+    data = leaf.read_leaf(leaf_folder(tmp_path / "ids", ids, ids))
     assert data.classes == 10 and data.inputs.dtype == torch.int64 and data.targets.shape == (2, 2)
 
 
@@ -530,11 +530,11 @@ def test_leaf_word_lists(tmp_path):
 )
 def test_leaf_that_is_wrong(content, tmp_path):
     with Refused("damaged"):
-        leaf.read(leaf_folder(tmp_path, content, content))
+        leaf.read_leaf(leaf_folder(tmp_path, content, content))
 
 
 def test_shakespeare_by_role(tmp_path):
-    data = leaf.shakespeare(put(tmp_path, {"input.txt": PLAY.encode()}), length=20)
+    data = leaf.read_shakespeare(put(tmp_path, {"input.txt": PLAY.encode()}), length=20)
     letters = sorted(set(PLAY))
     assert data.classes == len(letters) and data.owners is not None and set(data.owners) == {0, 1}
     assert "".join(letters[i] for i in data.inputs[0].tolist()) == "Speak, speak! Speak,"
@@ -546,7 +546,7 @@ def test_shakespeare_by_role(tmp_path):
 def test_plays_that_are_wrong():
     for content in (b"", b"\xff", b"no roles at all", b"A:\nshort\n\nB:\nshorter"):
         with Refused("damaged"):
-            leaf.by_role(content, HERE, 20)
+            leaf.split_by_role(content, HERE, 20)
 
 
 # Mutations
@@ -594,7 +594,7 @@ def test_mutated_idx():
     labels = np.zeros(2, np.uint8)
 
     def read(content: bytes) -> None:
-        mnist.pair(mnist.decode(content, HERE, 3), labels, HERE, HERE, 10)
+        mnist.pair_images_labels(mnist.decode_idx(content, HERE, 3), labels, HERE, HERE, 10)
 
     survives(read, [idx_file(grey(2)), gzip.compress(idx_file(grey(2)))])
 
@@ -604,7 +604,7 @@ def test_mutated_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "load", trap)
     good = [old_batch(2), *(batch(2, protocol=protocol) for protocol in (0, 2, 4, 5))]
     for seeds in (good, [good[0], *HOSTILE.values()]):
-        survives(lambda content: cifar.decode(content, HERE, "labels", 10), seeds)
+        survives(lambda content: cifar.decode_cifar_batch(content, HERE, "labels", 10), seeds)
     assert not list(tmp_path.iterdir()) and not RAN
 
 
@@ -614,14 +614,14 @@ def test_mutated_archives(tmp_path):
 
     def read(content: bytes) -> None:
         place.write_bytes(content)
-        cifar.from_tar(place, "cifar-100-python", ["train", "test"])
+        cifar.read_tar_members(place, "cifar-100-python", ["train", "test"])
 
     survives(read, [tar_of(files), tar_of(files, "w")])
     assert list(tmp_path.iterdir()) == [place]
 
 
 def test_mutated_mat():
-    survives(lambda content: svhn.decode(content, HERE), [mat_file(1), mat_file(1, False)])
+    survives(lambda content: svhn.decode_svhn(content, HERE), [mat_file(1), mat_file(1, False)])
 
 
 def test_mutated_tiny_imagenet():
@@ -634,22 +634,22 @@ def test_mutated_tiny_imagenet():
     def read(content: bytes) -> None:
         name = names[content[0] % 4] if content else names[0]
         changed = files | {name: content[1:]}
-        tiny_imagenet.assemble(names, lambda file: changed.get(file, b""), HERE, "tiny", 32)
+        tiny_imagenet.assemble_tiny_imagenet(names, lambda file: changed.get(file, b""), HERE, "tiny", 32)
 
     survives(read, seeds)
 
 
 def test_mutated_texts():
-    survives(lambda content: word_corpora.assemble("ptb", content, HERE, TEXT, HERE, 5), [TEXT])
+    survives(lambda content: word_corpora.assemble_corpus("ptb", content, HERE, TEXT, HERE, 5), [TEXT])
 
 
 def test_mutated_leaf():
-    test = leaf.decode(leaf_file({"u": ([[0.5, 1.0]], [1])}), HERE)
-    lists = leaf.decode(leaf_file({"u": ([["a", "b"]], [["b", "c"]])}), HERE)
+    test = leaf.decode_leaf_json(leaf_file({"u": ([[0.5, 1.0]], [1])}), HERE)
+    lists = leaf.decode_leaf_json(leaf_file({"u": ([["a", "b"]], [["b", "c"]])}), HERE)
 
     def read(content: bytes) -> None:
-        half = leaf.decode(content, HERE)
-        leaf.assemble(half, lists if b'"b"' in content else test, HERE, "leaf")
+        half = leaf.decode_leaf_json(content, HERE)
+        leaf.assemble_leaf(half, lists if b'"b"' in content else test, HERE, "leaf")
 
     survives(
         read,
@@ -661,26 +661,26 @@ def test_mutated_leaf():
 
 
 def test_mutated_plays():
-    survives(lambda content: leaf.by_role(content, HERE, 20), [PLAY.encode()[:600]])
+    survives(lambda content: leaf.split_by_role(content, HERE, 20), [PLAY.encode()[:600]])
 
 
 def test_mutated_tables():
     content = b'a,"b",label,device\r\n1.5,2,cat,x\r\n-3e2,4,dog,y\r\n5,6,"cat",x\r\n'
-    survives(lambda content: user_data.table(content, HERE), [content, b"1,2,0\n3,4,1\n"])
+    survives(lambda content: user_data.read_csv_table(content, HERE), [content, b"1,2,0\n3,4,1\n"])
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_at_all(content):
     for read in (
-        lambda: mnist.decode(content, HERE, 1),
-        lambda: cifar.decode(content, HERE, "labels", 10),
-        lambda: svhn.decode(content, HERE),
-        lambda: tiny_imagenet.decode(content, HERE, 64, 64),
-        lambda: word_corpora.assemble("ptb", content, HERE, content, HERE, 5),
-        lambda: leaf.decode(content, HERE),
-        lambda: leaf.by_role(content, HERE, 5),
-        lambda: user_data.table(content, HERE),
+        lambda: mnist.decode_idx(content, HERE, 1),
+        lambda: cifar.decode_cifar_batch(content, HERE, "labels", 10),
+        lambda: svhn.decode_svhn(content, HERE),
+        lambda: tiny_imagenet.decode_square_image(content, HERE, 64, 64),
+        lambda: word_corpora.assemble_corpus("ptb", content, HERE, content, HERE, 5),
+        lambda: leaf.decode_leaf_json(content, HERE),
+        lambda: leaf.split_by_role(content, HERE, 5),
+        lambda: user_data.read_csv_table(content, HERE),
     ):
         try:
             read()
@@ -694,12 +694,16 @@ def test_any_bytes_at_all(content):
 def test_the_places_that_are_looked_into(tmp_path, monkeypatch):
     for place in ("MNIST/raw", "mnist", "MNIST"):
         mnist_folder(tmp_path / place / "x" / place, gzip.compress, ".gz")
-        assert sources.load("mnist", str(tmp_path / place / "x")).name == "mnist"
+        assert sources.load_dataset("mnist", str(tmp_path / place / "x")).name == "mnist"
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "mnist" / "x"))
-    assert len(sources.load("mnist").inputs) == 7 and sources.present("mnist") and not sources.present("cifar10")
+    assert (
+        len(sources.load_dataset("mnist").inputs) == 7
+        and sources.has_all_files("mnist")
+        and not sources.has_all_files("cifar10")
+    )
     monkeypatch.delenv("SHOAL_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert sources.data_folder() == tmp_path / ".cache" / "shoal" / "data"
+    assert sources.find_data_folder() == tmp_path / ".cache" / "shoal" / "data"
 
 
 def test_every_source_says_what_it_is():
@@ -711,12 +715,12 @@ def test_every_source_says_what_it_is():
 def test_leaf_by_folder(tmp_path):
     content = leaf_file({"a": ([[1.0, 2.0]], [0])})
     leaf_folder(tmp_path / "reviews", content, content)
-    assert sources.load("leaf:reviews", str(tmp_path)).inputs.shape == (1, 2)
-    assert sources.load(f"leaf:{tmp_path / 'reviews'}", str(tmp_path / "elsewhere")).inputs.shape == (1, 2)
+    assert sources.load_dataset("leaf:reviews", str(tmp_path)).inputs.shape == (1, 2)
+    assert sources.load_dataset(f"leaf:{tmp_path / 'reviews'}", str(tmp_path / "elsewhere")).inputs.shape == (1, 2)
     with Refused("no-data"):
-        sources.load("leaf", str(tmp_path))
+        sources.load_dataset("leaf", str(tmp_path))
     with Refused("unknown-name"):
-        sources.load("mnits")
+        sources.load_dataset("mnits")
 
 
 class Server:
@@ -751,17 +755,20 @@ def test_download(tmp_path):
     with Server() as server:
         server.answers["/good"] = (b"abc", 3)
         server.answers["/short"] = (b"ab", 3)
-        assert download.download(File("a", f"{server.address}/good", right), tmp_path / "new").read_bytes() == b"abc"
+        assert (
+            download.download_file(SourceFile("a", f"{server.address}/good", right), tmp_path / "new").read_bytes()
+            == b"abc"
+        )
         for file in (
-            File("b", f"{server.address}/good", "0" * 32),
-            File("b", f"{server.address}/short"),
-            File("b", f"{server.address}/missing"),
-            File("b", "http://127.0.0.1:9/offline"),
-            File("b", "file:///etc/passwd"),
-            File("b"),
+            SourceFile("b", f"{server.address}/good", "0" * 32),
+            SourceFile("b", f"{server.address}/short"),
+            SourceFile("b", f"{server.address}/missing"),
+            SourceFile("b", "http://127.0.0.1:9/offline"),
+            SourceFile("b", "file:///etc/passwd"),
+            SourceFile("b"),
         ):
             with pytest.raises(ShoalError) as caught:
-                download.download(file, tmp_path)
+                download.download_file(file, tmp_path)
             assert caught.value.kind.name == "no-data"
             assert all(word in str(caught.value) for word in ("b", str(tmp_path), file.url))
     assert [path.name for path in tmp_path.iterdir()] == ["new"] and len(list((tmp_path / "new").iterdir())) == 1
@@ -770,11 +777,11 @@ def test_download(tmp_path):
 def test_a_missing_set_is_fetched_and_then_kept(tmp_path, monkeypatch):
     with Server() as server:
         server.answers["/input.txt"] = (PLAY.encode() * 9, len(PLAY) * 9)
-        file = File("tinyshakespeare.txt", f"{server.address}/input.txt")
-        source = sources.Source("shakespeare", "plays", leaf.shakespeare, (file,), "shakespeare")
+        file = SourceFile("tinyshakespeare.txt", f"{server.address}/input.txt")
+        source = sources.Source("shakespeare", "plays", leaf.read_shakespeare, (file,), "shakespeare")
         monkeypatch.setitem(sources.SOURCES, "shakespeare", source)
-        first = sources.load("shakespeare", str(tmp_path))
-    again = sources.load("shakespeare", str(tmp_path))
+        first = sources.load_dataset("shakespeare", str(tmp_path))
+    again = sources.load_dataset("shakespeare", str(tmp_path))
     assert torch.equal(first.inputs, again.inputs)
 
 
@@ -792,29 +799,29 @@ def test_the_cache(tmp_path):
 
     file = put(tmp_path, {"file": b"1"}) / "file"
     for _ in range(3):
-        data = cache.cached(tmp_path, "small", [file], read)
+        data = cache.load_cached_dataset(tmp_path, "small", [file], read)
         assert torch.equal(data.inputs, small().inputs) and np.array_equal(data.owners, small().owners)  # type: ignore[arg-type]
         data.inputs.add_(1)  # stays in memory
     assert len(reads) == 1
     file.write_bytes(b"22")
-    cache.cached(tmp_path, "small", [file], read)
+    cache.load_cached_dataset(tmp_path, "small", [file], read)
     assert len(reads) == 2
 
 
 def test_a_damaged_cache_is_made_again(tmp_path):
     file = put(tmp_path, {"file": b"1"}) / "file"
-    cache.cached(tmp_path, "small", [file], small)
+    cache.load_cached_dataset(tmp_path, "small", [file], small)
     (folder,) = (tmp_path / ".arrays").iterdir()
     for name in sorted(path.name for path in folder.iterdir()):
         whole = (folder / name).read_bytes()
         for content in (b"", whole[: len(whole) // 2], whole[:-1], b"x" * len(whole), b"\x93NUMPY" + whole[3:]):
             (folder / name).write_bytes(content)
-            assert torch.equal(cache.cached(tmp_path, "small", [file], small).targets, small().targets)
+            assert torch.equal(cache.load_cached_dataset(tmp_path, "small", [file], small).targets, small().targets)
             assert (folder / name).read_bytes() == whole
         (folder / name).unlink()
-        assert torch.equal(cache.cached(tmp_path, "small", [file], small).targets, small().targets)
+        assert torch.equal(cache.load_cached_dataset(tmp_path, "small", [file], small).targets, small().targets)
 
 
 def test_no_cache_where_nothing_can_be_written(tmp_path):
     (tmp_path / ".arrays").write_text("a file is in the way")
-    assert len(cache.cached(tmp_path, "small", [], small).inputs) == 6
+    assert len(cache.load_cached_dataset(tmp_path, "small", [], small).inputs) == 6

@@ -6,13 +6,13 @@ import torch
 
 from shoal.data import word_corpora
 from shoal.data.dataset import Dataset
-from shoal.data.sources import data_folder, load, present
+from shoal.data.sources import find_data_folder, has_all_files, load_dataset
 
 
 def real(name: str) -> Dataset:
-    if not present(name):
-        pytest.skip(f"the files of {name} are not in {data_folder()}")
-    return load(name)
+    if not has_all_files(name):
+        pytest.skip(f"the files of {name} are not in {find_data_folder()}")
+    return load_dataset(name)
 
 
 def figures(x: torch.Tensor) -> tuple[list[float], list[float]]:
@@ -47,10 +47,10 @@ def test_cifar(name, classes, means):
 
 
 def tokens(folder: str, pattern: str, lower: bool = False) -> list[list[str]]:
-    paths = [data_folder() / folder / pattern.format(half) for half in ("train", "valid", "test")]
+    paths = [find_data_folder() / folder / pattern.format(half) for half in ("train", "valid", "test")]
     if not all(path.is_file() for path in paths):
         pytest.skip(f"{paths[0].name} and its like are not in {paths[0].parent}")
-    return [word_corpora.tokens(path.read_bytes(), path, lower) for path in paths]
+    return [word_corpora.split_tokens(path.read_bytes(), path, lower) for path in paths]
 
 
 def test_ptb():

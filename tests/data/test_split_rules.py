@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.data.dataset import digits
-from shoal.data.noniid_degree import histograms
-from shoal.data.population import Held, Population, Virtual
-from shoal.data.server_data import hold_back, withheld
+from shoal.data.dataset import read_digits
+from shoal.data.noniid_degree import count_labels_by_device
+from shoal.data.population import Population, StoredPopulation, VirtualPopulation
+from shoal.data.server_data import draw_server_samples, draw_withheld_samples
 from shoal.data.splits import SPLITS, parse_split
 
-DIGITS = digits().targets.numpy()
+DIGITS = read_digits().targets.numpy()
 BALANCED = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 180))
 TEXT = np.arange(60).reshape(20, 3)
 
@@ -29,7 +29,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def counts(text: str, labels: np.ndarray, devices: int, seed: int = 0) -> np.ndarray:
-    return histograms(labels, parse_split(text)(labels, devices, rng(seed)), int(labels.max()) + 1)
+    return count_labels_by_device(labels, parse_split(text)(labels, devices, rng(seed)), int(labels.max()) + 1)
 
 
 def refused(text: str, labels: np.ndarray, devices: int, owners: np.ndarray | None = None) -> str:
@@ -68,7 +68,7 @@ def test_a_population_is_a_sequence_and_may_be_renamed(text):
     names = 100 + np.arange(20)
     assert isinstance(split, Population) and len(list(split)) == 6
     assert np.array_equal(split[-1], split[5])
-    assert all(np.array_equal(names[a], b) for a, b in zip(split, split.among(names)))
+    assert all(np.array_equal(names[a], b) for a, b in zip(split, split.renumber(names)))
     for device in (6, -7):
         with pytest.raises(IndexError):
             split[device]
@@ -235,7 +235,7 @@ def test_every_kind_has_a_line_to_be_listed_with_and_a_form_that_names_it():
 # virtual --------------------------------------------------------------------------------------------------------------
 def test_a_virtual_population_stores_nothing_per_device():
     split = parse_split("virtual:60")(BALANCED, 10**6, rng())
-    assert isinstance(split, Virtual) and len(split) == 10**6
+    assert isinstance(split, VirtualPopulation) and len(split) == 10**6
     stored = [value for value in vars(split).values() if isinstance(value, np.ndarray)]
     assert sum(array.size for array in stored) == len(BALANCED)
     assert split.sizes.shape == (10**6,) and split.sizes.strides == (0,) and split.sizes[-1] == 60
@@ -264,42 +264,46 @@ def test_a_virtual_device_may_hold_all():
 # server data ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("classes, each", [(1, 90), (2, 45), (5, 18), (10, 9)])
 def test_the_server_has_equal_amounts_of_some_classes(classes, each):
-    kept = hold_back(f"share:0.05:{classes}", BALANCED, rng())
+    kept = draw_server_samples(f"share:0.05:{classes}", BALANCED, rng())
     found = np.bincount(BALANCED[kept], minlength=10)
     assert sorted(found) == [0] * (10 - classes) + [each] * classes
     assert len(set(kept.tolist())) == 90 and (np.diff(kept) > 0).all()
 
 
 def test_an_odd_share_is_as_even_as_can_be():
-    found = np.bincount(BALANCED[hold_back("share:0.05:4", BALANCED, rng())])
+    found = np.bincount(BALANCED[draw_server_samples("share:0.05:4", BALANCED, rng())])
     assert sorted(found[found > 0]) == [22, 22, 23, 23]
 
 
 def test_the_classes_of_the_server_are_drawn():
-    chosen = {tuple(np.unique(BALANCED[hold_back("share:0.01:2", BALANCED, rng(seed))])) for seed in range(20)}
+    chosen = {
+        tuple(np.unique(BALANCED[draw_server_samples("share:0.01:2", BALANCED, rng(seed))])) for seed in range(20)
+    }
     assert len(chosen) > 10
 
 
 def test_only_classes_that_are_large_enough_are_chosen():
     uneven = np.repeat([0, 1, 2], [2, 49, 49])
-    assert set(uneven[hold_back("share:0.2:2", uneven, rng())]) == {1, 2}
+    assert set(uneven[draw_server_samples("share:0.2:2", uneven, rng())]) == {1, 2}
 
 
 def test_the_server_has_some_of_each_class():
-    kept = hold_back("per-class:7", DIGITS, rng())
+    kept = draw_server_samples("per-class:7", DIGITS, rng())
     assert np.bincount(DIGITS[kept]).tolist() == [7] * 10
-    assert np.array_equal(kept, hold_back("per-class:7", DIGITS, rng()))
-    assert not np.array_equal(kept, hold_back("per-class:7", DIGITS, rng(1)))
+    assert np.array_equal(kept, draw_server_samples("per-class:7", DIGITS, rng()))
+    assert not np.array_equal(kept, draw_server_samples("per-class:7", DIGITS, rng(1)))
 
 
 def test_what_is_set_aside_holds_the_servers_samples_and_no_device_gets_it():
-    kept, away = (f("share:0.08:5:0.2", BALANCED, rng()) for f in (hold_back, withheld))
+    kept, away = (f("share:0.08:5:0.2", BALANCED, rng()) for f in (draw_server_samples, draw_withheld_samples))
     assert len(kept) == 144 and len(away) == 360 and set(kept) <= set(away)
     assert sorted(np.bincount(BALANCED[kept], minlength=10)) == [0] * 5 + [28] + [29] * 4
-    assert np.array_equal(withheld("share:0.1", BALANCED, rng()), hold_back("share:0.1", BALANCED, rng()))
-    assert len(hold_back("share:0.1:all:0.5", BALANCED, rng())) == 180
+    assert np.array_equal(
+        draw_withheld_samples("share:0.1", BALANCED, rng()), draw_server_samples("share:0.1", BALANCED, rng())
+    )
+    assert len(draw_server_samples("share:0.1:all:0.5", BALANCED, rng())) == 180
     with pytest.raises(shoal.ShoalError, match="cannot be taken from the 180 that are set aside"):
-        hold_back("share:0.2:5:0.1", BALANCED, rng())
+        draw_server_samples("share:0.2:5:0.1", BALANCED, rng())
 
 
 @pytest.mark.parametrize(
@@ -320,16 +324,16 @@ def test_what_is_set_aside_holds_the_servers_samples_and_no_device_gets_it():
 )
 def test_server_data_that_cannot_be(text, told):
     with pytest.raises(shoal.ShoalError, match=told) as error:
-        hold_back(text, BALANCED, rng())
+        draw_server_samples(text, BALANCED, rng())
     assert error.value.kind.name == "bad-value"
 
 
 def test_text_on_the_server_is_a_share():
-    assert len(hold_back("share:0.1", TEXT, rng())) == 2
+    assert len(draw_server_samples("share:0.1", TEXT, rng())) == 2
     with pytest.raises(shoal.ShoalError, match="several labels"):
-        hold_back("per-class:1", TEXT, rng())
+        draw_server_samples("per-class:1", TEXT, rng())
 
 
 def test_a_stored_population_is_compact():
     split = parse_split("iid")(BALANCED, 10**5, rng())
-    assert isinstance(split, Held) and split.order.size == 1800 and split.sizes.sum() == 1800
+    assert isinstance(split, StoredPopulation) and split.order.size == 1800 and split.sizes.sum() == 1800

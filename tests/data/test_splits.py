@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.data.dataset import digits
+from shoal.data.dataset import read_digits
 from shoal.data.population import Population
-from shoal.data.server_data import hold_back
+from shoal.data.server_data import draw_server_samples
 from shoal.data.splits import parse_split
 from shoal.runs.build import assemble
 
-LABELS = digits().targets.numpy()
+LABELS = read_digits().targets.numpy()
 
 labels = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(np.array)
 betas = st.floats(-6, 6).map(lambda power: 10.0**power)
@@ -101,7 +101,7 @@ def test_any_text_is_a_split_or_refused(text):
 
 def test_the_server_keeps_its_share_and_devices_never_see_it():
     assembly = assemble(shoal.Recipe(server_data="share:0.05", devices=10))
-    kept, server = hold_back("share:0.05", LABELS, rng()), assembly.loop.server
+    kept, server = draw_server_samples("share:0.05", LABELS, rng()), assembly.loop.server
     assert len(kept) == round(0.05 * len(LABELS)) and server is not None
     assert len(server) == len(kept) and assembly.loop.sizes.sum() == len(LABELS) - len(kept)
 
@@ -109,7 +109,7 @@ def test_the_server_keeps_its_share_and_devices_never_see_it():
 @pytest.mark.parametrize("text", ["share:0", "share:1", "share:-1", "share:nan", "share:", "all", "0.5"])
 def test_a_share_that_cannot_be(text):
     with pytest.raises(shoal.ShoalError, match="cannot be read"):
-        hold_back(text, LABELS, rng())
+        draw_server_samples(text, LABELS, rng())
 
 
 # in a run -------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from shoal.core.errors import ShoalError
-from shoal.data.dataset import digits
-from shoal.data.user_data import dataset_of, validation
+from shoal.data.dataset import read_digits
+from shoal.data.user_data import build_user_dataset, hold_out_validation
 
 X = torch.arange(40.0).reshape(10, 4)
 Y = torch.arange(10) % 3
@@ -18,7 +18,7 @@ Y = torch.arange(10) % 3
 
 def refused(kind: str, words: str, *args, **keywords) -> None:
     with pytest.raises(ShoalError, match=words) as caught:
-        dataset_of(*args, **keywords)
+        build_user_dataset(*args, **keywords)
     assert caught.value.kind.name == kind and caught.value.advice
 
 
@@ -35,7 +35,7 @@ def refused(kind: str, words: str, *args, **keywords) -> None:
     ],
 )
 def test_one_half_is_divided(data):
-    own = dataset_of(data, test_share=0.3, seed=4)
+    own = build_user_dataset(data, test_share=0.3, seed=4)
     assert own.inputs.shape == (7, 4) and own.test_inputs.shape == (3, 4) and own.classes == 3 and own.owners is None
     assert own.inputs.dtype == torch.float32 and own.targets.dtype == torch.int64
     whole = torch.cat([own.inputs, own.test_inputs])
@@ -57,30 +57,30 @@ def test_one_half_is_divided(data):
     ],
 )
 def test_two_halves_stay_as_they_are(data, test):
-    own = dataset_of(data, test=test, classes=5, name="mine")
+    own = build_user_dataset(data, test=test, classes=5, name="mine")
     assert torch.equal(own.inputs, X) and torch.equal(own.test_targets, Y[:2])
     assert own.classes == 5 and own.name == "mine"
 
 
 def test_a_list_per_device_sets_the_owners():
     parts = [(X[:3], Y[:3]), (X[3:3], Y[3:3]), (X[3:].numpy(), Y[3:].numpy())]
-    own = dataset_of(parts, test=(X, Y))
+    own = build_user_dataset(parts, test=(X, Y))
     assert own.owners is not None and own.owners.tolist() == [0] * 3 + [2] * 7
-    divided = dataset_of(parts, test_share=0.5)
+    divided = build_user_dataset(parts, test_share=0.5)
     assert divided.owners is not None and len(divided.owners) == len(divided.inputs) == 5
     assert [int(row[0] >= 12) * 2 for row in divided.inputs] == divided.owners.tolist()
-    named = dataset_of({"x": X, "y": Y, "owners": ["b", "a"] * 5}, test=(X, Y))
+    named = build_user_dataset({"x": X, "y": Y, "owners": ["b", "a"] * 5}, test=(X, Y))
     assert named.owners is not None and named.owners.tolist() == [1, 0] * 5
 
 
 def test_sequences():
     x = torch.arange(20).reshape(4, 5)
-    assert dataset_of((x, x + 1), test_share=0.25).classes == 21
+    assert build_user_dataset((x, x + 1), test_share=0.25).classes == 21
     refused("bad-value", "targets are", (x.float(), x))
 
 
 def test_a_data_set_is_left_alone():
-    assert dataset_of(data := digits()) is data
+    assert build_user_dataset(data := read_digits()) is data
 
 
 class Odd(TorchDataset):
@@ -145,19 +145,19 @@ def test_shares_and_classes_out_of_range():
     refused("bad-value", "two test halves", (X, Y, X, Y), test=(X, Y))
     for share in (0, 1, 1e-9, float("nan")):
         with pytest.raises(ShoalError, match="one half empty"):
-            validation(digits(), share)
+            hold_out_validation(read_digits(), share)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.floats(0.01, 0.99), st.integers(0, 2**32))
 def test_a_validation_share_is_taken_from_the_training_half(share, seed):
-    data = digits()
-    held = validation(data, share, seed)
+    data = read_digits()
+    held = hold_out_validation(data, share, seed)
     assert len(held.test_inputs) == round(share * 1437) and len(held.inputs) + len(held.test_inputs) == 1437
     assert torch.equal(
         held.targets.bincount(minlength=10) + held.test_targets.bincount(minlength=10), data.targets.bincount()
     )
-    assert torch.equal(validation(data, share, seed).test_targets, held.test_targets)
+    assert torch.equal(hold_out_validation(data, share, seed).test_targets, held.test_targets)
 
 
 # Folders of images
@@ -172,24 +172,24 @@ def draw(path, shade: int, mode: str = "L", size=(5, 4)) -> None:
 def test_a_folder_of_classes(tmp_path):
     for shade, name in enumerate(("dog/1.png", "cat/1.png", "cat/2.png", "dog/2.png")):
         draw(tmp_path / name, shade)
-    own = dataset_of(tmp_path, test=tmp_path)
+    own = build_user_dataset(tmp_path, test=tmp_path)
     assert own.inputs.shape == (4, 1, 4, 5) and own.inputs.dtype == torch.uint8 and own.classes == 2
     assert own.inputs[:, 0, 0, 0].tolist() == [1, 2, 0, 3] and own.targets.tolist() == [0, 0, 1, 1]
     draw(tmp_path / "dog" / "3.png", 9, "RGB")
-    assert dataset_of(str(tmp_path), test=tmp_path).inputs.shape == (5, 3, 4, 5)
+    assert build_user_dataset(str(tmp_path), test=tmp_path).inputs.shape == (5, 3, 4, 5)
 
 
 def test_a_folder_of_devices(tmp_path):
     for name in ("anna/cat/1.png", "ben/cat/1.png", "ben/dog/1.png"):
         draw(tmp_path / name, 1)
-    own = dataset_of(tmp_path, test=tmp_path)
+    own = build_user_dataset(tmp_path, test=tmp_path)
     assert own.owners is not None and own.owners.tolist() == [0, 1, 1] and own.targets.tolist() == [0, 0, 1]
 
 
 def test_a_folder_with_two_halves(tmp_path):
     for name in ("train/cat/1.png", "train/dog/1.png", "test/dog/1.png"):
         draw(tmp_path / name, 1)
-    own = dataset_of(tmp_path)
+    own = build_user_dataset(tmp_path)
     assert own.owners is None and own.targets.tolist() == [0, 1] and own.test_targets.tolist() == [1]
 
 
@@ -216,18 +216,18 @@ def table(tmp_path, text: str):
 
 def test_a_table(tmp_path):
     path = table(tmp_path, "label,age,owner,height\ncat,1,z,2.5\ndog,-3,a,4e1\ncat,5,z,6\n")
-    own = dataset_of(path, test=path)
+    own = build_user_dataset(path, test=path)
     assert own.inputs.tolist() == [[1.0, 2.5], [-3.0, 40.0], [5.0, 6.0]] and own.targets.tolist() == [0, 1, 0]
     assert own.owners is not None and own.owners.tolist() == [1, 0, 1]
-    own = dataset_of(path, test=path, test_share=0.5)
+    own = build_user_dataset(path, test=path, test_share=0.5)
     assert own.classes == 2
 
 
 def test_tables_with_numbers_for_labels(tmp_path):
-    own = dataset_of(table(tmp_path, "1,2,0\n3,4,7\n5,6,1\n"), test_share=0.34)
+    own = build_user_dataset(table(tmp_path, "1,2,0\n3,4,7\n5,6,1\n"), test_share=0.34)
     assert own.classes == 8 and own.inputs.shape == (2, 2)
     path = table(tmp_path, "\ufeffa,b\r\n1,0\r\n2,1\r\n")
-    assert dataset_of(path, test=path).targets.tolist() == [0, 1]
+    assert build_user_dataset(path, test=path).targets.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from shoal.core.server_state import EnrolmentRegister
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Device, Outcome, Reply, Round, Samples
 from shoal.core.wire import pack_bits, unpack_bits
-from shoal.data.user_data import dataset_of
+from shoal.data.user_data import build_user_dataset
 from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias, split_weight_bias
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
@@ -259,7 +259,7 @@ def blobs() -> Iterator[tuple[Tensor, Tensor]]:
 
 def setting(**more) -> dict:
     *own, test = blobs()
-    data = dataset_of(own, test=test)
+    data = build_user_dataset(own, test=test)
     return {"data": data, "split": "owner", "devices": 6, "sample": 6, "batch": 4, "lr": 0.05, "model": "mlp"} | more
 
 

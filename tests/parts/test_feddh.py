@@ -20,7 +20,7 @@ from shoal.core.model.tree import Params
 from shoal.core.server_state import EnrolmentRegister
 from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
-from shoal.data.user_data import dataset_of
+from shoal.data.user_data import build_user_dataset
 from shoal.models import build
 from shoal.parts.feddh import FedDH
 from shoal.parts.lib.label_counts import count_labels, estimate_label_shares
@@ -86,7 +86,7 @@ def test_control_parameters_are_a_line_through_the_degree():
 def test_equal_histograms_give_fedavg_to_the_bit():
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(n, 5, generator=generator), torch.arange(n) % 3) for n in (6, 12, 9, 3)]
-    own = dataset_of(data, test=(torch.randn(6, 5, generator=generator), torch.arange(6) % 3))
+    own = build_user_dataset(data, test=(torch.randn(6, 5, generator=generator), torch.arange(6) % 3))
     setting = {"data": own, "split": "owner", "devices": 4, "sample": 3, "rounds": 3, "batch": 4, "engine": "serial"}
     ends = [shoal.run(method, **setting).params for method in ("fedavg", "feddh", "fedjs")]
     for other in ends[1:]:

@@ -17,7 +17,7 @@ from shoal import History, Recipe, ShoalError
 from shoal.cli.commands import main
 from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
-from shoal.data.server_data import hold_back, withheld
+from shoal.data.server_data import draw_server_samples, draw_withheld_samples
 from shoal.reproduce.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
 from shoal.reproduce.run import reproduce
 from shoal.reproduce.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts
@@ -166,7 +166,10 @@ def test_the_server_data_of_feddumap():
             recipe = table.recipe(column, table.rows[-1], "full", {})
             classes = 100 if recipe.data == "cifar100" else 10
             labels = np.arange(50_000) % classes
-            own, gone = (f(recipe.server_data, labels, np.random.default_rng(0)) for f in (hold_back, withheld))
+            own, gone = (
+                f(recipe.server_data, labels, np.random.default_rng(0))
+                for f in (draw_server_samples, draw_withheld_samples)
+            )
             assert len(own) in (400, 2000, 4000) and len(gone) == 10_000 and set(own) <= set(gone)
             shares = [np.bincount(labels[rows]) / len(rows) for rows in (own, np.delete(np.arange(50_000), gone))]
             shares[0] = np.pad(shares[0], (0, classes - len(shares[0])))

@@ -214,7 +214,7 @@ def test_inputs_are_given_as_they_are_read(run, file, ending):
     data = DATASETS["noise-cifar10"]().to(torch.float32, torch.device("cpu"))
     scale = about(made.path)["normalise"]
     mean, deviation = (torch.tensor(scale[k]).view(1, 3, 1, 1) for k in ("mean", "deviation"))
-    x, normal = data.test_inputs[:7], data.normalised().test_inputs[:7]
+    x, normal = data.test_inputs[:7], data.normalise().test_inputs[:7]
     assert_close((x - mean) / deviation, normal)
     with torch.no_grad():
         found = loaded(made.path, result)(normal if ending == "safetensors" else x)

@@ -19,7 +19,7 @@ from shoal import models
 from shoal.cli.commands import main
 from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
-from shoal.data.user_data import dataset_of
+from shoal.data.user_data import build_user_dataset
 from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import run
@@ -98,7 +98,7 @@ def test_data_are_called_after_what_is_in_them():
     for same in (
         (sparse, y, x.double(), y.tolist()),
         (TensorDataset(x, y), TensorDataset(x, y)),
-        dataset_of((x, y, x, y)),
+        build_user_dataset((x, y, x, y)),
     ):
         assert shoal.handed_over({"data": same})["data"] == name
     other_x, other_y = x.clone(), y.clone()
@@ -108,11 +108,13 @@ def test_data_are_called_after_what_is_in_them():
     others += [(x[:, None], y, x[:, None], y), ({"x": x, "y": y, "owners": y, "test_x": x, "test_y": y})]
     names = {shoal.handed_over({"data": other})["data"] for other in others}
     assert len(names) == len(others) and name not in names
-    assert dataset_fingerprint(dataset_of((x, y, x, y), classes=3)) != dataset_fingerprint(dataset_of((x, y, x, y)))
+    assert dataset_fingerprint(build_user_dataset((x, y, x, y), classes=3)) != dataset_fingerprint(
+        build_user_dataset((x, y, x, y))
+    )
 
 
 def test_pieces_and_places_of_tensors_do_not_matter(monkeypatch):
-    data = dataset_of((*samples(), *samples(1)))
+    data = build_user_dataset((*samples(), *samples(1)))
     once = dataset_fingerprint(data)
     monkeypatch.setattr("shoal.runs.fingerprint.PIECE", 50)
     assert dataset_fingerprint(data) == once
@@ -228,7 +230,7 @@ def test_what_is_found_by_its_name_is_not_handed_over(tmp_path):
 
 
 def test_a_folder_without_fingerprints_takes_what_it_is_given_and_says_so(tmp_path, whole, caplog):
-    out, data = tmp_path / "x", dataset_of(samples())
+    out, data = tmp_path / "x", build_user_dataset(samples())
     datasets.HANDED_OVER["own-0"] = data
     models.HANDED_OVER["own-0"] = lambda shape, classes: models.user_model.net_of(seeded(), shape, classes)
     recipe = Recipe().revised(method="scaffold", data="own-0", model="own-0", out=str(out), **TINY)

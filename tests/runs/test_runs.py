@@ -14,7 +14,7 @@ import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.core.model import tree
-from shoal.data.dataset import digits
+from shoal.data.dataset import read_digits
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, split="iid", batch=16)
 
@@ -80,7 +80,7 @@ def test_a_validation_share_replaces_the_test_half():
     judged = shoal.run(validation=0.25, **TINY)
     plain = shoal.run(**TINY)
     assert judged.accuracy is not None and judged.accuracy != plain.accuracy
-    assert len(digits().targets) == 1437
+    assert len(read_digits().targets) == 1437
 
 
 @pytest.mark.parametrize(

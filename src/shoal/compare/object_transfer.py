@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shoal import models
 from shoal.core.errors import ShoalError, describe_error
-from shoal.data.cache import store, stored
+from shoal.data.cache import read_stored_dataset, store_dataset
 from shoal.data.dataset import HANDED_OVER
 from shoal.runs.given_objects import HandedOverModel, is_handed_over
 from shoal.runs.recipe import Recipe
@@ -27,7 +27,7 @@ def luggage_of(recipes: Iterable[Recipe], place: Path) -> Luggage:
         if is_handed_over(data) and data not in luggage.data:
             luggage.data[data] = place / data
             try:
-                store(HANDED_OVER[data], place / data)
+                store_dataset(HANDED_OVER[data], place / data)
             except (OSError, TypeError, RuntimeError) as error:
                 raise unfit("data", error) from error
         if is_handed_over(model) and model not in luggage.models:
@@ -45,7 +45,7 @@ def pickled_model(name: str) -> bytes:
 def unpack_luggage(luggage: Luggage) -> None:
     """In the other process: the same objects under the same names."""
     for name, folder in luggage.data.items():
-        dataset = stored(folder)
+        dataset = read_stored_dataset(folder)
         if dataset is None:
             raise unfit("data", OSError(f"{folder} cannot be read"))
         HANDED_OVER[name] = dataset

@@ -16,7 +16,7 @@ class Flip:
     def draw(self, generator: torch.Generator, images: int) -> Tensor:
         return torch.rand(images, generator=generator) < 0.5
 
-    def turned(self, x: Tensor, mirrored: Tensor) -> Tensor:
+    def transform_images(self, x: Tensor, mirrored: Tensor) -> Tensor:
         return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
 
 
@@ -29,7 +29,7 @@ class Crop:
     def draw(self, generator: torch.Generator, images: int) -> Tensor:
         return torch.randint(0, 2 * self.pad + 1, (2, images), generator=generator).t()
 
-    def turned(self, x: Tensor, corners: Tensor) -> Tensor:
+    def transform_images(self, x: Tensor, corners: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         wide = F.pad(x, (self.pad, self.pad, self.pad, self.pad))
         rows = corners[:, 0, None] + torch.arange(height, device=x.device)
@@ -39,7 +39,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class Augment:
+class ImageAugmentation:
     """Some of them, one after the other."""
 
     steps: tuple[Flip | Crop, ...]
@@ -52,13 +52,13 @@ class Augment:
         """What chance decides for a batch; one row per image."""
         return [step.draw(generator, images) for step in self.steps]
 
-    def turned(self, x: Tensor, drawn: list[Tensor]) -> Tensor:
+    def transform_images(self, x: Tensor, drawn: list[Tensor]) -> Tensor:
         for step, own in zip(self.steps, drawn, strict=True):
-            x = step.turned(x, own.to(x.device))
+            x = step.transform_images(x, own.to(x.device))
         return x
 
 
-def parse_augment(text: str) -> Augment | None:
+def parse_augment(text: str) -> ImageAugmentation | None:
     """`flip`, `crop:4` (shift by up to 4 pixels), or both with a comma between."""
     steps: list[Flip | Crop] = []
     for word in filter(None, text.split(",")):
@@ -71,4 +71,4 @@ def parse_augment(text: str) -> Augment | None:
             raise ShoalError(
                 "bad-value", f"The augmentation {word[:40]!r} cannot be read.", "Write flip, crop:4 or flip,crop:4."
             )
-    return Augment(tuple(steps)) if steps else None
+    return ImageAugmentation(tuple(steps)) if steps else None

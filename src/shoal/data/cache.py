@@ -18,25 +18,25 @@ VERSION = 1
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
 
 
-def cached(root: Path, name: str, files: Iterable[Path], read: Callable[[], Dataset]) -> Dataset:
+def load_cached_dataset(root: Path, name: str, files: Iterable[Path], read: Callable[[], Dataset]) -> Dataset:
     """The data set from its arrays below `root`, or read anew and stored there.
 
     The arrays belong to files of one size and age. What is damaged is made again; where nothing can be written, the
     data set is simply used from memory.
     """
-    folder = root / ".arrays" / f"{name.split(':')[0]}-{key(name, files)}"
-    found = stored(folder)
+    folder = root / ".arrays" / f"{name.split(':')[0]}-{hash_data_files(name, files)}"
+    found = read_stored_dataset(folder)
     if found is not None:
         return found
     dataset = read()
     try:
-        store(dataset, folder)
+        store_dataset(dataset, folder)
     except OSError:
         return dataset
-    return stored(folder) or dataset
+    return read_stored_dataset(folder) or dataset
 
 
-def key(name: str, files: Iterable[Path]) -> str:
+def hash_data_files(name: str, files: Iterable[Path]) -> str:
     """One word for the name, and the sizes and ages of the files; a folder stands for all files in it."""
     marks = [f"{VERSION} {name}"]
     for path in files:
@@ -47,7 +47,7 @@ def key(name: str, files: Iterable[Path]) -> str:
     return hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
 
 
-def store(dataset: Dataset, folder: Path) -> None:
+def store_dataset(dataset: Dataset, folder: Path) -> None:
     """Written to a temporary folder and renamed, so that it is there as a whole or not at all."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -67,7 +67,7 @@ def store(dataset: Dataset, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def stored(folder: Path) -> Dataset | None:
+def read_stored_dataset(folder: Path) -> Dataset | None:
     """The data set in such a folder, or None where it is missing or damaged.
 
     The arrays are mapped copy-on-write: torch takes them as they are, and what is written to them stays in memory.

@@ -35,7 +35,7 @@ class Dataset:
         dims = [0, *range(2, self.inputs.dim())]
         return self.inputs.mean(dims, keepdim=True), self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
 
-    def normalised(self) -> "Dataset":
+    def normalise(self) -> "Dataset":
         """Each channel shifted and scaled to mean 0 and deviation 1 over the training half."""
         if not self.inputs.is_floating_point():
             return self
@@ -57,7 +57,7 @@ class Dataset:
         )
 
 
-def digits() -> Dataset:
+def read_digits() -> Dataset:
     """1,797 scans of handwritten digits, 8 x 8 pixels: the first 1,437 to train on, the last 360 to test.
 
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998),
@@ -71,7 +71,7 @@ def digits() -> Dataset:
     return Dataset("digits", x[:1437], y[:1437], x[1437:], y[1437:], 10)
 
 
-DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": read_digits}
 """Data sets that need no files."""
 HANDED_OVER: dict[str, Dataset] = {}
 """Data sets that a program gave as objects; they live as long as it does."""

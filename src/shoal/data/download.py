@@ -21,7 +21,7 @@ TIMEOUT = 30
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     """A file as its authors publish it, its address and, where they tell it, its checksum."""
 
     name: str
@@ -30,7 +30,7 @@ class File:
     also: tuple[str, ...] = ()
     """Other names that serve as well: unpacked, or as other tools lay it out."""
 
-    def at(self, folder: Path) -> Path | None:
+    def find_in(self, folder: Path) -> Path | None:
         """Where it is, or a stand-in for it; an unpacked one is preferred."""
         for path in (folder / name for name in (*self.also, self.name)):
             if path.is_file() or (path.is_dir() and any(path.iterdir())):
@@ -38,7 +38,7 @@ class File:
         return None
 
 
-def pick(folder: Path, names: Iterable[str]) -> Path:
+def find_data_file(folder: Path, names: Iterable[str]) -> Path:
     """The first of these files that is there."""
     names = list(names)
     for name in names:
@@ -47,7 +47,7 @@ def pick(folder: Path, names: Iterable[str]) -> Path:
     raise ShoalError("no-data", f"There is no {' or '.join(names)} in {folder}.", "Put the official files there.")
 
 
-def download(file: File, folder: Path) -> Path:
+def download_file(file: SourceFile, folder: Path) -> Path:
     """Fetch a file; it takes its place only when it is complete and its checksum is right."""
     place = folder / file.name
     temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
@@ -76,13 +76,15 @@ def download(file: File, folder: Path) -> Path:
         with explain_disk_errors(place):
             os.replace(temporary, place)
     except (OSError, HTTPException, ValueError) as error:
-        raise absent(file, folder, str(error) if isinstance(error, ValueError) else describe_error(error)) from error
+        raise make_missing_file_error(
+            file, folder, str(error) if isinstance(error, ValueError) else describe_error(error)
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     return place
 
 
-def absent(file: File, folder: Path, why: str) -> ShoalError:
+def make_missing_file_error(file: SourceFile, folder: Path, why: str) -> ShoalError:
     return ShoalError(
         "no-data",
         f"{file.name} is not in {folder} and could not be fetched from {file.url or 'anywhere'} ({why}).",
@@ -100,7 +102,7 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
 
 
-class Zip:
+class ZipReader:
     """Reads single files of a zip archive into memory. Nothing is unpacked, so names cannot lead anywhere."""
 
     def __init__(self, path: Path):

@@ -9,8 +9,8 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
-from shoal.data.download import pick, read_bytes
-from shoal.data.word_corpora import sequences
+from shoal.data.download import find_data_file, read_bytes
+from shoal.data.word_corpora import cut_sequences
 from shoal.storage.files import damaged_file_error
 from shoal.storage.strict_json import parse_json
 
@@ -23,7 +23,7 @@ WORDS = 10_000
 CLASSES = 1_000_000
 
 
-class Half(NamedTuple):
+class LeafSamples(NamedTuple):
     """The samples of one half, and the name of the user of each."""
 
     x: list[Any]
@@ -31,7 +31,7 @@ class Half(NamedTuple):
     users: list[str]
 
 
-def read(folder: Path, name: str = "leaf") -> Dataset:
+def read_leaf(folder: Path, name: str = "leaf") -> Dataset:
     """All json files in `train` and `test`; each user is a device.
 
     Samples are lists of numbers with a label (784 of them become an image of 28 x 28), strings with the character that
@@ -47,15 +47,15 @@ def read(folder: Path, name: str = "leaf") -> Dataset:
                 f"There are no json files in {folder / half}.",
                 "Make them with LEAF (https://github.com/TalwalkarLab/leaf) and put them there.",
             )
-        halves.append(merged([decode(read_bytes(path), path) for path in paths]))
-    return assemble(halves[0], halves[1], folder, name)
+        halves.append(merge_leaf_samples([decode_leaf_json(read_bytes(path), path) for path in paths]))
+    return assemble_leaf(halves[0], halves[1], folder, name)
 
 
-def merged(halves: list[Half]) -> Half:
-    return Half(*(sum(lists, []) for lists in zip(*halves, strict=True)))
+def merge_leaf_samples(halves: list[LeafSamples]) -> LeafSamples:
+    return LeafSamples(*(sum(lists, []) for lists in zip(*halves, strict=True)))
 
 
-def decode(content: bytes, path: Path) -> Half:
+def decode_leaf_json(content: bytes, path: Path) -> LeafSamples:
     """The samples of one file, user by user."""
     try:
         table = parse_json(content)
@@ -72,7 +72,7 @@ def decode(content: bytes, path: Path) -> Half:
     if len(data) > len(users):
         lost = next(user for user in data if user not in set(users))
         raise damaged_file_error(path, f"user {lost[:40]!r} has data and is not among the users")
-    half = Half([], [], [])
+    half = LeafSamples([], [], [])
     for user, size in zip(users, sizes, strict=True):
         own = data[user]
         x, y = (own.get(key) if isinstance(own, dict) else None for key in ("x", "y"))
@@ -81,7 +81,7 @@ def decode(content: bytes, path: Path) -> Half:
                 path, f"user {user[:40]!r} has not got {str(size)[:20]} samples with a target each"
             )
         for one, target in zip(x, y, strict=True):
-            for row, goal in flat(one, target, path):
+            for row, goal in flatten_leaf_sample(one, target, path):
                 half.x.append(row)
                 half.y.append(goal)
                 half.users.append(user)
@@ -91,7 +91,7 @@ def decode(content: bytes, path: Path) -> Half:
 KEYS = ("users", "num_samples", "user_data")
 
 
-def flat(x: Any, y: Any, path: Path) -> list[tuple[Any, Any]]:
+def flatten_leaf_sample(x: Any, y: Any, path: Path) -> list[tuple[Any, Any]]:
     """A sample of LEAF's Reddit is a list of sequences, its targets are in a table; others are what they are."""
     if not isinstance(y, dict):
         return [(x, y)]
@@ -101,25 +101,25 @@ def flat(x: Any, y: Any, path: Path) -> list[tuple[Any, Any]]:
     return list(zip(x, y, strict=True))
 
 
-def assemble(train: Half, test: Half, path: Path, name: str) -> Dataset:
+def assemble_leaf(train: LeafSamples, test: LeafSamples, path: Path, name: str) -> Dataset:
     """Both halves as tensors, by the kind of their first sample."""
     if not train.x or not test.x:
         raise damaged_file_error(path, "one half has no samples")
     first = train.x[0]
     if isinstance(first, str):
-        found = text(train, test, path)
+        found = encode_text(train, test, path)
     elif isinstance(first, list) and first and isinstance(first[0], str):
-        found = word_lists(train, test, path)
+        found = encode_word_lists(train, test, path)
     else:
-        found = numbers(train, test, path)
+        found = convert_numbers(train, test, path)
     order = {user: i for i, user in enumerate(dict.fromkeys(train.users))}
     return Dataset(name, *found[:-1], classes=found[-1], owners=np.array([order[user] for user in train.users]))
 
 
-Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]
+EncodedHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]
 
 
-def text(train: Half, test: Half, path: Path) -> Found:
+def encode_text(train: LeafSamples, test: LeafSamples, path: Path) -> EncodedHalves:
     """Strings of one length, and the character after each."""
     length = len(train.x[0])
     for half in (train, test):
@@ -138,7 +138,7 @@ def text(train: Half, test: Half, path: Path) -> Found:
     return halves[0], halves[1], halves[2], halves[3], len(letters)
 
 
-def word_lists(train: Half, test: Half, path: Path) -> Found:
+def encode_word_lists(train: LeafSamples, test: LeafSamples, path: Path) -> EncodedHalves:
     """Lists of words of one length, and the word after each; the vocabulary is the most frequent of the training."""
     length = len(train.x[0])
     for row in (row for half in (train, test) for rows in (half.x, half.y) for row in rows):
@@ -156,7 +156,7 @@ def word_lists(train: Half, test: Half, path: Path) -> Found:
     return x, y, test_x, test_y, len(kept)
 
 
-def numbers(train: Half, test: Half, path: Path) -> Found:
+def convert_numbers(train: LeafSamples, test: LeafSamples, path: Path) -> EncodedHalves:
     """Measurements with a label each, or word numbers with the numbers that follow."""
     arrays: list[np.ndarray] = []
     for rows in (train.x, train.y, test.x, test.y):
@@ -186,13 +186,13 @@ def numbers(train: Half, test: Half, path: Path) -> Found:
     return halves[0], halves[1], halves[2], halves[3], int(max(a.max() for a in marks)) + 1
 
 
-def shakespeare(folder: Path, length: int = 80) -> Dataset:
+def read_shakespeare(folder: Path, length: int = 80) -> Dataset:
     """The plays by speaking role: each role with enough to say is a device."""
-    path = pick(folder, ["tinyshakespeare.txt", "input.txt"])
-    return by_role(read_bytes(path), path, length)
+    path = find_data_file(folder, ["tinyshakespeare.txt", "input.txt"])
+    return split_by_role(read_bytes(path), path, length)
 
 
-def by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
+def split_by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
     """What each role says, cut into `length` characters, and for each character the one that follows it.
 
     The first nine tenths of a role are for training, the last for testing, to the nearest sequence. A role that says
@@ -219,7 +219,7 @@ def by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
         said = np.array([letters[c] for c in "".join(speeches)], np.int64)
         if len(said) <= length:
             continue
-        both = torch.stack(sequences(said, length, path))
+        both = torch.stack(cut_sequences(said, length, path))
         last = (both.shape[1] + 5) // 10
         train.append(both[:, : both.shape[1] - last])
         test.append(both[:, both.shape[1] - last :])

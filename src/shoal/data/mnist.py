@@ -9,25 +9,28 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import Dataset
-from shoal.data.download import LIMIT, pick, read_bytes
+from shoal.data.download import LIMIT, find_data_file, read_bytes
 from shoal.storage.files import damaged_file_error
 
 
-def read(folder: Path, name: str = "mnist", classes: int = 10) -> Dataset:
+def read_mnist(folder: Path, name: str = "mnist", classes: int = 10) -> Dataset:
     """The four files of MNIST or of a set in its format."""
     halves = []
     for half in ("train", "t10k"):
         images, labels = (
-            pick(folder, (f"{half}-{what}", f"{half}-{what}.gz")) for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+            find_data_file(folder, (f"{half}-{what}", f"{half}-{what}.gz"))
+            for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
         )
-        x, y = decode(read_bytes(images), images, 3), decode(read_bytes(labels), labels, 1)
-        halves += pair(x, y, images, labels, classes)
+        x, y = decode_idx(read_bytes(images), images, 3), decode_idx(read_bytes(labels), labels, 1)
+        halves += pair_images_labels(x, y, images, labels, classes)
     if halves[0].shape[1:] != halves[2].shape[1:]:
         raise damaged_file_error(folder, "training and test images differ in size")
     return Dataset(name, *halves, classes=classes)
 
 
-def pair(x: np.ndarray, y: np.ndarray, images: Path, labels: Path, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_images_labels(
+    x: np.ndarray, y: np.ndarray, images: Path, labels: Path, classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Images and labels that belong together, as tensors."""
     if x.size == 0:
         raise damaged_file_error(images, "it holds no images")
@@ -38,9 +41,9 @@ def pair(x: np.ndarray, y: np.ndarray, images: Path, labels: Path, classes: int)
     return torch.from_numpy(x[:, None]), torch.from_numpy(y.astype(np.int64))
 
 
-def decode(content: bytes, path: Path, dims: int) -> np.ndarray:
+def decode_idx(content: bytes, path: Path, dims: int) -> np.ndarray:
     """The array of bytes in an idx file with this number of dimensions."""
-    content = unpacked(content, path)
+    content = gunzip_limited(content, path)
     if len(content) < 4 + 4 * dims:
         raise damaged_file_error(path, "it is cut short")
     if content[:4] != bytes((0, 0, 8, dims)):
@@ -52,7 +55,7 @@ def decode(content: bytes, path: Path, dims: int) -> np.ndarray:
     return np.frombuffer(bytearray(content[4 + 4 * dims :]), np.uint8).reshape(shape)
 
 
-def unpacked(content: bytes, path: Path, limit: int = LIMIT) -> bytes:
+def gunzip_limited(content: bytes, path: Path, limit: int = LIMIT) -> bytes:
     """The content without gzip, where it has it; never more than the limit."""
     if content[:2] != b"\x1f\x8b":
         return content

@@ -21,7 +21,7 @@ LENGTH, WORDS = 3, 50
 """Of the sequences; with those of a real text a language model would take its time for nothing."""
 
 
-def like(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Dataset]:
+def build_image_noise(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Dataset]:
     """A maker of such noise: the same bytes every time, all classes equally often."""
 
     def make() -> Dataset:
@@ -34,7 +34,7 @@ def like(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Datase
     return make
 
 
-def words(name: str) -> Callable[[], Dataset]:
+def build_text_noise(name: str) -> Callable[[], Dataset]:
     """A maker of such text: the same words every time, and for each the one that follows it."""
 
     def make() -> Dataset:
@@ -47,6 +47,6 @@ def words(name: str) -> Callable[[], Dataset]:
     return make
 
 
-NOISE = {f"noise-{name}": like(name, shape, classes) for name, (shape, classes) in SHAPES.items()}
-NOISE |= {f"noise-{name}": words(name) for name in TEXTS}
+NOISE = {f"noise-{name}": build_image_noise(name, shape, classes) for name, (shape, classes) in SHAPES.items()}
+NOISE |= {f"noise-{name}": build_text_noise(name) for name in TEXTS}
 DATASETS.update(NOISE)

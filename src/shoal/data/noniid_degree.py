@@ -6,19 +6,21 @@ import numpy as np
 
 from shoal.core.errors import ShoalError
 from shoal.core.measures.divergence import measure_label_degrees
-from shoal.data.population import Held, Population
+from shoal.data.population import Population, StoredPopulation
 
 TOLERANCE = 0.01
 """How near `degree:D` comes to D."""
 
 
-def histograms(labels: np.ndarray, population: Population, classes: int, devices: int | None = None) -> np.ndarray:
+def count_labels_by_device(
+    labels: np.ndarray, population: Population, classes: int, devices: int | None = None
+) -> np.ndarray:
     """How often each class occurs on each of the first `devices` devices (all when left out): devices x classes.
 
     Where a sample has a label per position, every position counts; labels below 0 do not.
     """
     count = len(population) if devices is None else min(devices, len(population))
-    if isinstance(population, Held):
+    if isinstance(population, StoredPopulation):
         sizes = population.sizes[:count]
         rows = population.order[: int(sizes.sum())]
     else:
@@ -30,13 +32,13 @@ def histograms(labels: np.ndarray, population: Population, classes: int, devices
     return np.bincount(cells[found >= 0], minlength=count * classes).reshape(count, classes)
 
 
-def degree(histograms: np.ndarray) -> float:
+def compute_mean_degree(histograms: np.ndarray) -> float:
     """The plain mean over the devices that have data; 0 when none has."""
     held = np.asarray(histograms).sum(1) > 0
     return float(measure_label_degrees(histograms)[held].mean()) if held.any() else 0.0
 
 
-def by_class(labels: np.ndarray) -> list[np.ndarray]:
+def group_by_class(labels: np.ndarray) -> list[np.ndarray]:
     """The sample numbers of each class that occurs, in the order of the labels."""
     if labels.ndim != 1:
         raise ShoalError(
@@ -48,7 +50,7 @@ def by_class(labels: np.ndarray) -> list[np.ndarray]:
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
 
 
-def find(
+def search_degree(
     target: float, draw: Callable[[float, np.random.Generator], np.ndarray], generator: np.random.Generator
 ) -> np.ndarray:
     """Histograms (devices x classes) of the target degree: `draw(beta, generator)` with a beta found by bisection."""
@@ -58,7 +60,7 @@ def find(
         for _ in range(20):
             middle = (low + high) / 2
             found = draw(10.0**middle, np.random.default_rng(seed))
-            seen.append(degree(found))
+            seen.append(compute_mean_degree(found))
             if abs(seen[-1] - target) <= TOLERANCE:
                 return found
             low, high = (middle, high) if seen[-1] > target else (low, middle)
@@ -71,18 +73,20 @@ def find(
     )
 
 
-def summary(labels: np.ndarray, population: Population, server: np.ndarray, classes: int, most: int = 200) -> dict:
+def summarise_population(
+    labels: np.ndarray, population: Population, server: np.ndarray, classes: int, most: int = 200
+) -> dict:
     """What a split looks like, ready for JSON: sizes, labels and degrees of the first `most` devices.
 
     `degree` is that of the whole population where it is stored and not too large, else of these devices. `server`
     are the labels of the server's samples. For text both lists of labels are empty: a vocabulary is too long.
     """
-    stored = isinstance(population, Held) and len(population) * classes <= 2 * 10**6
-    counts = histograms(labels, population, classes, None if stored else most)
+    stored = isinstance(population, StoredPopulation) and len(population) * classes <= 2 * 10**6
+    counts = count_labels_by_device(labels, population, classes, None if stored else most)
     return {
         "sizes": population.sizes[:most].tolist(),
         "labels": counts[:most].tolist() if labels.ndim == 1 else [],
         "degrees": measure_label_degrees(counts)[:most].tolist(),
-        "degree": degree(counts),
+        "degree": compute_mean_degree(counts),
         "server": np.bincount(labels[server], minlength=classes).tolist() if labels.ndim == 1 else [],
     }

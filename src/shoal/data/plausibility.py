@@ -8,25 +8,25 @@ import torch
 
 from shoal.data.dataset import Dataset
 
-COLOURS = (1, 3, 4)
+CHANNEL_COUNTS = (1, 3, 4)
 """How many channels pictures have."""
-SHOWN = 8
+MAX_SHOWN = 8
 
 Doubt = tuple[str, tuple[Any, ...]]
 """A wording with places for values, and the values."""
 
 
-def doubts_about(dataset: Dataset, sizes: np.ndarray) -> Iterator[Doubt]:
+def find_doubts(dataset: Dataset, sizes: np.ndarray) -> Iterator[Doubt]:
     """What is odd about the data and about how many samples each device has; no sizes where nobody knows them."""
-    yield from doubts_about_classes(dataset)
-    yield from doubts_about_channels(dataset.input_shape)
+    yield from find_class_doubts(dataset)
+    yield from find_channel_doubts(dataset.input_shape)
     samples = int(sizes.sum())
     if 0 < samples < len(sizes):
         text = "There are %d devices for %d samples: at least %d devices have none and never take part."
         yield text + " Give fewer devices if that is not meant.", (len(sizes), samples, len(sizes) - samples)
 
 
-def doubts_about_classes(dataset: Dataset) -> Iterator[Doubt]:
+def find_class_doubts(dataset: Dataset) -> Iterator[Doubt]:
     """Classes without a sample; of sequences, whose targets are words, not every word has to come up."""
     if dataset.targets.dim() > 1:
         return
@@ -38,19 +38,24 @@ def doubts_about_classes(dataset: Dataset) -> Iterator[Doubt]:
         first = int((trained | tested).nonzero()[0])
         cure = f"subtract {first} from every label" if len(nowhere) == first else "number the labels 0, 1, 2 and so on"
         text = "%d of %d classes have no sample (%s): classes are counted from 0 to the largest label. If that is not "
-        yield text + "meant, %s.", (len(nowhere), dataset.classes, listed(nowhere), cure)
+        yield text + "meant, %s.", (len(nowhere), dataset.classes, format_first_numbers(nowhere), cure)
     if len(untaught):
         text = "%d of %d classes are tested and have no sample to train on (%s). If that is not meant, look at how "
-        yield text + "the data were divided.", (len(untaught), dataset.classes, listed(untaught))
+        yield text + "the data were divided.", (len(untaught), dataset.classes, format_first_numbers(untaught))
 
 
-def doubts_about_channels(shape: tuple[int, ...]) -> Iterator[Doubt]:
+def find_channel_doubts(shape: tuple[int, ...]) -> Iterator[Doubt]:
     """Pictures as most programs outside PyTorch have them: the colours last."""
-    if len(shape) == 3 and shape[2] in COLOURS and shape[0] not in COLOURS and shape[1] > max(COLOURS):
+    if (
+        len(shape) == 3
+        and shape[2] in CHANNEL_COUNTS
+        and shape[0] not in CHANNEL_COUNTS
+        and shape[1] > max(CHANNEL_COUNTS)
+    ):
         text = "Inputs of shape %s are read as %d channels of %d x %d. If the last number is that of the colours, put "
         yield text + "it first: x.permute(0, 3, 1, 2).", (shape, *shape)
 
 
-def listed(numbers: torch.Tensor) -> str:
-    some = ", ".join(map(str, numbers[:SHOWN].tolist()))
-    return some if len(numbers) <= SHOWN else f"{some}, ..."
+def format_first_numbers(numbers: torch.Tensor) -> str:
+    some = ", ".join(map(str, numbers[:MAX_SHOWN].tolist()))
+    return some if len(numbers) <= MAX_SHOWN else f"{some}, ..."

@@ -18,12 +18,12 @@ class Population(Sequence[np.ndarray]):
         """The number of samples of each device; not to be written to."""
 
     @abstractmethod
-    def among(self, samples: np.ndarray) -> "Population":
+    def renumber(self, samples: np.ndarray) -> "Population":
         """The same population where sample number i is called `samples[i]`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held(Population):
+class StoredPopulation(Population):
     """Every sample is on one device: all samples in the order of their devices, and where each device ends."""
 
     order: np.ndarray
@@ -40,12 +40,12 @@ class Held(Population):
     def sizes(self) -> np.ndarray:
         return np.diff(self.ends, prepend=0)
 
-    def among(self, samples: np.ndarray) -> "Held":
+    def renumber(self, samples: np.ndarray) -> "StoredPopulation":
         return replace(self, order=samples[self.order])
 
 
 @dataclass(frozen=True, eq=False)
-class Virtual(Population):
+class VirtualPopulation(Population):
     """Any number of devices, each with `size` different samples that follow from the seed and its own number."""
 
     samples: np.ndarray
@@ -65,14 +65,14 @@ class Virtual(Population):
     def sizes(self) -> np.ndarray:
         return np.broadcast_to(np.int64(self.size), self.devices)
 
-    def among(self, samples: np.ndarray) -> "Virtual":
+    def renumber(self, samples: np.ndarray) -> "VirtualPopulation":
         return replace(self, samples=samples[self.samples])
 
 
-def virtual(labels: np.ndarray, devices: int, generator: np.random.Generator, size: int) -> Virtual:
+def split_virtual(labels: np.ndarray, devices: int, generator: np.random.Generator, size: int) -> VirtualPopulation:
     """Each device draws its own samples from all, when it is asked; devices may share samples."""
     if size > len(labels):
         raise ShoalError(
             "bad-value", f"virtual:{size} wants {size} samples, and there are {len(labels)}.", "Give a smaller number."
         )
-    return Virtual(np.arange(len(labels)), size, devices, int(generator.integers(2**63)))
+    return VirtualPopulation(np.arange(len(labels)), size, devices, int(generator.integers(2**63)))

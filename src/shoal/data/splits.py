@@ -6,40 +6,54 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown_name_error
-from shoal.data.population import Population, virtual
-from shoal.data.split_rules import degree, dirichlet, dominant, iid, missing, owner, quantity, shards, some
+from shoal.data.population import Population, split_virtual
+from shoal.data.split_rules import (
+    split_by_owner,
+    split_dirichlet,
+    split_dominant,
+    split_iid,
+    split_labels,
+    split_missing,
+    split_quantity,
+    split_shards,
+    split_to_degree,
+)
 
 
-def between(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:
+def build_bounded_parser(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:
     """A reader of numbers within these bounds."""
 
-    def read(text: str) -> float:
+    def parse_bounded(text: str) -> float:
         value = kind(text)
         if not low <= value <= high:
             raise ValueError
         return value
 
-    return read
+    return parse_bounded
 
 
-_beta, _level, _count = between(1e-6, 1e6), between(0, 10), between(1, 10**9, int)
+_beta, _level, _count = (
+    build_bounded_parser(1e-6, 1e6),
+    build_bounded_parser(0, 10),
+    build_bounded_parser(1, 10**9, int),
+)
 
 SPLITS: dict[str, tuple[Callable[..., Population], tuple[Callable[[str], float], ...], str]] = {
-    "iid": (iid, (), "iid"),
+    "iid": (split_iid, (), "iid"),
     "dirichlet": (
-        dirichlet,
+        split_dirichlet,
         (_beta, _count),
         "dirichlet:BETA with BETA from 1e-6 to 1e6, for example dirichlet:0.5, "
         "or dirichlet:BETA:MIN with at least MIN samples on each device",
     ),
-    "shards": (shards, (_count,), "shards:K with K shards for each device, for example shards:2"),
-    "dominant": (dominant, (_level,), "dominant:E with E from 0 to 10, for example dominant:5"),
-    "missing": (missing, (between(0, 9),), "missing:E with E from 0 to 9, for example missing:5"),
-    "labels": (some, (_count,), "labels:K with K classes on each device, for example labels:5"),
-    "quantity": (quantity, (_beta,), "quantity:BETA with BETA from 1e-6 to 1e6, for example quantity:0.5"),
-    "owner": (owner, (), "owner"),
-    "virtual": (virtual, (_count,), "virtual:N with N samples on each device, for example virtual:60"),
-    "degree": (degree, (between(0, 1),), "degree:D with D from 0 to 1, for example degree:0.3"),
+    "shards": (split_shards, (_count,), "shards:K with K shards for each device, for example shards:2"),
+    "dominant": (split_dominant, (_level,), "dominant:E with E from 0 to 10, for example dominant:5"),
+    "missing": (split_missing, (build_bounded_parser(0, 9),), "missing:E with E from 0 to 9, for example missing:5"),
+    "labels": (split_labels, (_count,), "labels:K with K classes on each device, for example labels:5"),
+    "quantity": (split_quantity, (_beta,), "quantity:BETA with BETA from 1e-6 to 1e6, for example quantity:0.5"),
+    "owner": (split_by_owner, (), "owner"),
+    "virtual": (split_virtual, (_count,), "virtual:N with N samples on each device, for example virtual:60"),
+    "degree": (split_to_degree, (build_bounded_parser(0, 1),), "degree:D with D from 0 to 1, for example degree:0.3"),
 }
 """For each name its function, the readers of its values, and how it is written."""
 
@@ -60,7 +74,7 @@ class Split:
             raise ShoalError(
                 "bad-value", f"{len(labels)} samples cannot be split over {devices} devices.", "Give one or more."
             )
-        return self.function(owners if self.function is owner else labels, devices, generator, *self.values)
+        return self.function(owners if self.function is split_by_owner else labels, devices, generator, *self.values)
 
 
 def parse_split(text: str) -> Split:

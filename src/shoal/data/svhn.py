@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import Dataset
-from shoal.data.download import LIMIT, pick, read_bytes
+from shoal.data.download import LIMIT, find_data_file, read_bytes
 from shoal.storage.files import damaged_file_error
 
 TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
@@ -23,16 +23,16 @@ NUMBERS = range(6, 16)
 """Classes of arrays that are double, single or whole numbers."""
 
 
-def read(folder: Path) -> Dataset:
+def read_svhn(folder: Path) -> Dataset:
     """The cropped digits: `train_32x32.mat` and `test_32x32.mat`."""
-    train, test = (pick(folder, [f"{half}_32x32.mat"]) for half in ("train", "test"))
-    return Dataset("svhn", *decode(read_bytes(train), train), *decode(read_bytes(test), test), classes=10)
+    train, test = (find_data_file(folder, [f"{half}_32x32.mat"]) for half in ("train", "test"))
+    return Dataset("svhn", *decode_svhn(read_bytes(train), train), *decode_svhn(read_bytes(test), test), classes=10)
 
 
-def decode(content: bytes, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def decode_svhn(content: bytes, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Images `X` (32, 32, 3, N), turned to (N, 3, 32, 32), and labels `y`, where 10 means the digit 0."""
     try:
-        found = arrays(content)
+        found = read_mat_arrays(content)
     except (ValueError, struct.error, zlib.error) as error:
         raise damaged_file_error(path, error) from error
     x, y = found.get("X"), found.get("y")
@@ -46,26 +46,26 @@ def decode(content: bytes, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x.transpose(3, 2, 0, 1).copy()), torch.from_numpy(labels)
 
 
-def arrays(content: bytes) -> dict[str, np.ndarray]:
+def read_mat_arrays(content: bytes) -> dict[str, np.ndarray]:
     """The arrays `X` and `y` of a MATLAB 5 file."""
     if len(content) < 128 or content[124:128] != b"\x00\x01IM":
         raise ValueError("it is not a MATLAB 5 file")
     found: dict[str, np.ndarray] = {}
     left = LIMIT
-    for kind, body in elements(memoryview(content)[128:], padded=False):
+    for kind, body in iterate_mat_elements(memoryview(content)[128:], padded=False):
         if kind == COMPRESSED:
             unzip = zlib.decompressobj()
             body = memoryview(unzip.decompress(body, left))
             left -= len(body)
             if not unzip.eof or left <= 0:
                 raise ValueError("a part of it is cut short or far too large")
-            kind, body = next(elements(body), (0, body))
+            kind, body = next(iterate_mat_elements(body), (0, body))
         if kind == MATRIX:
-            found.update(matrix(body))
+            found.update(read_mat_matrix(body))
     return found
 
 
-def elements(content: memoryview, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
+def iterate_mat_elements(content: memoryview, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
     """The type and the bytes of each element; short ones share their first eight bytes with their head."""
     at = 0
     while at < len(content):
@@ -84,9 +84,9 @@ def elements(content: memoryview, padded: bool = True) -> Iterator[tuple[int, me
         at = following
 
 
-def matrix(content: memoryview) -> dict[str, np.ndarray]:
+def read_mat_matrix(content: memoryview) -> dict[str, np.ndarray]:
     """An array with its name; nothing for what is not wanted."""
-    parts = elements(content)
+    parts = iterate_mat_elements(content)
     heads = [next(parts, (0, content[:0])) for _ in range(3)]
     (_, flags), (_, dims), (_, name) = heads
     word = bytes(name).decode("latin-1")

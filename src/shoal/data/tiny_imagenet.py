@@ -10,31 +10,33 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
-from shoal.data.download import Zip, pick, read_bytes
+from shoal.data.download import ZipReader, find_data_file, read_bytes
 from shoal.storage.files import damaged_file_error
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
 PIXELS = 2**24
 
 
-def read(folder: Path, name: str = "tiny-imagenet", side: int = 64) -> Dataset:
+def read_tiny_imagenet(folder: Path, name: str = "tiny-imagenet", side: int = 64) -> Dataset:
     """The official folder, or the official zip file as it is; `side=32` halves the images by averaging 2 x 2 pixels."""
     place = folder / "tiny-imagenet-200"
     if place.is_dir():
         names = [path.relative_to(place).as_posix() for path in place.glob("train/*/images/*")]
-        return assemble(names, lambda file: read_bytes(place / file), place, name, side)
-    archive = Zip(pick(folder, ["tiny-imagenet-200.zip"]))
+        return assemble_tiny_imagenet(names, lambda file: read_bytes(place / file), place, name, side)
+    archive = ZipReader(find_data_file(folder, ["tiny-imagenet-200.zip"]))
     try:
         top = "tiny-imagenet-200/"
         names = [file.removeprefix(top) for file in archive.names if file.startswith(top)]
-        return assemble(names, lambda file: archive.read(top + file), archive.path, name, side)
+        return assemble_tiny_imagenet(names, lambda file: archive.read(top + file), archive.path, name, side)
     finally:
         archive.close()
 
 
-def assemble(names: list[str], content: Callable[[str], bytes], path: Path, name: str, side: int) -> Dataset:
+def assemble_tiny_imagenet(
+    names: list[str], content: Callable[[str], bytes], path: Path, name: str, side: int
+) -> Dataset:
     """Training images by folder, and the labelled validation images as the test half."""
-    classes = {word: i for i, word in enumerate(lines(content("wnids.txt"), path / "wnids.txt"))}
+    classes = {word: i for i, word in enumerate(decode_lines(content("wnids.txt"), path / "wnids.txt"))}
     train: list[tuple[str, int]] = []
     for file in sorted(names):
         parts = PurePosixPath(file).parts
@@ -44,7 +46,7 @@ def assemble(names: list[str], content: Callable[[str], bytes], path: Path, name
             train.append((file, classes[parts[1]]))
     test: list[tuple[str, int]] = []
     notes = path / "val" / "val_annotations.txt"
-    for line in lines(content("val/val_annotations.txt"), notes):
+    for line in decode_lines(content("val/val_annotations.txt"), notes):
         file, label = (*line.split("\t"), "")[:2]
         if label not in classes or not file.endswith(".JPEG") or PurePosixPath(file).name != file or "\\" in file:
             raise damaged_file_error(notes, f"it has the line {line[:60]!r}")
@@ -55,27 +57,27 @@ def assemble(names: list[str], content: Callable[[str], bytes], path: Path, name
             raise damaged_file_error(path, "it holds no images")
         images = np.empty((len(half), 3, side, side), np.uint8)
         for i, (file, _) in enumerate(half):
-            images[i] = decode(content(file), path / file, 64, side)
+            images[i] = decode_square_image(content(file), path / file, 64, side)
         halves += [torch.from_numpy(images), torch.tensor([label for _, label in half])]
     return Dataset(name, *halves, classes=len(classes))
 
 
-def lines(content: bytes, path: Path) -> list[str]:
+def decode_lines(content: bytes, path: Path) -> list[str]:
     try:
         return [line for line in content.decode("ascii").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise damaged_file_error(path, error) from error
 
 
-def decode(content: bytes, path: Path, side: int, to: int) -> np.ndarray:
+def decode_square_image(content: bytes, path: Path, side: int, to: int) -> np.ndarray:
     """A colour image (3, to, to) from one of `side` x `side`."""
-    image = picture(content, path)
+    image = open_image(content, path)
     if image.size != (side, side):
         raise damaged_file_error(path, f"{image.size[0]} x {image.size[1]} pixels instead of {side} x {side}")
-    return pixels(image, path, "RGB", (to, to))
+    return read_pixels(image, path, "RGB", (to, to))
 
 
-def picture(content: bytes, path: Path):
+def open_image(content: bytes, path: Path):
     """An image of which only the head has been read; its size is known to be reasonable."""
     try:
         from PIL import Image
@@ -96,7 +98,7 @@ def picture(content: bytes, path: Path):
     return image
 
 
-def pixels(image, path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
+def read_pixels(image, path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     """The bytes of an image, channels first; made smaller or larger by averaging over areas where need be."""
     from PIL import Image
 

@@ -10,14 +10,23 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.data.csv_table import table
+from shoal.data.csv_table import read_csv_table
 from shoal.data.dataset import Dataset
 from shoal.data.download import read_bytes
-from shoal.data.image_folder import images, subfolders
-from shoal.data.user_split import Half, bad, check, count, devices_of, numbered, same_length, tensor
+from shoal.data.image_folder import list_subfolders, read_image_folder
+from shoal.data.user_split import (
+    UserSamples,
+    check_same_length,
+    check_samples,
+    convert_tensor,
+    count_classes,
+    make_data_error,
+    number_classes,
+    number_owners,
+)
 
 
-def dataset_of(
+def build_user_dataset(
     data: Any, *, test: Any = None, test_share: float = 0.2, seed: int = 0, classes: int = 0, name: str = "own"
 ) -> Dataset:
     """A data set from almost anything.
@@ -30,28 +39,28 @@ def dataset_of(
     """
     if isinstance(data, Dataset):
         return data
-    data, test = halves(data, test)
-    train, rest = half(data), None if test is None else half(test)
+    data, test = separate_test_data(data, test)
+    train, rest = read_user_samples(data), None if test is None else read_user_samples(test)
     if rest is None and not 0 < test_share < 1:
-        raise bad(f"A test share of {test_share} leaves one half empty.", "Write a number between 0 and 1.")
-    parts = numbered([train] if rest is None else [train, rest])
+        raise make_data_error(f"A test share of {test_share} leaves one half empty.", "Write a number between 0 and 1.")
+    parts = number_classes([train] if rest is None else [train, rest])
     for part in parts:
-        check(part)
+        check_samples(part)
     (x, y), (test_x, test_y) = parts[0][:2], parts[-1][:2]
     if x.shape[1:] != test_x.shape[1:] or y.dim() != test_y.dim() or x.dtype != test_x.dtype:
-        raise bad(
-            f"Training samples are {form(x)}, test samples {form(test_x)}.",
+        raise make_data_error(
+            f"Training samples are {describe_form(x)}, test samples {describe_form(test_x)}.",
             "Give both halves the same form.",
         )
-    dataset = Dataset(name, x, y, test_x, test_y, count(parts, classes), train.owners)
-    return validation(dataset, test_share, seed) if rest is None else dataset
+    dataset = Dataset(name, x, y, test_x, test_y, count_classes(parts, classes), train.owners)
+    return hold_out_validation(dataset, test_share, seed) if rest is None else dataset
 
 
-def form(x: Tensor) -> str:
+def describe_form(x: Tensor) -> str:
     return f"{tuple(x.shape[1:])} {x.dtype}"
 
 
-def validation(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
+def hold_out_validation(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
     """The same with a share of the training half, drawn with `seed`, in place of the test half."""
     total = len(dataset.inputs)
     held = round(share * total) if 0 < share < 1 else 0
@@ -73,7 +82,7 @@ def validation(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
     )
 
 
-def halves(data: Any, test: Any) -> tuple[Any, Any]:
+def separate_test_data(data: Any, test: Any) -> tuple[Any, Any]:
     """What is to train on and what to test with, where one thing holds both."""
     found = None
     if isinstance(data, tuple) and len(data) == 4:
@@ -86,79 +95,89 @@ def halves(data: Any, test: Any) -> tuple[Any, Any]:
         data, found = data
     elif isinstance(data, dict) and ("test_x" in data or "test_inputs" in data):
         found = {key.removeprefix("test_"): value for key, value in data.items() if key.startswith("test_")}
-    elif isinstance(data, str | Path) and {"train", "test"} <= (folders := set(subfolders(Path(data)))):
+    elif isinstance(data, str | Path) and {"train", "test"} <= (folders := set(list_subfolders(Path(data)))):
         if len(folders) > 2:
-            raise bad(f"{data} has folders besides train and test.", "Move them elsewhere, or rename train and test.")
+            raise make_data_error(
+                f"{data} has folders besides train and test.", "Move them elsewhere, or rename train and test."
+            )
         data, found = Path(data) / "train", Path(data) / "test"
     if found is not None and test is not None:
-        raise bad("There are two test halves: one in the data and one in test.", "Leave one of them out.")
+        raise make_data_error("There are two test halves: one in the data and one in test.", "Leave one of them out.")
     return data, test if found is None else found
 
 
-def half(data: Any) -> Half:
+def read_user_samples(data: Any) -> UserSamples:
     """One half, whatever its form."""
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
         if not path.exists():
             raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
-        return images(path) if path.is_dir() else table(read_bytes(path), path)
+        return read_image_folder(path) if path.is_dir() else read_csv_table(read_bytes(path), path)
     if isinstance(data, torch.utils.data.Dataset):
-        return from_torch(data)
+        return read_torch_dataset(data)
     if isinstance(data, dict):
         x, y = (data.get(short, data.get(long)) for short, long in (("x", "inputs"), ("y", "targets")))
         if x is None or y is None:
-            raise bad(f"The dict has the keys {', '.join(map(str, data))[:80]}.", "It needs x and y.")
+            raise make_data_error(f"The dict has the keys {', '.join(map(str, data))[:80]}.", "It needs x and y.")
         owners = data.get("owners")
-        return Half(tensor(x, "x"), tensor(y, "y"), None if owners is None else devices_of(owners))
+        return UserSamples(
+            convert_tensor(x, "x"), convert_tensor(y, "y"), None if owners is None else number_owners(owners)
+        )
     if isinstance(data, list):
-        return per_device(data)
+        return join_device_samples(data)
     if isinstance(data, tuple) and len(data) == 2:
-        return Half(tensor(data[0], "x"), tensor(data[1], "y"))
-    raise bad(
+        return UserSamples(convert_tensor(data[0], "x"), convert_tensor(data[1], "y"))
+    raise make_data_error(
         f"A {type(data).__name__} is no data set.",
         "Give (x, y), a dict, a list of (x, y) per device, a torch data set, a folder of images or a CSV file.",
     )
 
 
-def per_device(data: Sequence[Any]) -> Half:
+def join_device_samples(data: Sequence[Any]) -> UserSamples:
     """A list of (x, y), one per device; a device may have no samples."""
     if not data:
         raise ShoalError("no-data", "The list of devices is empty.", "Give at least one pair (x, y).")
-    parts: list[Half] = []
+    parts: list[UserSamples] = []
     for i, pair in enumerate(data):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise bad(f"Device {i} is not a pair (x, y).", "Give a list with one pair per device.")
-        part = Half(tensor(pair[0], f"x of device {i}"), tensor(pair[1], f"y of device {i}"))
-        same_length(part, f" of device {i}")
+            raise make_data_error(f"Device {i} is not a pair (x, y).", "Give a list with one pair per device.")
+        part = UserSamples(convert_tensor(pair[0], f"x of device {i}"), convert_tensor(pair[1], f"y of device {i}"))
+        check_same_length(part, f" of device {i}")
         parts.append(part)
     full = [part for part in parts if len(part.x)] or parts[:1]
     shapes = {(tuple(part.x.shape[1:]), part.x.dtype, part.y.dim()) for part in full if isinstance(part.y, Tensor)}
     if len(shapes) > 1:
-        raise bad("The samples of the devices differ in shape or type.", "Give all devices samples of one form.")
+        raise make_data_error(
+            "The samples of the devices differ in shape or type.", "Give all devices samples of one form."
+        )
     owners = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
     y = torch.cat([part.y for part in full if isinstance(part.y, Tensor)])
-    return Half(torch.cat([part.x for part in full]), y, owners)
+    return UserSamples(torch.cat([part.x for part in full]), y, owners)
 
 
-def from_torch(data: Any) -> Half:
+def read_torch_dataset(data: Any) -> UserSamples:
     """A torch data set that knows its length and gives (x, y) for each index."""
     if isinstance(data, torch.utils.data.IterableDataset) or not hasattr(data, "__len__"):
-        raise bad("The torch data set has no length.", "Give one of map style, with __len__ and __getitem__.")
+        raise make_data_error(
+            "The torch data set has no length.", "Give one of map style, with __len__ and __getitem__."
+        )
     if not len(data):
         raise ShoalError("no-data", "The torch data set is empty.", "Give at least one sample.")
     xs, ys = [], []
     for i in range(len(data)):
         sample = data[i]
         if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise bad(f"Sample {i} of the torch data set is not a pair (x, y).", "Let it give pairs.")
+            raise make_data_error(f"Sample {i} of the torch data set is not a pair (x, y).", "Let it give pairs.")
         x, y = sample
         if hasattr(x, "getbands"):  # an image of Pillow: channels first
             x = np.asarray(x)
             x = x[None] if x.ndim == 2 else x.transpose(2, 0, 1)
-        xs.append(tensor(x, f"x of sample {i}"))
-        ys.append(tensor(y, f"y of sample {i}"))
+        xs.append(convert_tensor(x, f"x of sample {i}"))
+        ys.append(convert_tensor(y, f"y of sample {i}"))
     for what, values in (("x", xs), ("y", ys)):
         odd = [i for i, value in enumerate(values) if value.shape != values[0].shape or value.dtype != values[0].dtype]
         if odd:
-            raise bad(f"The {what} of sample {odd[0]} differs in shape or type from the first.", "Make them alike.")
-    return Half(torch.stack(xs), torch.stack(ys))
+            raise make_data_error(
+                f"The {what} of sample {odd[0]} differs in shape or type from the first.", "Make them alike."
+            )
+    return UserSamples(torch.stack(xs), torch.stack(ys))

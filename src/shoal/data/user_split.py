@@ -15,7 +15,7 @@ CLASSES = 1_000_000
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Half(NamedTuple):
+class UserSamples(NamedTuple):
     """Inputs, targets as numbers or as names of classes, and the device of each sample where it is known."""
 
     x: Tensor
@@ -23,85 +23,97 @@ class Half(NamedTuple):
     owners: np.ndarray | None = None
 
 
-def numbered(parts: list[Half]) -> list[tuple[Tensor, Tensor]]:
+def number_classes(parts: list[UserSamples]) -> list[tuple[Tensor, Tensor]]:
     """Names of classes become numbers: what they say where all are whole numbers, their sorted place otherwise."""
     texts = {label for part in parts if isinstance(part.y, list) for label in part.y}
     if texts and not all(isinstance(part.y, list) for part in parts):
-        raise bad("One half has names of classes, the other numbers.", "Give both halves the same form.")
+        raise make_data_error("One half has names of classes, the other numbers.", "Give both halves the same form.")
     if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in texts):
         place = {label: int(label) for label in texts}
     else:
         place = {label: i for i, label in enumerate(sorted(texts))}
     found = []
-    for part in map(same_length, parts):
+    for part in map(check_same_length, parts):
         y = torch.tensor([place[label] for label in part.y]) if isinstance(part.y, list) else part.y
         column = y.dim() == 2 and y.shape[1] == 1 and y.shape != part.x.shape
         found.append((part.x, y[:, 0] if column else y))
     return found
 
 
-def same_length(part: Half, whose: str = "") -> Half:
+def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
     lengths = [len(v) if not isinstance(v, Tensor) or v.dim() else 0 for v in (part.x, part.y)]
     if lengths[0] != lengths[1]:
-        raise bad(f"There are {lengths[0]} inputs but {lengths[1]} targets{whose}.", "Give one target per input.")
+        raise make_data_error(
+            f"There are {lengths[0]} inputs but {lengths[1]} targets{whose}.", "Give one target per input."
+        )
     if part.owners is not None and len(part.owners) != lengths[0]:
-        raise bad(f"There are {lengths[0]} inputs but {len(part.owners)} owners.", "Give one owner per input.")
+        raise make_data_error(
+            f"There are {lengths[0]} inputs but {len(part.owners)} owners.", "Give one owner per input."
+        )
     return part
 
 
-def check(part: tuple[Tensor, Tensor]) -> None:
+def check_samples(part: tuple[Tensor, Tensor]) -> None:
     """Everything that training would stumble over later."""
     x, y = part
     if not x.numel() or not y.numel():
         raise ShoalError("no-data", "One half of the data has no samples.", "Give at least one sample to each half.")
     if x.dim() < 2:
-        raise bad("Each input is a single number.", "Give inputs with at least two dimensions, samples first.")
+        raise make_data_error(
+            "Each input is a single number.", "Give inputs with at least two dimensions, samples first."
+        )
     if y.is_floating_point() or not 1 <= y.dim() <= 2:
-        raise bad(f"The targets are {tuple(y.shape)} {y.dtype}.", "Give whole numbers from 0 up, one per sample.")
+        raise make_data_error(
+            f"The targets are {tuple(y.shape)} {y.dtype}.", "Give whole numbers from 0 up, one per sample."
+        )
     if y.dim() == 2 and (x.shape != y.shape or x.dtype != torch.int64):
-        raise bad(
+        raise make_data_error(
             f"The targets are {tuple(y.shape)} for inputs {tuple(x.shape)}.",
             "Give one target per sample, or for sequences of word numbers one per position.",
         )
     if x.is_floating_point() and not tree.is_tree_finite(x):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-        raise bad(f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample.")
+        raise make_data_error(
+            f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample."
+        )
 
 
-def count(parts: list[tuple[Tensor, Tensor]], classes: int) -> int:
+def count_classes(parts: list[tuple[Tensor, Tensor]], classes: int) -> int:
     """The number of classes, or of words where the targets are sequences."""
     marks = [v for x, y in parts for v in ((x, y) if y.dim() == 2 else (y,))]
     low, high = min(int(v.min()) for v in marks), max(int(v.max()) for v in marks)
     largest = (classes or CLASSES) - 1
     if low < 0 or high > largest:
-        raise bad(
+        raise make_data_error(
             f"There is a label {low if low < 0 else high}, outside 0 to {largest}.",
             "Number the classes from 0 up, and give their number as classes if it is larger.",
         )
     return classes or high + 1
 
 
-def devices_of(owners: Any) -> np.ndarray:
+def number_owners(owners: Any) -> np.ndarray:
     """Owners numbered from 0 up, in sorted order of what they are called."""
     names = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
     if names.ndim != 1 or names.dtype.kind not in "iuU":
-        raise bad("The owners are not a list of numbers or names.", "Give one number or name per sample.")
+        raise make_data_error("The owners are not a list of numbers or names.", "Give one number or name per sample.")
     if names.dtype.kind == "U" and all(n.isascii() and n.isdecimal() and len(n) < 10 for n in names.tolist()):
         names = names.astype(np.int64)
     return np.unique(names, return_inverse=True)[1].reshape(-1)
 
 
-def tensor(value: Any, what: str) -> Tensor:
+def convert_tensor(value: Any, what: str) -> Tensor:
     """Single precision, bytes or whole numbers, on the CPU; a copy is made only where it has to be."""
     if not isinstance(value, Tensor):
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:
-            raise bad(
+            raise make_data_error(
                 f"The {what} cannot be made into an array ({describe_error(error)[:80]}).", "Give a tensor."
             ) from error
         if array.dtype.kind not in "buif":
-            raise bad(f"The {what} holds {array.dtype}, not numbers.", "Give a tensor or an array of numbers.")
+            raise make_data_error(
+                f"The {what} holds {array.dtype}, not numbers.", "Give a tensor or an array of numbers."
+            )
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:
             array = array.astype(np.int64)
         array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
@@ -110,7 +122,9 @@ def tensor(value: Any, what: str) -> Tensor:
         value = torch.from_numpy(array if array.flags.writeable else array.copy())
     value = value.detach().cpu()
     if value.is_complex() or value.is_quantized or value.layout != torch.strided:
-        raise bad(f"The {what} holds {value.dtype} in a form that is not plain.", "Give a plain tensor of numbers.")
+        raise make_data_error(
+            f"The {what} holds {value.dtype} in a form that is not plain.", "Give a plain tensor of numbers."
+        )
     if value.is_floating_point():
         return value.to(torch.float32)
     if what.startswith("x") and value.dtype in (torch.uint8, torch.bool):
@@ -118,5 +132,5 @@ def tensor(value: Any, what: str) -> Tensor:
     return value.to(torch.int64)
 
 
-def bad(problem: str, advice: str) -> ShoalError:
+def make_data_error(problem: str, advice: str) -> ShoalError:
     return ShoalError("bad-value", problem, advice)

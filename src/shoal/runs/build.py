@@ -23,14 +23,14 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
-from shoal.data.noniid_degree import histograms, summary
-from shoal.data.plausibility import Doubt, doubts_about
-from shoal.data.population import Held, Population
-from shoal.data.server_data import hold_back, withheld
-from shoal.data.sources import SOURCES, load
+from shoal.data.noniid_degree import count_labels_by_device, summarise_population
+from shoal.data.plausibility import Doubt, find_doubts
+from shoal.data.population import Population, StoredPopulation
+from shoal.data.server_data import draw_server_samples, draw_withheld_samples
+from shoal.data.sources import SOURCES, load_dataset
 from shoal.data.splits import parse_split
-from shoal.data.user_data import dataset_of as own_dataset
-from shoal.data.user_data import validation
+from shoal.data.user_data import build_user_dataset as own_dataset
+from shoal.data.user_data import hold_out_validation
 from shoal.engines.deterministic import fix_cublas_workspace
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
@@ -124,8 +124,8 @@ def assemble(
         server=shared,
         look=LocalModelEvaluator(judge, samples, select_local_metrics(recipe.metrics)),
     )
-    split = lambda: summary(labels, held, server, dataset.classes)  # noqa: E731
-    return Assembly(recipe, method, net, loop, memory, judge, split, lambda: doubts_about(dataset, held.sizes))
+    split = lambda: summarise_population(labels, held, server, dataset.classes)  # noqa: E731
+    return Assembly(recipe, method, net, loop, memory, judge, split, lambda: find_doubts(dataset, held.sizes))
 
 
 def spread_of(recipe: Recipe) -> dict:
@@ -133,12 +133,12 @@ def spread_of(recipe: Recipe) -> dict:
     streams = RandomStreams(recipe.seed)
     dataset = dataset_of(recipe, streams)
     held, server = spread(recipe, dataset, streams)
-    return summary(dataset.targets.numpy(), held, server, dataset.classes)
+    return summarise_population(dataset.targets.numpy(), held, server, dataset.classes)
 
 
 def placed(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
     dataset = dataset.to(dtype, place)
-    return dataset.normalised() if normalise else dataset
+    return dataset.normalise() if normalise else dataset
 
 
 def numbers_of(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
@@ -181,8 +181,12 @@ def dataset_of(recipe: Recipe, streams: RandomStreams) -> Dataset:
     elif recipe.data.partition(":")[0] not in SOURCES:
         raise unknown_name_error("data set", recipe.data, [*DATASETS, *SOURCES])
     else:
-        dataset = load(recipe.data, recipe.data_dir)
-    return validation(dataset, recipe.validation, streams.derive_seed("validation")) if recipe.validation else dataset
+        dataset = load_dataset(recipe.data, recipe.data_dir)
+    return (
+        hold_out_validation(dataset, recipe.validation, streams.derive_seed("validation"))
+        if recipe.validation
+        else dataset
+    )
 
 
 def spread(
@@ -193,13 +197,15 @@ def spread(
     left = np.arange(len(labels))
     server = np.zeros(0, dtype=np.int64)
     if recipe.server_data:
-        server = hold_back(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
-        left = np.setdiff1d(left, withheld(recipe.server_data, labels, streams.make_numpy_generator("server-data")))
+        server = draw_server_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
+        left = np.setdiff1d(
+            left, draw_withheld_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
+        )
     if elsewhere:
-        return Held(left[:0], np.zeros(recipe.devices, dtype=np.int64)), server
+        return StoredPopulation(left[:0], np.zeros(recipe.devices, dtype=np.int64)), server
     owners = None if dataset.owners is None else dataset.owners[left]
     split = parse_split(recipe.split)
-    return split(labels[left], recipe.devices, streams.make_numpy_generator("split"), owners).among(left), server
+    return split(labels[left], recipe.devices, streams.make_numpy_generator("split"), owners).renumber(left), server
 
 
 def first_net(recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device) -> Net:
@@ -239,7 +245,7 @@ def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Populat
     own = metric_makers(specs, dataset, dtype)
     by_device = None
     if {"devices", "local"} & set(recipe.metrics):
-        by_device = histograms(labels, held, dataset.classes, min(len(held), 1000))
+        by_device = count_labels_by_device(labels, held, dataset.classes, min(len(held), 1000))
     tests = torch.arange(len(dataset.test_targets))
     samples = Samples(dataset.test_inputs, dataset.test_targets, tests)
     return Evaluator(samples, dataset.classes, recipe.metrics, by_device, own)

@@ -15,7 +15,7 @@ from shoal import models
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
-from shoal.data.user_data import dataset_of
+from shoal.data.user_data import build_user_dataset
 from shoal.models.user_model import net_of
 from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.runs.recipe import LIST, Recipe, from_file
@@ -50,7 +50,7 @@ def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def hand_over_data(data: Any) -> str:
-    dataset = dataset_of(data)
+    dataset = build_user_dataset(data)
     name = f"own-{dataset_fingerprint(dataset)}"
     datasets.HANDED_OVER[name] = dataset
     return name

@@ -19,8 +19,8 @@ from shoal.core.model.net import Net
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples
 from shoal.data.augment import parse_augment
-from shoal.data.user_data import half
-from shoal.data.user_split import check, numbered
+from shoal.data.user_data import read_user_samples
+from shoal.data.user_split import check_samples, number_classes
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
@@ -105,12 +105,12 @@ class Seat:
     def load(self) -> tuple[Tensor, Tensor]:
         """The device's own samples as they are."""
         try:
-            part = half(load_named_object(self.data)() if ".py:" in self.data else self.data)
+            part = read_user_samples(load_named_object(self.data)() if ".py:" in self.data else self.data)
             if isinstance(part.y, list) and not all(label.isdecimal() for label in part.y):
                 problem = "The classes have names, and every device would number them in its own way."
                 raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")
-            [(x, y)] = numbered([part])
-            check((x, y))
+            [(x, y)] = number_classes([part])
+            check_samples((x, y))
         except (ShoalError, TimeUp):
             raise
         except Exception as error:
