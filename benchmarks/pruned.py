@@ -17,7 +17,7 @@ from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.types import Batch, BatchScore
-from shoal.models import build
+from shoal.models import build_model
 from shoal.parts.lib.filter_choice import choose_kept_filters, compute_layer_rates
 from shoal.parts.lib.unit_scores import score_neurons
 
@@ -59,7 +59,7 @@ def main() -> None:
         "| --- | --: | --: | --: | --: | --: |",
     ]
     for model in ("vgg11", "cnn", "resnet18"):
-        whole = build(model, SHAPE, 10, 0)
+        whole = build_model(model, SHAPE, 10, 0)
         small = pruned(whole, given.rate)
         batch = Batch(torch.rand(given.batch, *SHAPE), ((torch.arange(given.batch) % 10, None),))
         for net in (whole, small):

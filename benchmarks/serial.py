@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.core.model.net import copy_module
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.models import build
+from shoal.models import build_model
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
 
@@ -54,7 +54,7 @@ class Plain:
 
     def __init__(self, job: Job, data: Dataset):
         self.job, self.data = job, data
-        self.model = copy_module(build(job.model, job.shape, 10, seed=0)).train()
+        self.model = copy_module(build_model(job.model, job.shape, 10, seed=0)).train()
         self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(data.targets), generator=self.generator)

@@ -21,7 +21,7 @@ from shoal.core.types import Batch, Optimiser
 from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import read_digits as load_digits
-from shoal.models import build
+from shoal.models import build_model
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
 from shoal.runs.recipe import Recipe
@@ -176,7 +176,7 @@ def test_mlp_counts():
 
 
 def test_a_net_runs_with_any_parameters_and_never_trains_its_own():
-    net = build("mlp", (1, 8, 8), 10, seed=1)
+    net = build_model("mlp", (1, 8, 8), 10, seed=1)
     before = {k: v.clone() for k, v in net.initial.items()}
     x = torch.randn(4, 1, 8, 8)
     zero = tree.make_zeros(net.initial)
@@ -190,13 +190,13 @@ def test_a_net_runs_with_any_parameters_and_never_trains_its_own():
 
 def test_first_weights_depend_on_the_seed_alone():
     torch.manual_seed(5)
-    one = build("lenet", (1, 8, 8), 10, seed=1).initial
+    one = build_model("lenet", (1, 8, 8), 10, seed=1).initial
     torch.manual_seed(6)
     drawn = torch.rand(1)
     torch.manual_seed(6)
-    two = build("lenet", (1, 8, 8), 10, seed=1).initial
+    two = build_model("lenet", (1, 8, 8), 10, seed=1).initial
     assert tree.is_same_tree(one, two) and torch.equal(torch.rand(1), drawn)
-    assert not tree.is_same_tree(one, build("lenet", (1, 8, 8), 10, seed=2).initial)
+    assert not tree.is_same_tree(one, build_model("lenet", (1, 8, 8), 10, seed=2).initial)
 
 
 def batch_normed() -> Net:
@@ -227,9 +227,9 @@ def test_batch_norm_moves_its_buffers_as_an_ordinary_module_does():
     ids=str,
 )
 def test_training_equals_a_plain_pytorch_loop(optimiser):
-    net = build("lenet", (1, 8, 8), 10, seed=1)
+    net = build_model("lenet", (1, 8, 8), 10, seed=1)
     net = replace(net, module=net.module.double())
-    plain = build("lenet", (1, 8, 8), 10, seed=1).module.double().train()
+    plain = build_model("lenet", (1, 8, 8), 10, seed=1).module.double().train()
     sgd = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=optimiser.momentum, weight_decay=optimiser.weight_decay)
     rule = StepRule(net, Method(), optimiser)
     course = rule.init_state(net.initial, {})
@@ -247,7 +247,7 @@ def test_training_equals_a_plain_pytorch_loop(optimiser):
 
 def test_several_targets_share_a_loss():
     """Mixup's form: the loss of each list of targets with its weight."""
-    net = build("mlp", (4,), 3, seed=0)
+    net = build_model("mlp", (4,), 3, seed=0)
     score = StepRule(net, Method(), Optimiser()).make_scorer({})
     x, a, b = torch.randn(5, 4), torch.randint(0, 3, (5,)), torch.randint(0, 3, (5,))
     logits = net.forward(net.initial, x)[0]

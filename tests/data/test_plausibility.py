@@ -13,7 +13,7 @@ from torch import nn
 import shoal
 from shoal.cli.commands import main
 from shoal.core.errors import ERROR_KINDS
-from shoal.models import build
+from shoal.models import build_model
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, steps="1", batch=4, split="iid")
 FLAGS = "--devices 4 --sample 2 --rounds 2 --steps 1 --batch 4 --split iid"
@@ -172,7 +172,7 @@ def test_a_run_in_which_some_rounds_count_ends_well(warned):
 # first weights --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e300])
 def test_first_weights_that_are_not_finite_are_refused_at_once(tmp_path, wrong):
-    weights = {k: v.double() for k, v in build("mlp", (1, 8, 8), 10, 0).initial.items()}
+    weights = {k: v.double() for k, v in build_model("mlp", (1, 8, 8), 10, 0).initial.items()}
     name = list(weights)[0]
     weights[name].view(-1)[3] = wrong
     save_file(weights, tmp_path / "w.safetensors")

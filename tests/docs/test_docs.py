@@ -15,7 +15,7 @@ from shoal.data.dataset import DATASETS
 from shoal.data.sources import SOURCES
 from shoal.data.splits import SPLITS
 from shoal.fleet.fleets import FLEET_FORMS
-from shoal.models import MODELS, describe
+from shoal.models import MODELS, describe_model
 from shoal.parts import PRESETS, find_shipped_parts
 from shoal.runs.recipe import Recipe
 
@@ -114,7 +114,7 @@ def test_the_first_page_names_every_engine():
 def test_models_are_listed_with_their_counts():
     rows = table_rows((DOCS / "reference/models.md").read_text(), "name")
     told = {cells[0].strip("`"): tuple(int(c.replace(",", "")) for c in cells[2:4]) for cells in rows}
-    assert told == {name: describe(name) for name in MODELS}
+    assert told == {name: describe_model(name) for name in MODELS}
 
 
 @pytest.mark.parametrize("name", ["feddrop", "fjord", "heterofl", "afd", "fedmp", "fedad", "fedap"])

@@ -18,10 +18,10 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut, Plan
 from shoal.core.model.tree import Params
 from shoal.models import MODELS
-from shoal.models.axes_check import lawful
-from shoal.models.axes_trace import axes_of
-from shoal.models.resnet import resnet
-from shoal.models.user_model import net_of
+from shoal.models.axes_check import is_lawful
+from shoal.models.axes_trace import trace_axes
+from shoal.models.resnet import build_resnet
+from shoal.models.user_model import build_user_net
 from shoal.models.vgg import vgg11
 from shoal.parts.lib.filter_choice import choose_kept_filters
 from shoal.parts.lib.unit_scores import compute_map_ranks, score_neurons
@@ -275,7 +275,7 @@ CUTTABLE = [name for name, (_, _, axes) in STRANGERS.items() if axes]
 def stranger(name: str, *sizes: int) -> Net:
     torch.manual_seed(3)
     make, shape, _ = STRANGERS[name]
-    return net_of(make(*sizes).double(), shape, CLASSES)
+    return build_user_net(make(*sizes).double(), shape, CLASSES)
 
 
 def axes_in(net: Net) -> dict[str, Axis]:
@@ -321,8 +321,8 @@ def test_what_a_unit_of_each_kind_owns():
 
 def test_the_channels_of_a_stage_are_seen_where_its_first_reader_reads_them():
     """ResNet's ReLU runs twice in a block: what it makes of the sum is also what the whole block puts out."""
-    net = resnet(IMAGE, CLASSES, 4)
-    found = {axis.name: axis for axis in axes_of(net.module, IMAGE, False)}
+    net = build_resnet(IMAGE, CLASSES, 4)
+    found = {axis.name: axis for axis in trace_axes(net.module, IMAGE, False)}
     stages = {"conv1": "relu"} | {f"layer{i}.0.conv2": f"layer{i}.0" for i in (2, 3, 4)}
     inner = {f"{axis.name}.conv1": axis.tap for axis in net.axes}
     assert found.keys() == (stages | inner).keys()
@@ -349,7 +349,7 @@ def seen_at(net: Net, tap: str, x: Tensor) -> Tensor:
 )
 def test_axes_that_a_model_states_are_those_that_are_found(net):
     stated = net()
-    found = net_of(stated.module, stated.input_shape, stated.classes)
+    found = build_user_net(stated.module, stated.input_shape, stated.classes)
     of = lambda net: {(axis.name, axis.size, bool(axis.tap), frozenset(axis.cuts)) for axis in net.axes}  # noqa: E731
     assert of(found) == of(stated)
     x = torch.randn(2, *stated.input_shape)
@@ -359,7 +359,7 @@ def test_axes_that_a_model_states_are_those_that_are_found(net):
 
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-nobias-gn"])
 def test_group_norm_leaves_none(name):
-    assert axes_of(MODELS[name]((3, 16, 16), 6).module, (3, 16, 16), False) == ()
+    assert trace_axes(MODELS[name]((3, 16, 16), 6).module, (3, 16, 16), False) == ()
 
 
 # what its units are judged by ----------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_filters_are_judged_by_what_the_next_layer_reads_before_pooling(name):
     module = Viewed(then, reader())
     x = torch.randn(6, *IMAGE)
     module(x)
-    net = net_of(module, IMAGE, CLASSES)
+    net = build_user_net(module, IMAGE, CLASSES)
     axis = axes_in(net)["conv"]
     made = F.conv2d(x, net.initial["conv.weight"], net.initial["conv.bias"], padding=1)
     torch.testing.assert_close(seen_at(net, axis.tap, x), expected(made), rtol=1e-4, atol=1e-6)
@@ -434,7 +434,7 @@ def test_sums_and_depthwise_convolutions_are_judged_where_they_are_read():
 
 def test_a_filter_that_never_gets_through_the_activation_goes_first():
     """The first filter has the richest map before the ReLU and an empty one after it; the second is a mere edge."""
-    net = net_of(Viewed(lambda m, x: F.max_pool2d(F.relu(x), 2), conv2()), IMAGE, CLASSES)
+    net = build_user_net(Viewed(lambda m, x: F.max_pool2d(F.relu(x), 2), conv2()), IMAGE, CLASSES)
     x = torch.rand(6, *IMAGE)
     params = {k: v.clone() for k, v in net.initial.items()}
     params["conv.weight"][0], params["conv.bias"][0] = -params["conv.weight"][0].abs(), -1.0
@@ -459,7 +459,7 @@ def test_signals_and_volumes_have_ranks_too(maker, reader, shape, as_matrix):
     module = Viewed(lambda m, x: F.relu(x), reader(), maker())
     x = torch.randn(5, *shape)
     module(x)
-    net = net_of(module, shape, CLASSES)
+    net = build_user_net(module, shape, CLASSES)
     expected = torch.linalg.matrix_rank(as_matrix(module.conv(x).relu()))
     most = min(as_matrix(module.conv(x)).shape[-2:])
     torch.testing.assert_close(score_neurons(net, net.initial, x)["conv"], expected.float().mean(0) / most)
@@ -553,17 +553,17 @@ def test_the_trial_sees_every_damage(name):
     """An axis without one of its cuts, or with one that does not say that it reads, breaks the law."""
     net = stranger(name)
     x = some_inputs(net, torch.Generator().manual_seed(0))
-    assert lawful(net, list(net.axes), x)
+    assert is_lawful(net, list(net.axes), x)
     for at, axis in enumerate(net.axes):
         for one in axis.cuts:
             rest = tuple(cut for cut in axis.cuts if cut != one)
             for cuts in (rest, (*rest, replace(one, reads=False))) if one.reads else (rest,):
                 damaged = [*net.axes[:at], replace(axis, cuts=cuts), *net.axes[at + 1 :]]
-                assert not lawful(net, damaged, x), (axis.name, one)
+                assert not is_lawful(net, damaged, x), (axis.name, one)
 
 
 def test_a_model_that_insists_on_its_precision():
-    net = net_of(Single(), (6,), CLASSES)
+    net = build_user_net(Single(), (6,), CLASSES)
     assert [(axis.name, axis.size) for axis in net.axes] == [("fc1", 6)]
 
 
@@ -578,8 +578,8 @@ def test_looking_for_axes_leaves_no_trace(name, capfd):
     state, layers = torch.get_rng_state(), str(module)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        once = axes_of(module, shape, words)
-    assert once == axes_of(module, shape, words) and not told and not any(capfd.readouterr())
+        once = trace_axes(module, shape, words)
+    assert once == trace_axes(module, shape, words) and not told and not any(capfd.readouterr())
     assert torch.equal(state, torch.get_rng_state()) and module.training and str(module) == layers
     assert tree.is_same_tree(before, module.state_dict())
     assert not any(layer._forward_hooks or "forward" in vars(layer) for layer in module.modules())
@@ -593,4 +593,4 @@ def test_without_torch_pruning_there_are_no_axes(monkeypatch):
 
 def test_a_model_without_numbers_has_no_axes():
     with torch.device("meta"):
-        assert axes_of(mlp(), (3, 4), False) == ()
+        assert trace_axes(mlp(), (3, 4), False) == ()

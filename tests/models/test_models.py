@@ -24,10 +24,10 @@ from shoal.core.types import Batch, Job, Optimiser, Samples, Work
 from shoal.engines.base import Task
 from shoal.engines.serial import alone
 from shoal.engines.slices import Levels
-from shoal.models import MODELS, build, describe
+from shoal.models import MODELS, build_model, describe_model
 from shoal.models.lstm import LSTM, lstm
-from shoal.models.resnet import inner_channels, resnet
-from shoal.models.user_model import from_file, net_of
+from shoal.models.resnet import build_resnet, find_inner_channels
+from shoal.models.user_model import build_user_net, load_model_file
 from shoal.models.vgg import vgg11
 from shoal.models.vit import Attention
 
@@ -75,18 +75,18 @@ def test_published_counts(name, shape, classes, weights, macs):
 
 def test_counts_on_real_tensors_are_those_without():
     for name in ("lenet", "resnet18-imagenet", "vit"):
-        net = build(name, IMAGES, 10, seed=0)
-        assert (parameters(net), net.macs_forward) == describe(name)
+        net = build_model(name, IMAGES, 10, seed=0)
+        assert (parameters(net), net.macs_forward) == describe_model(name)
 
 
 def test_every_model_is_described():
     for name, make in MODELS.items():
-        weights, macs = describe(name)
+        weights, macs = describe_model(name)
         assert weights > 60_000 and macs > 100_000 and (make.__doc__ or "").strip()
 
 
 def test_the_bytes_that_papers_state():
-    at = {name: describe(name)[0] * 4 for name in ("resnet18-imagenet", "mlp-1024", "mlp-1024-256", "lstm")}
+    at = {name: describe_model(name)[0] * 4 for name in ("resnet18-imagenet", "mlp-1024", "mlp-1024-256", "lstm")}
     assert round(at["resnet18-imagenet"] / 2**20, 3) == 42.655
     assert at["mlp-1024"] == 529_960 and at["mlp-1024-256"] == 1_059_880
     assert round(at["lstm"] / 1e6, 3) == 29.819
@@ -123,10 +123,10 @@ small: dict[str, Callable[[], Net]] = {
     "cnn": lambda: MODELS["cnn"]((3, 32, 36), 6),
     "conv2cifar": lambda: MODELS["conv2cifar"]((1, 28, 28), 6),
     "vgg11": lambda: vgg11((1, 28, 28), 6, width=8),
-    "resnet18": lambda: resnet((3, 16, 16), 6, 8, bias=True),
-    "resnet18-nobias": lambda: resnet((3, 16, 16), 6, 8),
-    "resnet18-imagenet": lambda: resnet((3, 64, 64), 6, 8, small=False),
-    "resnet18-gn": lambda: resnet((3, 16, 16), 6, 8, norm=partial(nn.GroupNorm, 2)),
+    "resnet18": lambda: build_resnet((3, 16, 16), 6, 8, bias=True),
+    "resnet18-nobias": lambda: build_resnet((3, 16, 16), 6, 8),
+    "resnet18-imagenet": lambda: build_resnet((3, 64, 64), 6, 8, small=False),
+    "resnet18-gn": lambda: build_resnet((3, 16, 16), 6, 8, norm=partial(nn.GroupNorm, 2)),
     "vit": lambda: MODELS["vit"]((1, 16, 12), 6),
     "lstm": lambda: lstm((5,), 11, width=9),
 }
@@ -226,10 +226,10 @@ def test_axes_leave_inputs_and_classes_alone_and_reach_every_hidden_width(name):
 
 
 def test_residual_channels_and_groups_are_no_axes():
-    net = resnet((3, 16, 16), 6, 8)
+    net = build_resnet((3, 16, 16), 6, 8)
     assert [a.name for a in net.axes] == [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
     assert all(len(a.cuts) == 1 + 4 + 1 for a in net.axes)
-    assert inner_channels(small["resnet18-gn"]().module) == ()
+    assert find_inner_channels(small["resnet18-gn"]().module) == ()
 
 
 def by_hand(net: Net) -> int:
@@ -393,13 +393,13 @@ def test_models_take_other_sizes(name, shape):
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lstm", "mlp", "mlp-256")])
 def test_models_of_images_refuse_rows(name):
     with pytest.raises(shoal.ShoalError, match=r"needs images, got inputs of shape \(12,\)") as caught:
-        build(name, (12,), 3, seed=0)
+        build_model(name, (12,), 3, seed=0)
     assert caught.value.kind.name == "no-data"
 
 
 def test_the_transformer_refuses_what_it_cannot_divide():
     with pytest.raises(shoal.ShoalError, match="30x28 does not divide") as caught:
-        build("vit", (3, 30, 28), 3, seed=0)
+        build_model("vit", (3, 30, 28), 3, seed=0)
     assert caught.value.kind.name == "no-data"
 
 
@@ -506,31 +506,31 @@ def own(tmp_path):
 
 @pytest.mark.parametrize("name", ["Net", "Both", "Turned", "Bare", "Reversed", "made", "lazy", "own_net", "ready"])
 def test_a_model_of_a_file(own, name):
-    net = build(f"{own}:{name}", (1, 8, 8), 10, seed=1)
+    net = build_model(f"{own}:{name}", (1, 8, 8), 10, seed=1)
     assert net.forward(net.initial, torch.zeros(3, 1, 8, 8))[0].shape == (3, 10)
     assert net.macs_forward > 0 and not net.token_inputs
 
 
 def test_a_file_is_called_with_a_seed_of_its_own(own):
-    one, two = (build(f"{own}:Net", (1, 8, 8), 10, seed=1).initial for _ in range(2))
+    one, two = (build_model(f"{own}:Net", (1, 8, 8), 10, seed=1).initial for _ in range(2))
     assert tree.is_same_tree(one, two) and not tree.is_same_tree(
-        one, build(f"{own}:Net", (1, 8, 8), 10, seed=2).initial
+        one, build_model(f"{own}:Net", (1, 8, 8), 10, seed=2).initial
     )
 
 
 def test_a_file_that_changed_is_read_again(own):
-    assert parameters(from_file(f"{own}:made", (1, 8, 8), 10)) == 65 * 5 + 60
+    assert parameters(load_model_file(f"{own}:made", (1, 8, 8), 10)) == 65 * 5 + 60
     own.write_text(OWN.replace("64, 5), nn.ReLU(), nn.Linear(5,", "64, 6), nn.ReLU(), nn.Linear(6,"))
-    assert parameters(from_file(f"{own}:made", (1, 8, 8), 10)) == 65 * 6 + 70
+    assert parameters(load_model_file(f"{own}:made", (1, 8, 8), 10)) == 65 * 6 + 70
 
 
 def test_blocks_of_an_own_sequence(own):
-    net = from_file(f"{own}:made", (1, 8, 8), 10)
+    net = load_model_file(f"{own}:made", (1, 8, 8), 10)
     assert [b.children for b in net.blocks] == [("0", "1", "2"), ("3",)]
 
 
 def test_an_own_language_model(own):
-    net = from_file(f"{own}:Words", (6,), 11)
+    net = load_model_file(f"{own}:Words", (6,), 11)
     assert net.token_inputs and net.macs_forward == 6 * (20 * 9 + 55)
 
 
@@ -562,7 +562,7 @@ def test_an_own_model_trains(own):
 )
 def test_mistakes_of_own_models_are_told_in_a_sentence(own, name, says):
     with pytest.raises(shoal.ShoalError, match=says) as caught:
-        build(f"{own}:{name}", (1, 8, 8), 10, seed=0)
+        build_model(f"{own}:{name}", (1, 8, 8), 10, seed=0)
     told = str(caught.value)
     assert "\n" not in told and str(own) in told
 
@@ -583,20 +583,20 @@ def test_files_that_hold_no_model(tmp_path, text, says):
     if text is not None:
         path.write_text(text)
     with pytest.raises(shoal.ShoalError) as caught:
-        build(f"{path}:Net", (1, 8, 8), 10, seed=0)
+        build_model(f"{path}:Net", (1, 8, 8), 10, seed=0)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_module_is_copied_and_stays_the_users():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    net = net_of(module, (1, 8, 8), 10)
+    net = build_user_net(module, (1, 8, 8), 10)
     net.forward(tree.make_zeros(net.initial), torch.ones(2, 1, 8, 8))
     assert module(torch.ones(2, 1, 8, 8)).abs().max() > 0
-    assert tree.is_same_tree(net.initial, net_of(module, (1, 8, 8), 10).initial)
+    assert tree.is_same_tree(net.initial, build_user_net(module, (1, 8, 8), 10).initial)
 
 
 def test_a_module_by_hand():
-    net = net_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), 10)
+    net = build_user_net(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), 10)
     assert parameters(net) == 650 and net.axes == ()
     with pytest.raises(shoal.ShoalError, match="The model cannot be used: it is a int and no torch.nn.Module"):
-        net_of(3, (1, 8, 8), 10)
+        build_user_net(3, (1, 8, 8), 10)

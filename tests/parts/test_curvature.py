@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.types import Batch
-from shoal.models.user_model import net_of
+from shoal.models.user_model import build_user_net
 from shoal.parts.lib.curvature import FlatLoss
 
 ROWS = 8
@@ -68,7 +68,7 @@ MIXERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def loss_of(module: nn.Module) -> FlatLoss:
-    net = net_of(module.double(), (1, ROWS, ROWS), 10)
+    net = build_user_net(module.double(), (1, ROWS, ROWS), 10)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 1, ROWS, ROWS, generator=generator).double()
     return FlatLoss(net, net.initial, Batch(x, ((torch.arange(6), None),)))

@@ -17,7 +17,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
 from shoal.core.types import Batch
-from shoal.models import build
+from shoal.models import build_model
 from shoal.parts.fedad import FedAD
 from shoal.parts.lib.curvature import (
     FlatLoss,
@@ -49,7 +49,7 @@ def test_ranks_are_those_of_the_maps():
 
 
 def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them():
-    net = build("lenet", IMAGES, 10, 0)
+    net = build_model("lenet", IMAGES, 10, 0)
     x = torch.randn(8, *IMAGES)
     params = {k: v.clone() for k, v in net.initial.items()}
     params["conv1.weight"][2] = params["conv1.bias"][2] = 0.0
@@ -64,7 +64,7 @@ def test_filters_are_scored_by_ranks_and_neurons_by_the_weights_that_make_them()
 
 
 def test_heads_are_scored_by_the_rank_of_what_they_put_out():
-    net = build("vit", IMAGES, 10, 0)
+    net = build_model("vit", IMAGES, 10, 0)
     axis = next(a for a in net.axes if a.name == "layer1.heads")
     x = torch.randn(3, *IMAGES)
     made = net.forward(net.initial, x, (axis.tap,))[2][axis.tap]
@@ -334,7 +334,7 @@ def test_those_that_are_kept_by_force_are_those_that_matter_most():
 def test_scaled_activations_are_in_the_mean_what_they_were():
     """Invariant 16: over many draws, the mean output of the layer that reads scaled units is that of the whole."""
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
-    axis = build("mlp", (4,), 3, 0).axes[0]
+    axis = build_model("mlp", (4,), 3, 0).axes[0]
     cuts = tuple(replace(c, tensor={"fc1": "0", "fc2": "2"}[c.tensor[:3]] + c.tensor[3:]) for c in axis.cuts)
     net = Net(module, (4,), 3, (replace(axis, size=6, cuts=cuts),))
     rates = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 0.5])
@@ -456,7 +456,7 @@ def lenet_of(c1: int, c2: int, f1: int, f2: int) -> tuple[int, int]:
 @settings(max_examples=15, deadline=None)
 @given(st.tuples(st.integers(1, 6), st.integers(1, 16), st.integers(1, 120), st.integers(1, 84)))
 def test_bytes_and_products_of_a_plan_are_those_of_the_cut_out_model(widths):
-    net = build("lenet", IMAGES, 10, 0)
+    net = build_model("lenet", IMAGES, 10, 0)
     plan = Plan({a.name: torch.randperm(a.size)[:n].sort().values for a, n in zip(net.axes, widths)})
     params, macs = lenet_of(*widths)
     assert FlopCache().count_forward(net, plan) == macs
@@ -468,7 +468,7 @@ def test_bytes_and_products_of_a_plan_are_those_of_the_cut_out_model(widths):
     [("lenet", IMAGES, 10), ("cnn", IMAGES, 10), ("mlp", (20,), 5), ("lstm", (4,), 30), ("vit", (3, 8, 8), 4)],
 )
 def test_what_widths_cost_follows_from_a_few_counts(model, shape, classes):
-    net = build(model, shape, classes, 0)
+    net = build_model(model, shape, classes, 0)
     tally, generator = FlopCache(), torch.Generator().manual_seed(0)
     needed = count_models_to_cut(len(net.axes))
     for number in range(needed + 5):
@@ -481,7 +481,7 @@ def test_what_widths_cost_follows_from_a_few_counts(model, shape, classes):
 
 
 def test_a_formula_that_does_not_fit_is_not_used():
-    net = build("lenet", IMAGES, 10, 0)
+    net = build_model("lenet", IMAGES, 10, 0)
     wrong = {(("conv1", 3),): 1}
     assert verify_width_formula(FlopsByWidth(net), wrong) is None
 

@@ -16,7 +16,7 @@ from shoal.core.measures.divergence import measure_label_degree, measure_label_d
 from shoal.core.model.flops import count_macs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
-from shoal.models import build
+from shoal.models import build_model
 from shoal.models.lenet import lenet
 from shoal.parts import find_shipped_parts
 from shoal.parts.fedap import FedAP
@@ -110,7 +110,7 @@ def test_a_curvature_that_is_not_finite_is_not_counted():
 
 @pytest.mark.parametrize("model, rate", [("lenet", 0.378), ("cnn", 0.378), ("vgg11", 0.72), ("resnet18", 0.5)])
 def test_the_pruned_net_is_the_masked_one_and_its_operations_are_those_of_its_layers(model, rate):
-    net = build(model, SHAPE, 10, 0)
+    net = build_model(model, SHAPE, 10, 0)
     plan = pruned_by(net, rate)
     small = net.cut(plan)
     x = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(2))

@@ -18,7 +18,7 @@ from shoal.core.local.step import StepRule, advance, compute_autograd_gradient
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.streams import RandomStreams
 from shoal.core.types import BatchScore, Local, Optimiser, Work
-from shoal.models import MODELS, build
+from shoal.models import MODELS, build_model
 from shoal.models.lstm import lstm
 from shoal.parts import find_shipped_parts
 from shoal.parts.fedbiad import FedBIAD
@@ -86,7 +86,7 @@ def test_halves_go_up():
 
 
 def test_which_rows_can_go():
-    words, images = lstm((6,), 50, width=8), build("lenet", (1, 28, 28), 10, 0)
+    words, images = lstm((6,), 50, width=8), build_model("lenet", (1, 28, 28), 10, 0)
     assert [g.name for g in list_droppable_rows(words, False, False)] == [
         "embed:embedding",
         "lstm1:recurrent",
@@ -276,7 +276,7 @@ def test_uploads_of_the_perceptrons_are_those_of_table_1(model, rate, published)
     }
     rows = shoal.run(f"fedbiad(rate={rate})", engine="serial", **setting).history.rows
     assert rows[0]["bytes_up"] / 2 == pytest.approx(published, rel=0.01)
-    assert rows[0]["bytes_down"] / 2 == sum(v.nbytes for v in build(model, (1, 28, 28), 10, 0).initial.values())
+    assert rows[0]["bytes_down"] / 2 == sum(v.nbytes for v in build_model(model, (1, 28, 28), 10, 0).initial.values())
 
 
 def coded_rows(seed: int = 0):

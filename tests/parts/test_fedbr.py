@@ -22,7 +22,7 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, BatchScore, Local
 from shoal.engines.batched.engine import Batched
 from shoal.fleet.fleets import parse_fleet
-from shoal.models import build
+from shoal.models import build_model
 from shoal.models.lenet import lenet
 from shoal.parts.fedbr import FedBR
 from shoal.parts.fedmlb import FedMLB
@@ -42,7 +42,7 @@ from shoal.testing.laws import close, machine_of, play
 # blocks -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("model", ["lenet", "cnn", "resnet18", "resnet18-gn", "vit", "mlp", "vgg11"])
 def test_a_model_runs_on_from_any_block(model):
-    net = build(model, (3, 32, 32), 10, 0)
+    net = build_model(model, (3, 32, 32), 10, 0)
     x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     logits, _, taps, _ = net.forward(net.initial, x, find_block_ends(net))
     for number, name in enumerate(find_block_ends(net), 1):
@@ -50,10 +50,10 @@ def test_a_model_runs_on_from_any_block(model):
 
 
 def test_the_papers_blocks():
-    net = build("resnet18-nobias", (3, 32, 32), 10, 0)
+    net = build_model("resnet18-nobias", (3, 32, 32), 10, 0)
     sizes = [sum(net.initial[k].numel() for k in block if k in net.trainable) for block in net.names_by_block]
     assert sizes == [1856, 147968, 525568, 2099712, 8393728, 5130]
-    net = build("resnet18-imagenet", (3, 32, 32), 10, 0)
+    net = build_model("resnet18-imagenet", (3, 32, 32), 10, 0)
     assert sum(net.initial[k].numel() for k in net.trainable) == 11_181_642 and len(net.blocks) == 6
 
 
@@ -214,7 +214,7 @@ def test_both_ways_of_counting_traffic():
 def test_always_whole_is_what_the_paper_counts():
     """10 devices, 200 rounds, 42.65 MB, both ways: 170.6 GB."""
     assert 10 * 200 * 2 * 42.65e6 == pytest.approx(170.6e9)
-    net = build("resnet18-imagenet", (3, 32, 32), 10, 0)
+    net = build_model("resnet18-imagenet", (3, 32, 32), 10, 0)
     size = sum(net.initial[k].nbytes for k in net.trainable)
     assert size / 2**20 == pytest.approx(42.65, abs=0.01)
     loop, tiny = tiny_run(compose([FedBR(tau=0)]), (5, 3))

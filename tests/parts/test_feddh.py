@@ -21,7 +21,7 @@ from shoal.core.server_state import EnrolmentRegister
 from shoal.core.types import Outcome, Reply, Round, Samples
 from shoal.data.dataset import DATASETS
 from shoal.data.user_data import build_user_dataset
-from shoal.models import build
+from shoal.models import build_model
 from shoal.parts.feddh import FedDH
 from shoal.parts.lib.label_counts import count_labels, estimate_label_shares
 from shoal.parts.lib.submodel_units import device_state_key
@@ -273,7 +273,7 @@ def test_a_server_that_sees_only_a_model_finds_the_classes_it_was_trained_on():
     data = DATASETS["digits"]()
     x, y = data.inputs.float(), data.targets
     few = y < 3
-    net = build("mlp", data.input_shape, 10, 0)
+    net = build_model("mlp", data.input_shape, 10, 0)
     params = {k: v.clone() for k, v in net.initial.items()}
     for _ in range(100):
         leaves = {k: p.requires_grad_() for k, p in params.items()}
@@ -288,7 +288,7 @@ def test_a_server_that_sees_only_a_model_finds_the_classes_it_was_trained_on():
 
 
 def test_what_cannot_be_estimated_is_even():
-    net = build("mlp", (4,), 3, 0)
+    net = build_model("mlp", (4,), 3, 0)
     broken = {k: v * torch.nan for k, v in net.initial.items()}
     samples = Samples(torch.ones(3, 4), torch.arange(3), torch.arange(3))
     assert estimate_label_shares(net, broken, samples, 4.0).tolist() == [1 / 3] * 3

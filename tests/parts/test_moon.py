@@ -24,7 +24,7 @@ from shoal.core.part import Part
 from shoal.core.types import Batch, BatchScore, Local, Optimiser
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
-from shoal.models.resnet import resnet
+from shoal.models.resnet import build_resnet
 from shoal.parts.fedap import FedAP
 from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
@@ -208,7 +208,7 @@ def test_lenet_by_numbers():
     "make",
     [
         lambda: lenet((3, 32, 32), 10),
-        lambda: resnet((3, 8, 8), 10, width=4),
+        lambda: build_resnet((3, 8, 8), 10, width=4),
         lambda: lstm((5,), 10, width=6),
     ],
     ids=["lenet", "resnet", "lstm"],

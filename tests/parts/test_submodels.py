@@ -22,7 +22,7 @@ from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
-from shoal.models.resnet import resnet
+from shoal.models.resnet import build_resnet
 from shoal.parts.afd import AFD, compute_unit_chances
 from shoal.parts.feddrop import FedDrop
 from shoal.parts.feddyn import FedDyn
@@ -148,7 +148,7 @@ def test_counts_are_exact_and_never_nothing():
 
 
 def test_axes_of_recurrent_and_normalised_layers_are_told_from_the_others():
-    words, images = lstm((6,), 50, width=8), resnet((3, 8, 8), 4, 4)
+    words, images = lstm((6,), 50, width=8), build_resnet((3, 8, 8), 4, 4)
     assert [a.name for a in words.axes if is_recurrent(a)] == ["lstm1", "lstm2"]
     assert all(is_batch_normalised(images, a) for a in images.axes) and not any(
         is_batch_normalised(words, a) for a in words.axes
@@ -332,7 +332,7 @@ def test_the_last_layer_is_found_by_its_rows():
 
 
 def test_heterofl_leaves_units_behind_a_batch_normalisation_alone():
-    net = resnet((3, 8, 8), 4, 4)
+    net = build_resnet((3, 8, 8), 4, 4)
     loop, tiny = tiny_run(Method((HeteroFL("0.5"),)))
     device = replace(visits_of(loop, loop.start(tiny))[0].device_for_part("heterofl"), net=net)
     _, state = HeteroFL("0.5").begin(net.initial, {}, device)

@@ -28,7 +28,7 @@ from shoal.fleet.fleets import UniformFleet
 from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
-from shoal.models.resnet import resnet
+from shoal.models.resnet import build_resnet
 from shoal.parts import PRESETS, find_shipped_parts
 from shoal.parts.feddst import FedDST, find_pruned_elements, readjust_mask
 from shoal.parts.imc import IMC
@@ -128,7 +128,7 @@ def test_strongest_of_each_and_of_all():
 
 
 def test_only_matrices_and_filters_are_pruned():
-    net = resnet((3, 8, 8), 4, 4)
+    net = build_resnet((3, 8, 8), 4, 4)
     found = list_prunable_weights(FedDST(), net)
     assert all(net.initial[k].dim() in (2, 4) for k in found)
     assert {k for k in net.trainable if net.initial[k].dim() > 1} == set(found)
@@ -147,7 +147,7 @@ def test_erk_by_hand():
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.8, 0.9, 0.99])
 def test_erk_keeps_the_wanted_total(sparsity: float):
-    for net in (lenet((3, 32, 32), 10), mlp((1, 8, 8), 10), resnet((3, 8, 8), 4, 4)):
+    for net in (lenet((3, 32, 32), 10), mlp((1, 8, 8), 10), build_resnet((3, 8, 8), 4, 4)):
         shapes = {k: net.initial[k].shape for k in list_prunable_weights(FedDST(), net)}
         counts, total = compute_erk_counts(shapes, sparsity), sum(shape.numel() for shape in shapes.values())
         assert sum(counts.values()) == total - round(sparsity * total)

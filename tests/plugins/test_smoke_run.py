@@ -9,7 +9,7 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.models import build
+from shoal.models import build_model
 from shoal.plugins.load import PROBED
 from shoal.plugins.smoke_run import setting_of, tiny_run
 
@@ -116,15 +116,15 @@ def test_a_part_is_not_blamed_for_a_model_that_cannot_be_vectorised(tmp_path):
 
 
 def test_a_look_at_a_large_model_is_a_short_one():
-    net = build("resnet18", (3, 32, 32), 10, 0)
+    net = build_model("resnet18", (3, 32, 32), 10, 0)
     setting = setting_of(net, torch.zeros(100, 3, 32, 32), torch.arange(100) % 10)
     assert setting.sizes == (2, 2) and len(setting.targets) == 8
-    few = setting_of(build("lenet", (1, 8, 8), 10, 0), torch.zeros(3, 1, 8, 8), torch.arange(3))
+    few = setting_of(build_model("lenet", (1, 8, 8), 10, 0), torch.zeros(3, 1, 8, 8), torch.arange(3))
     assert few.sizes == (5, 3) and len(few.targets) == 12, "also where the data set has fewer samples than that"
 
 
 def test_the_runs_own_model_is_left_as_it_was():
-    net = build("lenet", (1, 8, 8), 10, 0)
+    net = build_model("lenet", (1, 8, 8), 10, 0)
     setting = setting_of(net, torch.zeros(20, 1, 8, 8), torch.arange(20) % 10)
     from shoal.core.compose import Method
 

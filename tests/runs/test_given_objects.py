@@ -232,7 +232,7 @@ def test_what_is_found_by_its_name_is_not_handed_over(tmp_path):
 def test_a_folder_without_fingerprints_takes_what_it_is_given_and_says_so(tmp_path, whole, caplog):
     out, data = tmp_path / "x", build_user_dataset(samples())
     datasets.HANDED_OVER["own-0"] = data
-    models.HANDED_OVER["own-0"] = lambda shape, classes: models.user_model.net_of(seeded(), shape, classes)
+    models.HANDED_OVER["own-0"] = lambda shape, classes: models.user_model.build_user_net(seeded(), shape, classes)
     recipe = Recipe().revised(method="scaffold", data="own-0", model="own-0", out=str(out), **TINY)
     with pytest.raises(ShoalError, match="Stopped"):
         run(recipe, stop_after(2))

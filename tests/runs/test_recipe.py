@@ -15,7 +15,7 @@ import shoal
 from shoal import Recipe, ShoalError
 from shoal.cli.commands import resolved
 from shoal.core.streams import RandomStreams
-from shoal.models import build
+from shoal.models import build_model
 from shoal.runs.build import workload
 from shoal.runs.recipe import from_file, from_text
 
@@ -379,7 +379,7 @@ def test_checkpoints_from_before_a_key_was_there_still_fit():
 
 # first weights --------------------------------------------------------------------------------------------------------
 def weights() -> dict[str, torch.Tensor]:
-    return build("mlp", (1, 8, 8), 10, seed=5).initial
+    return build_model("mlp", (1, 8, 8), 10, seed=5).initial
 
 
 def started(path: Path, **more: Any) -> shoal.Result:

@@ -14,7 +14,7 @@ import shoal
 from shoal.cli import federation
 from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
-from shoal.models import build
+from shoal.models import build_model
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
 from shoal.remote.messages import Order, Stamp, answered, excused, outcome_of
@@ -299,7 +299,7 @@ def test_keys_are_kept_when_devices_are_added(tmp_path):
     assert not [path for path in (tmp_path / "keys").iterdir() if path.stat().st_mode & 0o077]
 
 
-NET = replace(build("mlp", (1, 8, 8), 10, 0))
+NET = replace(build_model("mlp", (1, 8, 8), 10, 0))
 STAMP = Stamp("run", 3, 1, "nonce")
 HONEST = answered(
     STAMP,

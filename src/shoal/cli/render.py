@@ -202,11 +202,11 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
 
 def models() -> dict[str, str]:
     """Models with their size and the cost of a pass, on 3x32x32 and 10 classes unless the model says otherwise."""
-    from shoal.models import MODELS, describe
+    from shoal.models import MODELS, describe_model
 
     found = {}
     for name, make in MODELS.items():
-        parameters, macs = describe(name)
+        parameters, macs = describe_model(name)
         found[name] = f"{parameters:,} parameters, {macs:,} MACs. {described(make)}"
     return found
 

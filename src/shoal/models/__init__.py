@@ -51,26 +51,26 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 """What models are described on when it is not 3x32x32 and 10 classes."""
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Net:
+def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Net:
     """The model with first weights drawn from a seed of its own; `file.py:Name` is a model of the user's."""
     with torch.random.fork_rng(devices=[]):
-        make = maker(name)
+        make = find_model_maker(name)
         torch.manual_seed(seed)
         return make(input_shape, classes)
 
 
-def maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
+def find_model_maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
     if ".py:" in name:
-        return user_model.maker(name)
+        return user_model.load_model_maker(name)
     known = MODELS | HANDED_OVER
     if name not in known:
         raise unknown_name_error("model", name, MODELS)
     return known[name]
 
 
-def describe(name: str) -> tuple[int, int]:
+def describe_model(name: str) -> tuple[int, int]:
     """How many parameters a model has, and the multiply-accumulates of one sample; nothing is drawn or computed."""
-    make = maker(name)
+    make = find_model_maker(name)
     with torch.device("meta"):
         net = make(*SHAPES.get(name, ((3, 32, 32), 10)))
         return sum(net.initial[k].numel() for k in net.trainable), net.macs_forward

@@ -12,15 +12,15 @@ from shoal.core.model.feature_maps import TrackPoolingInputs
 from shoal.core.model.net import Net, copy_module
 from shoal.core.model.plan import Axis, Plan
 
-WIDE = 8
+TRIAL_UNITS = 8
 """How many units of an axis are kept in a trial."""
 
 
-class Unfit(Exception):
+class AxisError(Exception):
     """A width that no cuts describe."""
 
 
-def inputs_for(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> Tensor:
+def draw_inputs(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> Tensor:
     """Three random inputs of the module's own kind."""
     first = next(p for p in module.parameters() if p.is_floating_point())
     if token_inputs:
@@ -30,22 +30,22 @@ def inputs_for(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bo
 
 
 @torch.no_grad()
-def trial_of(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> tuple[Net, Tensor]:
+def build_trial(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> tuple[Net, Tensor]:
     """A copy where no weight is 0 or equal to another, and inputs: in double precision and small if it takes those."""
     small = (input_shape[0], *(max(1, side // 4) for side in input_shape[1:])) if len(input_shape) == 3 else input_shape
     for kind in (torch.double, None):
-        net = Net(shaken(deepcopy(module).to(kind).eval()), input_shape, 0, token_inputs=token_inputs)
+        net = Net(perturb_weights(deepcopy(module).to(kind).eval()), input_shape, 0, token_inputs=token_inputs)
         for shape in (small, input_shape):
-            x = inputs_for(net.module, shape, token_inputs)
+            x = draw_inputs(net.module, shape, token_inputs)
             try:
                 if net.module(x).isfinite().all():
                     return net, x
             except Exception:  # it wants its own size, or makes numbers of its own precision
                 continue
-    raise Unfit
+    raise AxisError
 
 
-def shaken(module: nn.Module) -> nn.Module:
+def perturb_weights(module: nn.Module) -> nn.Module:
     """The same module with all weights and statistics moved at random; variances only grow."""
     norms = (buffer for layer in module.modules() if isinstance(layer, _NormBase) for buffer in layer.buffers())
     for value in (*module.parameters(), *norms):
@@ -55,25 +55,25 @@ def shaken(module: nn.Module) -> nn.Module:
     return module
 
 
-def tried(net: Net, x: Tensor, axes: list[Axis], kept: list[Axis]) -> list[Axis]:
+def keep_lawful_axes(net: Net, x: Tensor, axes: list[Axis], kept: list[Axis]) -> list[Axis]:
     """Those already kept and the axes that keep the law with them; one that breaks it gets a second try, turned."""
-    if lawful(net, [*kept, *axes], x):
+    if is_lawful(net, [*kept, *axes], x):
         return [*kept, *axes]
     if len(axes) > 1:
         half = len(axes) // 2
-        return tried(net, x, axes[half:], tried(net, x, axes[:half], kept))
-    turned = [interleaved(axis) for axis in axes]
-    return [*kept, *turned] if turned != axes and lawful(net, [*kept, *turned], x) else kept
+        return keep_lawful_axes(net, x, axes[half:], keep_lawful_axes(net, x, axes[:half], kept))
+    turned = [interleave_units(axis) for axis in axes]
+    return [*kept, *turned] if turned != axes and is_lawful(net, [*kept, *turned], x) else kept
 
 
-def interleaved(axis: Axis) -> Axis:
+def interleave_units(axis: Axis) -> Axis:
     """The same axis where flattening put the units next to each other, and not the numbers of each unit."""
     turned = (replace(cut, span=1, copies=cut.span) if cut.copies == 1 else cut for cut in axis.cuts)
     return replace(axis, cuts=tuple(turned))
 
 
 @torch.no_grad()
-def lawful(net: Net, axes: list[Axis], x: Tensor) -> bool:
+def is_lawful(net: Net, axes: list[Axis], x: Tensor) -> bool:
     """Whether all axes at once can be cut, and of the thin module that this leaves each of two halves."""
     try:
         thin = cut_at_random(replace(net, module=copy_module(net), axes=tuple(axes)), axes, x)
@@ -89,7 +89,7 @@ def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
 
     Only BatchNorm is ever in training: what draws random numbers would draw others for another width.
     """
-    kept = {a.name: torch.randperm(a.size)[: few(a.size)].sort().values for a in axes}
+    kept = {a.name: torch.randperm(a.size)[: draw_unit_count(a.size)].sort().values for a in axes}
     cut, plan = net.slicer.take(net.initial, Plan(kept)), Plan(kept)
     small, masked = net.cut(plan), net.slicer.place(cut, net.initial, plan)
     sizes = {axis.name: axis.size for axis in axes}
@@ -102,12 +102,12 @@ def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
         near = float(expected.abs().max()) * (1e-9 if expected.dtype == torch.double else 1e-3)
         others = [net.forward(params, x)[0] for params in (masked, unread)]
         if not expected.isfinite().all() or not all(torch.allclose(other, expected, 0, near) for other in others):
-            raise Unfit
+            raise AxisError
     return small
 
 
 @torch.no_grad()
-def with_maps(net: Net, axes: list[Axis], x: Tensor) -> Iterator[Axis]:
+def tap_feature_maps(net: Net, axes: list[Axis], x: Tensor) -> Iterator[Axis]:
     """The same axes, tapped where each unit has a map: what is read, else what the layer that makes it puts out."""
     taps = {axis.name: (axis.tap, axis.name) for axis in axes if axis.tap}
     with TrackPoolingInputs():
@@ -117,7 +117,7 @@ def with_maps(net: Net, axes: list[Axis], x: Tensor) -> Iterator[Axis]:
         yield replace(axis, tap=mapped[0] if mapped else "")
 
 
-def few(size: int) -> int:
+def draw_unit_count(size: int) -> int:
     """Some units but not all, if there are two, and more than one, if there are three."""
     least = max(1, min(2, size - 1))
-    return int(torch.randint(least, max(least + 1, min(size, WIDE + 1)), ()))
+    return int(torch.randint(least, max(least + 1, min(size, TRIAL_UNITS + 1)), ()))

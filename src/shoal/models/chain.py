@@ -10,16 +10,16 @@ from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
 
 
-def chained(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...], classes: int) -> Net:
+def build_chain(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...], classes: int) -> Net:
     """A net of convolutions and linear layers; between them only what acts on each unit alone and keeps 0 at 0."""
     module = nn.Sequential(OrderedDict(layers))
-    *blocks, head = blocks_of(module)
+    *blocks, head = find_blocks(module)
     name, last = [(n, layer) for n, layer in module.named_children() if isinstance(layer, nn.Linear)][-1]
     rows = (make_output_rows(name, classes, last.bias is not None),)
-    return Net(module, input_shape, classes, axes_of(module), (*blocks, replace(head, name="head")), rows=rows)
+    return Net(module, input_shape, classes, find_chain_axes(module), (*blocks, replace(head, name="head")), rows=rows)
 
 
-def axes_of(module: nn.Sequential) -> tuple[Axis, ...]:
+def find_chain_axes(module: nn.Sequential) -> tuple[Axis, ...]:
     """The outputs of every layer but the last: its own rows, and the columns of the layer that reads them."""
     children = list(module.named_children())
     weighty = [(i, n, m) for i, (n, m) in enumerate(children) if isinstance(m, (nn.Conv2d, nn.Linear))]
@@ -33,7 +33,7 @@ def axes_of(module: nn.Sequential) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def blocks_of(module: nn.Sequential) -> tuple[Block, ...]:
+def find_blocks(module: nn.Sequential) -> tuple[Block, ...]:
     """One block for each child with parameters, named after it; children without any belong to the one before."""
     groups: dict[str, list[str]] = {}
     first: list[str] = []

@@ -3,14 +3,14 @@
 from torch import nn
 
 from shoal.core.model.net import Net
-from shoal.models.chain import chained
-from shoal.models.image_input import bordered, image
+from shoal.models.chain import build_chain
+from shoal.models.image_input import build_border, check_image_shape
 
 
 def cnn(input_shape: tuple[int, ...], classes: int) -> Net:
     """conv3x3(32) pool conv3x3(64) pool conv3x3(64) fc64 classes, no padding; padded up to 32x32."""
-    channels, height, width = image(input_shape, "The CNN")
-    border, height, width = bordered(height, width)
+    channels, height, width = check_image_shape(input_shape, "The CNN")
+    border, height, width = build_border(height, width)
     area = (((height - 2) // 2 - 2) // 2 - 2) * (((width - 2) // 2 - 2) // 2 - 2)
     layers = (
         ("border", border),
@@ -27,4 +27,4 @@ def cnn(input_shape: tuple[int, ...], classes: int) -> Net:
         ("relu4", nn.ReLU()),
         ("fc2", nn.Linear(64, classes)),
     )
-    return chained(layers, input_shape, classes)
+    return build_chain(layers, input_shape, classes)

@@ -3,14 +3,14 @@
 from torch import nn
 
 from shoal.core.model.net import Net
-from shoal.models.chain import chained
-from shoal.models.image_input import bordered, image
+from shoal.models.chain import build_chain
+from shoal.models.image_input import build_border, check_image_shape
 
 
 def conv2cifar(input_shape: tuple[int, ...], classes: int) -> Net:
     """conv5x5(64) pool conv5x5(64) pool fc384 fc192 classes, the last without a bias; padded up to 32x32."""
-    channels, height, width = image(input_shape, "Conv2Cifar")
-    border, height, width = bordered(height, width)
+    channels, height, width = check_image_shape(input_shape, "Conv2Cifar")
+    border, height, width = build_border(height, width)
     area = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
     layers = (
         ("border", border),
@@ -27,4 +27,4 @@ def conv2cifar(input_shape: tuple[int, ...], classes: int) -> Net:
         ("relu4", nn.ReLU()),
         ("fc3", nn.Linear(192, classes, bias=False)),
     )
-    return chained(layers, input_shape, classes)
+    return build_chain(layers, input_shape, classes)

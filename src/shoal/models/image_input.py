@@ -5,7 +5,7 @@ from torch import nn
 from shoal.core.errors import ShoalError
 
 
-def image(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int]:
+def check_image_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int]:
     """Channels, height and width."""
     if len(input_shape) != 3:
         raise ShoalError(
@@ -15,7 +15,7 @@ def image(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def bordered(height: int, width: int, least: int = 32) -> tuple[nn.Module, int, int]:
+def build_border(height: int, width: int, least: int = 32) -> tuple[nn.Module, int, int]:
     """The layer that puts zeros around an image up to a least size, and the size it has then."""
     tall, wide = max(0, least - height), max(0, least - width)
     sides = (wide // 2, wide - wide // 2, tall // 2, tall - tall // 2)

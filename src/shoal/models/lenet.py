@@ -3,14 +3,14 @@
 from torch import nn
 
 from shoal.core.model.net import Net
-from shoal.models.chain import chained
-from shoal.models.image_input import bordered, image
+from shoal.models.chain import build_chain
+from shoal.models.image_input import build_border, check_image_shape
 
 
 def lenet(input_shape: tuple[int, ...], classes: int) -> Net:
     """conv5x5(6) pool conv5x5(16) pool fc120 fc84 classes; images smaller than 32x32 get a border of zeros."""
-    channels, height, width = image(input_shape, "LeNet")
-    border, height, width = bordered(height, width)
+    channels, height, width = check_image_shape(input_shape, "LeNet")
+    border, height, width = build_border(height, width)
     area = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
     layers = (
         ("border", border),
@@ -27,4 +27,4 @@ def lenet(input_shape: tuple[int, ...], classes: int) -> Net:
         ("relu4", nn.ReLU()),
         ("fc3", nn.Linear(84, classes)),
     )
-    return chained(layers, input_shape, classes)
+    return build_chain(layers, input_shape, classes)

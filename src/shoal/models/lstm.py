@@ -55,8 +55,8 @@ def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
     )
     axes = (
         Axis("embed", width, (Cut("embed.weight", 1), Cut("lstm1.weight_ih", 1, reads=True))),
-        Axis("lstm1", width, (*units("lstm1"), Cut("lstm2.weight_ih", 1, reads=True))),
-        Axis("lstm2", width, (*units("lstm2"), Cut("fc.weight", 1, reads=True))),
+        Axis("lstm1", width, (*list_unit_cuts("lstm1"), Cut("lstm2.weight_ih", 1, reads=True))),
+        Axis("lstm2", width, (*list_unit_cuts("lstm2"), Cut("fc.weight", 1, reads=True))),
     )
     blocks = (
         Block("embed", ("embed",)),
@@ -66,13 +66,13 @@ def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
     )
     rows = (
         Axis("embed:embedding", classes, (Cut("embed.weight", 0),)),
-        *(row for layer in ("lstm1", "lstm2") for row in gates(layer, width)),
+        *(row for layer in ("lstm1", "lstm2") for row in list_gate_rows(layer, width)),
         make_output_rows("fc", classes),
     )
     return Net(module, input_shape, classes, axes, blocks, token_inputs=True, rows=rows)
 
 
-def gates(layer: str, width: int) -> tuple[Axis, ...]:
+def list_gate_rows(layer: str, width: int) -> tuple[Axis, ...]:
     """The rows of a layer's two matrices, one by one, and those of the recurrent one by hidden unit."""
     return (
         Axis(f"{layer}:recurrent", 4 * width, (Cut(f"{layer}.weight_hh", 0),)),
@@ -81,7 +81,7 @@ def gates(layer: str, width: int) -> tuple[Axis, ...]:
     )
 
 
-def units(layer: str) -> tuple[Cut, ...]:
+def list_unit_cuts(layer: str) -> tuple[Cut, ...]:
     """A hidden unit has a row in each of the four gates, and a column that the layer itself reads at the next position.
 
     Without them its cell stays at 0, and so does what it tells.

@@ -5,13 +5,15 @@ from math import prod
 from torch import nn
 
 from shoal.core.model.net import Net
-from shoal.models.chain import chained
-from shoal.models.image_input import bordered, image
+from shoal.models.chain import build_chain
+from shoal.models.image_input import build_border, check_image_shape
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:
     """inputs - 128 hidden units - classes with ReLU between."""
-    return chained((("flatten", nn.Flatten()), *layers(prod(input_shape), hidden, classes)), input_shape, classes)
+    return build_chain(
+        (("flatten", nn.Flatten()), *build_mlp_layers(prod(input_shape), hidden, classes)), input_shape, classes
+    )
 
 
 def mlp_256(input_shape: tuple[int, ...], classes: int) -> Net:
@@ -21,10 +23,10 @@ def mlp_256(input_shape: tuple[int, ...], classes: int) -> Net:
 
 def mlp_1024(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:
     """FedBIAD's 1024 - 128 - 10: images smaller than 32x32 get a border of zeros first."""
-    channels, height, width = image(input_shape, "This perceptron")
-    border, height, width = bordered(height, width)
+    channels, height, width = check_image_shape(input_shape, "This perceptron")
+    border, height, width = build_border(height, width)
     before = ("border", border), ("flatten", nn.Flatten())
-    return chained((*before, *layers(channels * height * width, hidden, classes)), input_shape, classes)
+    return build_chain((*before, *build_mlp_layers(channels * height * width, hidden, classes)), input_shape, classes)
 
 
 def mlp_1024_256(input_shape: tuple[int, ...], classes: int) -> Net:
@@ -32,5 +34,5 @@ def mlp_1024_256(input_shape: tuple[int, ...], classes: int) -> Net:
     return mlp_1024(input_shape, classes, hidden=256)
 
 
-def layers(inputs: int, hidden: int, classes: int) -> tuple[tuple[str, nn.Module], ...]:
+def build_mlp_layers(inputs: int, hidden: int, classes: int) -> tuple[tuple[str, nn.Module], ...]:
     return ("fc1", nn.Linear(inputs, hidden)), ("relu", nn.ReLU()), ("fc2", nn.Linear(hidden, classes))

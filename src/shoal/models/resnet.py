@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
-from shoal.models.image_input import image
+from shoal.models.image_input import check_image_shape
 
 Norm = Callable[[int], nn.Module]
 
@@ -35,38 +35,38 @@ class Basic(nn.Module):
 
 def resnet18(input_shape: tuple[int, ...], classes: int, width: int = 64) -> Net:
     """ResNet18 with a 3x3 stem and a bias in every convolution (11,276,232 parameters with 200 classes)."""
-    return resnet(input_shape, classes, width, bias=True)
+    return build_resnet(input_shape, classes, width, bias=True)
 
 
 def resnet18_nobias(input_shape: tuple[int, ...], classes: int, width: int = 64) -> Net:
     """ResNet18 with a 3x3 stem and no bias in its convolutions (11,173,962 parameters with 10 classes)."""
-    return resnet(input_shape, classes, width)
+    return build_resnet(input_shape, classes, width)
 
 
 def resnet18_imagenet(input_shape: tuple[int, ...], classes: int, width: int = 64) -> Net:
     """ResNet18 with torchvision's 7x7 stem and pooling (11,181,642 parameters with 10 classes)."""
-    return resnet(input_shape, classes, width, small=False)
+    return build_resnet(input_shape, classes, width, small=False)
 
 
 def resnet18_gn(input_shape: tuple[int, ...], classes: int, width: int = 64) -> Net:
     """resnet18 with GroupNorm(2) in place of BatchNorm, as FedMLB has it; no axes."""
-    return resnet(input_shape, classes, width, bias=True, norm=groups)
+    return build_resnet(input_shape, classes, width, bias=True, norm=group_norm)
 
 
 def resnet18_nobias_gn(input_shape: tuple[int, ...], classes: int, width: int = 64) -> Net:
     """resnet18-nobias with GroupNorm(2) in place of BatchNorm, as FedMLB has it; no axes."""
-    return resnet(input_shape, classes, width, norm=groups)
+    return build_resnet(input_shape, classes, width, norm=group_norm)
 
 
 def resnet18_imagenet_gn(input_shape: tuple[int, ...], classes: int, width: int = 64) -> Net:
     """resnet18-imagenet with GroupNorm(2) in place of BatchNorm, as FedMLB has it; no axes."""
-    return resnet(input_shape, classes, width, small=False, norm=groups)
+    return build_resnet(input_shape, classes, width, small=False, norm=group_norm)
 
 
-groups: Norm = partial(nn.GroupNorm, 2)
+group_norm: Norm = partial(nn.GroupNorm, 2)
 
 
-def resnet(
+def build_resnet(
     input_shape: tuple[int, ...],
     classes: int,
     width: int,
@@ -75,7 +75,7 @@ def resnet(
     norm: Norm = nn.BatchNorm2d,
 ) -> Net:
     """A stem for small or large images, four stages of two basic blocks, the mean over positions, one linear layer."""
-    channels, _, _ = image(input_shape, "ResNet18")
+    channels, _, _ = check_image_shape(input_shape, "ResNet18")
     stem: list[tuple[str, nn.Module]] = [
         ("conv1", nn.Conv2d(channels, width, *((3, 1, 1) if small else (7, 2, 3)), bias=bias)),
         ("bn1", norm(width)),
@@ -96,10 +96,12 @@ def resnet(
         *(Block(name, (name,)) for name, _ in stages),
         Block("head", tuple(name for name, _ in head)),
     )
-    return Net(module, input_shape, classes, inner_channels(module), blocks, rows=(make_output_rows("fc", classes),))
+    return Net(
+        module, input_shape, classes, find_inner_channels(module), blocks, rows=(make_output_rows("fc", classes),)
+    )
 
 
-def inner_channels(module: nn.Module) -> tuple[Axis, ...]:
+def find_inner_channels(module: nn.Module) -> tuple[Axis, ...]:
     """The channels between the two convolutions of each basic block.
 
     The others meet in a sum, and a GroupNorm makes channels depend on each other: a group without some of its channels

@@ -6,10 +6,10 @@ from typing import Any
 from shoal.core.errors import ShoalError, describe_error
 
 
-def called(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) -> Any:
+def call_model_maker(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) -> Any:
     """Call a class or function with as much as it takes."""
     if not callable(thing):
-        raise broken(spec, "it is no class and no function", "Name what makes the model.")
+        raise make_model_error(spec, "it is no class and no function", "Name what makes the model.")
     try:
         takes = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -23,12 +23,14 @@ def called(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) ->
     swapped = any(given.get(p.name, value) != value for p, value in zip(needed, values))
     if len(needed) > 2 or (swapped and not by_name):
         why = f"it wants {len(needed)} values ({', '.join(p.name for p in needed)})"
-        raise broken(spec, why, "Let it take (input_shape, classes), (classes) or nothing.")
+        raise make_model_error(spec, why, "Let it take (input_shape, classes), (classes) or nothing.")
     try:
         return thing(**given) if by_name else thing(*values)
     except (Exception, SystemExit) as error:
-        raise broken(spec, f"it raises {describe_error(error)} when it is made", "Correct it there.") from error
+        raise make_model_error(
+            spec, f"it raises {describe_error(error)} when it is made", "Correct it there."
+        ) from error
 
 
-def broken(source: object, why: str, advice: str) -> ShoalError:
+def make_model_error(source: object, why: str, advice: str) -> ShoalError:
     return ShoalError("bad-part", f"{source} cannot be used: {why}.", advice)

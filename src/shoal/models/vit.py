@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net, make_output_rows
 from shoal.core.model.plan import Axis, Block, Cut
-from shoal.models.image_input import image
+from shoal.models.image_input import check_image_shape
 
 
 class Patches(nn.Module):
@@ -66,7 +66,7 @@ class Mean(nn.Module):
 def vit(input_shape: tuple[int, ...], classes: int) -> Net:
     """patches of 4x4, width 64, 4 layers of 4 heads and 128 hidden units, the mean over patches, classes."""
     patch, width, depth, heads, hidden = 4, 64, 4, 4, 128
-    channels, *sides = image(input_shape, "The Transformer")
+    channels, *sides = check_image_shape(input_shape, "The Transformer")
     if any(side % patch for side in sides):
         problem = f"The Transformer cuts images into {patch}x{patch} squares, {sides[0]}x{sides[1]} does not divide."
         raise ShoalError("no-data", problem, "Use --model lenet, which takes any size.")
@@ -82,7 +82,7 @@ def vit(input_shape: tuple[int, ...], classes: int) -> Net:
             ]
         )
     )
-    axes = tuple(axis for name in names for axis in axes_of(name, heads, width // heads, hidden))
+    axes = tuple(axis for name in names for axis in find_layer_axes(name, heads, width // heads, hidden))
     blocks = (
         Block("stem", ("patches",)),
         *(Block(name, (name,)) for name in names),
@@ -91,7 +91,7 @@ def vit(input_shape: tuple[int, ...], classes: int) -> Net:
     return Net(module, input_shape, classes, axes, blocks, rows=(make_output_rows("fc", classes),))
 
 
-def axes_of(layer: str, heads: int, head: int, hidden: int) -> tuple[Axis, ...]:
+def find_layer_axes(layer: str, heads: int, head: int, hidden: int) -> tuple[Axis, ...]:
     """The heads and the hidden units. The width itself passes through sums and LayerNorms and is no axis."""
     packed = (Cut(f"{layer}.attention.qkv.{key}", 0, span=head, copies=3) for key in ("weight", "bias"))
     return (

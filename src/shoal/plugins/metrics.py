@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.measures.evaluate import Metric
 from shoal.data.dataset import Dataset
-from shoal.models.user_call import broken
+from shoal.models.user_call import make_model_error
 from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
@@ -50,7 +50,7 @@ def metric_makers(specs: Sequence[str], dataset: Dataset, dtype: torch.dtype) ->
         name, thing = spec.rpartition(":")[2], load_named_object(spec)
         if name in COLUMNS or name in makers:
             why = "the history has a column of that name" if name in COLUMNS else "another metric has that name"
-            raise broken(spec, why, "Give it another name.")
+            raise make_model_error(spec, why, "Give it another name.")
         if piecewise(thing):
             make = partial(fresh, spec, thing)
         elif takes_two(thing):
@@ -97,18 +97,18 @@ def refuse_large(spec: str, functions: int, targets: Tensor, classes: int, dtype
 def made(spec: str, thing: Any, classes: int) -> Metric:
     """A new object from a class, or from a function that makes one."""
     if not callable(thing):
-        raise broken(spec, f"it is {described(thing)}", FORMS)
+        raise make_model_error(spec, f"it is {described(thing)}", FORMS)
     try:
         takes = list(inspect.signature(thing).parameters.values())
     except (TypeError, ValueError):
         takes = []
     given = {p.name: classes for p in takes if p.name in ("classes", "num_classes")}
     if any(p.default is p.empty and p.name not in given and p.kind not in VARIABLE for p in takes):
-        raise broken(spec, f"it takes ({', '.join(p.name for p in takes)})", FORMS)
+        raise make_model_error(spec, f"it takes ({', '.join(p.name for p in takes)})", FORMS)
     with at_fault(spec):
         metric: Any = thing(**given)
     if not piecewise(metric):
-        raise broken(spec, f"it makes {described(metric)}, which has no `update` and `compute`", FORMS)
+        raise make_model_error(spec, f"it makes {described(metric)}, which has no `update` and `compute`", FORMS)
     return metric
 
 
@@ -120,7 +120,9 @@ def fresh(spec: str, metric: Any) -> Metric:
     try:
         return deepcopy(metric)
     except Exception as error:
-        raise broken(spec, f"it cannot be copied ({describe_error(error)})", "Give it a method reset().") from error
+        raise make_model_error(
+            spec, f"it cannot be copied ({describe_error(error)})", "Give it a method reset()."
+        ) from error
 
 
 class AllAtOnce:
@@ -158,7 +160,9 @@ class Own:
             if isinstance(value, (Tensor, np.ndarray, np.generic)) and size_of(value) == 1:
                 value = value.item()
         if not isinstance(value, (int, float)):
-            raise broken(self.spec, f"it gives {described(value)} and not a number", "Let it give one number.")
+            raise make_model_error(
+                self.spec, f"it gives {described(value)} and not a number", "Let it give one number."
+            )
         if not isfinite(value) and self.spec not in self.undefined:
             self.undefined.add(self.spec)
             log.warning("%s gives %s, which is no number: the history has null in such rounds.", self.spec, value)
@@ -176,7 +180,7 @@ def at_fault(spec: str) -> Iterator[None]:
         file = str(Path(spec.rpartition(":")[0]))
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
         where = f" in line {lines[-1]}" if lines else ""
-        raise broken(
+        raise make_model_error(
             spec, f"it raises {describe_error(error)}{where}", "Correct it there; a run with --out can be resumed."
         ) from error
 

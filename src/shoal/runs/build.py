@@ -36,7 +36,7 @@ from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet
-from shoal.models import build
+from shoal.models import build_model
 from shoal.plugins.load import load_method, probe_strangers
 from shoal.plugins.metrics import metric_makers
 from shoal.plugins.smoke_run import setting_of
@@ -210,7 +210,7 @@ def spread(
 
 def first_net(recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device) -> Net:
     """The model with its first weights: drawn from the stream `init`, or read from a file."""
-    net = build(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"))
+    net = build_model(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"))
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")

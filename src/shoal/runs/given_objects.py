@@ -16,7 +16,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
 from shoal.data.user_data import build_user_dataset
-from shoal.models.user_model import net_of
+from shoal.models.user_model import build_user_net
 from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
 from shoal.runs.recipe import LIST, Recipe, from_file
 from shoal.storage.files import explain_disk_errors, write_bytes
@@ -36,7 +36,7 @@ class HandedOverModel:
     module: nn.Module
 
     def __call__(self, input_shape: tuple[int, ...], classes: int) -> Net:
-        return net_of(self.module, input_shape, classes)
+        return build_user_net(self.module, input_shape, classes)
 
 
 def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:

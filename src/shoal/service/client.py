@@ -24,7 +24,7 @@ from shoal.data.user_split import check_samples, number_classes
 from shoal.engines.host import Machine
 from shoal.engines.serial import Serial
 from shoal.engines.threads import use_threads
-from shoal.models import build
+from shoal.models import build_model
 from shoal.plugins.load import load_method
 from shoal.remote.messages import Order, Stamp, answered, excused
 from shoal.remote.tree_bytes import unwrapped, wrapped
@@ -139,7 +139,7 @@ def site_of(setup: dict[str, Any], samples: Samples) -> TrainingSetup:
     recipe = Recipe().revised(**given)
     method: Method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
-    net: Net = build(recipe.model, tuple(setup["shape"]), setup["classes"], streams.derive_seed("init"))
+    net: Net = build_model(recipe.model, tuple(setup["shape"]), setup["classes"], streams.derive_seed("init"))
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
     nobody = Samples(samples.inputs, samples.targets, torch.arange(0))
