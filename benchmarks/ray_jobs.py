@@ -19,9 +19,9 @@ import torch
 from peers.jobs import JOBS, load
 
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.engines.base import Crew
-from shoal.engines.serial import Serial
-from shoal.engines.workers.fork import Pool
+from shoal.engines.base import TrainingEngine
+from shoal.engines.serial import SerialEngine
+from shoal.engines.workers.fork import PoolEngine
 from shoal.runs.build import Assembly, assemble
 from shoal.runs.engine_choice import Pick, crew_of
 from shoal.runs.recipe import Recipe
@@ -37,7 +37,7 @@ ABOUT = [
     "the time of the cluster divided by the mean of the pool's before and after it. Here are the median and the",
     "quartiles of the ratios, and the median time of the pools as a ratio to the first one's.",
 ]
-Make = Callable[[], Crew]
+Make = Callable[[], TrainingEngine]
 PAIRS: list[tuple[str, Make, str, Make]] = [
     (
         "`--engine pool` (10 devices in a call)",
@@ -47,7 +47,7 @@ PAIRS: list[tuple[str, Make, str, Make]] = [
     ),
     (
         "the same processes with `serial` in each",
-        lambda: Pool(2, 10, Serial),
+        lambda: PoolEngine(2, 10, SerialEngine),
         "`--engine ray` (`serial` in each actor)",
         lambda: crew_of(Pick("ray")),
     ),
@@ -63,7 +63,7 @@ def put_together() -> Assembly:
     return assemble(Recipe().revised(data="bench", model=JOB.model, split="iid", rounds=10**6, **given))
 
 
-def seconds(assembly: Assembly, crew: Crew, rounds: int) -> float:
+def seconds(assembly: Assembly, crew: TrainingEngine, rounds: int) -> float:
     """What so many rounds take with a crew, from the first."""
     machine_of(assembly.loop).crew = crew
     loop = replace(assembly.loop, evaluates=lambda row: False)
@@ -73,7 +73,9 @@ def seconds(assembly: Assembly, crew: Crew, rounds: int) -> float:
     return perf_counter() - began
 
 
-def measured(assembly: Assembly, pool: Crew, cluster: Crew, turns: int) -> tuple[list[float], float]:
+def measured(
+    assembly: Assembly, pool: TrainingEngine, cluster: TrainingEngine, turns: int
+) -> tuple[list[float], float]:
     """How much longer the cluster takes than the pool before and after it, in each turn; and the pool's seconds."""
     for crew in (pool, cluster):
         seconds(assembly, crew, WARM)

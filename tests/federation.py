@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.core.local.device import TrainingSetup
 from shoal.data.dataset import read_digits
-from shoal.engines.host import Machine
+from shoal.engines.host import LocalDevices
 from shoal.remote.engine import LARGEST
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
@@ -61,7 +61,7 @@ def recipe(method: str, out: Path, **more: object) -> Recipe:
 def samples_file(folder: Path, device: int, **more: object) -> str:
     """A Python file that loads what a device holds in the simulation of a recipe."""
     assembly = assemble(Recipe().revised(**BASE | more))
-    assert isinstance(assembly.loop.engine, Machine)
+    assert isinstance(assembly.loop.engine, LocalDevices)
     site: TrainingSetup = assembly.loop.engine.site
     index, data = site.samples(device).index, read_digits()
     np.savez(folder / f"{device}.npz", x=data.inputs[index].numpy(), y=data.targets[index].numpy())

@@ -20,8 +20,8 @@ from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, BatchScore, Local, Optimiser, Samples, Scorer, Work
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import UniformFleet
 from shoal.storage.memory import DeviceMemory
 
@@ -76,7 +76,7 @@ def one_weight(
     sizes = np.array([len(own) for own in targets])
     loop = Loop(
         method,
-        Machine(TrainingSetup(method, net, streams, optimiser, samples), DeviceMemory(), Serial()),
+        LocalDevices(TrainingSetup(method, net, streams, optimiser, samples), DeviceMemory(), SerialEngine()),
         UniformFleet(),
         streams,
         sizes,
@@ -90,7 +90,7 @@ def one_weight(
     standing: ServerState = loop.start(net)
     for number in range(rounds):
         standing, row = loop.play_round(standing, number)
-        assert isinstance(loop.engine, Machine)
+        assert isinstance(loop.engine, LocalDevices)
         loop.engine.memory.commit(number)
         sent.append(float(standing.params["weight"]))
         judged.append(row["accuracy"])

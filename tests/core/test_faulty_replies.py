@@ -18,8 +18,8 @@ from shoal.core.model.flops import FlopCache
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.parts import PRESETS, find_shipped_parts
 from shoal.plugins.smoke_run import tiny_run
 from shoal.remote.engine import Distant, Remote
@@ -91,7 +91,7 @@ class Elsewhere:
                 self.pruned.setdefault(number + 1, replace(site, net=site.net.cut(cut), tally=FlopCache()))
         if held:
             memory.held[device] = held
-        [outcome] = Machine(self.pruned[len(order.cuts)], memory, Serial()).fit([order.job])
+        [outcome] = LocalDevices(self.pruned[len(order.cuts)], memory, SerialEngine()).fit([order.job])
         memory.commit(order.stamp.round)
         self.memories[device, order.stamp.round] = memory.held.get(device)
         return unwrapped(answered(order.stamp, outcome, device in memory.held), MOST)

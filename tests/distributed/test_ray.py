@@ -20,11 +20,11 @@ from ray import cloudpickle
 import shoal
 from shoal.core.model import tree
 from shoal.core.types import Job, Outcome, Work
-from shoal.engines.base import Crew, Done
-from shoal.engines.serial import Serial
-from shoal.engines.workers.chunking import cut
-from shoal.engines.workers.ray_engine import Cluster, join
-from shoal.engines.workers.tensor_pickle import packed, raw, unpacked
+from shoal.engines.base import TaskResult, TrainingEngine
+from shoal.engines.serial import SerialEngine
+from shoal.engines.workers.chunking import split_by_duration
+from shoal.engines.workers.ray_engine import RayEngine, join_cluster
+from shoal.engines.workers.tensor_pickle import pickle_with_tensors, unpickle_with_tensors, view_tensor_bytes
 from shoal.runs.build import assemble
 from shoal.runs.engine_choice import Pick, crew_of, read_pick, settled
 from shoal.runs.engine_trial import candidates
@@ -42,7 +42,7 @@ def cluster():
     """Room for two times two actors: those that stay, and those of a test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda process: range(4), raising=False)
-        join("")
+        join_cluster("")
     yield
     ray.shutdown()
 
@@ -51,7 +51,7 @@ class Kept:
     """A cluster whose actors stay for the next run."""
 
     def __init__(self):
-        self.crew = Cluster(workers=2)
+        self.crew = RayEngine(workers=2)
         self.train = self.crew.train
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ def kept(cluster):
     found.crew.close()
 
 
-def driven(crew: Crew, **recipe: Any) -> Result:
+def driven(crew: TrainingEngine, **recipe: Any) -> Result:
     """A whole run with a crew of ours."""
     return drive([begun(Recipe().revised(**SMALL | recipe))], crew)[0]
 
@@ -91,11 +91,11 @@ def same(one: Result, other: Result) -> bool:
     ],
 )
 def test_a_cluster_gives_the_bits_of_serial(kept, method, more):
-    assert same(driven(kept, method=method, **more), driven(Serial(), method=method, **more))
+    assert same(driven(kept, method=method, **more), driven(SerialEngine(), method=method, **more))
 
 
 def test_the_size_of_chunks_changes_no_bit(kept):
-    wanted = driven(Serial(), method="scaffold")
+    wanted = driven(SerialEngine(), method="scaffold")
     for kept.crew.lanes in (4, 1):
         assert same(driven(kept, method="scaffold"), wanted)
 
@@ -110,7 +110,7 @@ def test_several_devices_in_a_call_give_the_same_to_rounding():
 
 def test_runs_side_by_side_give_the_bits_of_serial(kept):
     both = drive([begun(Recipe().revised(**SMALL, seed=seed)) for seed in (0, 1)], kept)
-    assert all(same(one, driven(Serial(), seed=seed)) for seed, one in enumerate(both))
+    assert all(same(one, driven(SerialEngine(), seed=seed)) for seed, one in enumerate(both))
 
 
 def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
@@ -127,20 +127,20 @@ def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
     loop, engine = assembly.loop, machine_of(assembly.loop)
     engine.crew = kept
     loop.play_round(loop.start(assembly.net), 0)
-    engine.learn(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
+    engine.train_on_server(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
     sites = [ref for site, (_, ref) in kept.crew.sites.items() if site in (engine.site, engine.plain)]
     crates: list[Any] = [ray.get(ref) for ref in sites]
     assert len(crates) == 2 and crates[0].shared == crates[1].shared
     held = {ref: tensor for tensor, ref in kept.crew.tensors.items() if ref in crates[0].shared}
     assert any(tensor is engine.site.samples(0).inputs for tensor in held.values())
-    assert all(np.array_equal(ray.get(ref)[0], raw(tensor)) for ref, tensor in held.items())
+    assert all(np.array_equal(ray.get(ref)[0], view_tensor_bytes(tensor)) for ref, tensor in held.items())
 
 
 def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     """Whatever is kept would hold a place there; and what devices remember is always kept."""
     assembly = assemble(Recipe().revised(**SMALL | {"method": "scaffold", "model": "mlp"}))
     loop, engine = assembly.loop, machine_of(assembly.loop)
-    engine.crew = crew = Cluster(workers=2)
+    engine.crew = crew = RayEngine(workers=2)
     standing = loop.start(assembly.net)
     for number in range(2):
         standing, _ = loop.play_round(standing, number)
@@ -155,14 +155,14 @@ def test_answers_are_read_in_the_store_until_somebody_keeps_them():
 
 
 def test_nobody_to_train():
-    assert Cluster().train([]) == []
+    assert RayEngine().train([]) == []
 
 
 # what may happen --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Struck(Serial):
+class Struck(SerialEngine):
     """Something happens when device 3 trains in the first round, so often."""
 
     happens: Callable[[Job], Any]
@@ -186,25 +186,25 @@ def hangs(job: Job) -> None:
     time.sleep(600)
 
 
-class Without(Serial):
+class Without(SerialEngine):
     """Device 3 drops out of the first round."""
 
     def train(self, tasks):
         gone = [(task.job.device, task.job.round) == (3, 0) for task in tasks]
         lost = Outcome(3, problem="as agreed")
-        return [Done(lost, t.memory) if g else super(Without, self).train([t])[0] for t, g in zip(tasks, gone)]
+        return [TaskResult(lost, t.memory) if g else super(Without, self).train([t])[0] for t, g in zip(tasks, gone)]
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_worker_that_dies_costs_a_retry(lanes, tmp_path):
-    found = driven(Cluster(workers=2, inner=partial(Struck, dies, str(tmp_path), 1), lanes=lanes), method="scaffold")
+    found = driven(RayEngine(workers=2, inner=partial(Struck, dies, str(tmp_path), 1), lanes=lanes), method="scaffold")
     assert len(os.listdir(tmp_path)) == 1
-    assert same(found, driven(Serial(), method="scaffold"))
+    assert same(found, driven(SerialEngine(), method="scaffold"))
 
 
 @pytest.mark.parametrize("happens, lanes, patience", [(dies, 4, 600.0), (hangs, 1, 4.0)])
 def test_a_job_that_takes_two_workers_along_is_given_up(happens, lanes, patience, tmp_path):
-    crew = Cluster(workers=2, inner=partial(Struck, happens, str(tmp_path)), lanes=lanes, patience=patience)
+    crew = RayEngine(workers=2, inner=partial(Struck, happens, str(tmp_path)), lanes=lanes, patience=patience)
     found, wanted = driven(crew, method="scaffold"), driven(Without(), method="scaffold")
     assert len(os.listdir(tmp_path)) == 2
     reasons = [{d["device"]: d["why"] for d in row.get("dropped", [])} for row in found.history.rows]
@@ -246,18 +246,18 @@ def test_an_exception_arrives_as_what_it_is(tmp_path):
         raise LookupError("nothing there")
 
     with pytest.raises(LookupError, match="nothing there") as error:
-        driven(Cluster(workers=2, inner=partial(Struck, careless, str(tmp_path))))
+        driven(RayEngine(workers=2, inner=partial(Struck, careless, str(tmp_path))))
     assert "in a worker process" in error.value.__notes__[0] and len(os.listdir(tmp_path)) == 1
 
 
 def test_actors_that_cannot_start_are_told_of():
-    def broken() -> Crew:
+    def broken() -> TrainingEngine:
         raise OSError("no such thing here")
 
     with pytest.raises(
         shoal.ShoalError, match="cannot be started .OSError: no such thing here.. Every machine needs the same Python"
     ):
-        driven(Cluster(workers=2, inner=broken))
+        driven(RayEngine(workers=2, inner=broken))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
@@ -265,12 +265,12 @@ def test_where_nobody_listens_it_is_told_at_once(address):
     with pytest.raises(
         shoal.ShoalError, match=f"no Ray cluster that can be joined at '{address}' .*Connection refused"
     ):
-        join(address)
+        join_cluster(address)
 
 
 def test_chunks_are_few_and_keep_everybody_busy():
     def sizes(seconds: list[float], hands: int, lanes: int = 1) -> list[int]:
-        found = cut(seconds, 1.0, hands, lanes)
+        found = split_by_duration(seconds, 1.0, hands, lanes)
         assert sorted(i for chunk in found for i in chunk) == list(range(len(seconds)))
         return [len(chunk) for chunk in found]
 
@@ -282,7 +282,7 @@ def test_chunks_are_few_and_keep_everybody_busy():
     assert sizes([0.4] * 5, 2) == [1] * 5
     assert sizes([0.001] * 6, 2) == [3, 3], "nobody is left out"
     assert sizes([0.001] * 3, 4) == [1] * 3
-    assert cut([0.1, 0.3, 0.2], 1.0, 1, 1) == [[1], [2], [0]], "the longest first"
+    assert split_by_duration([0.1, 0.3, 0.2], 1.0, 1, 1) == [[1], [2], [0]], "the longest first"
 
 
 def test_who_shares_a_call_does_not_depend_on_the_pace():
@@ -290,7 +290,7 @@ def test_who_shares_a_call_does_not_depend_on_the_pace():
     work = [float(1 + i % 7) for i in range(25)]
     found = set()
     for pace in (0.0, 1e-6, 1e-3, 0.02, 1.0):
-        chunks = cut(work, pace, 3, 4)
+        chunks = split_by_duration(work, pace, 3, 4)
         found.add(tuple(tuple(chunk[at : at + 4]) for chunk in chunks for at in range(0, len(chunk), 4)))
     assert len(found) == 1
 
@@ -359,9 +359,9 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int
 def test_tensors_come_out_as_they_went_in(dtype):
     made = [torch.arange(n).remainder(2).to(dtype) for n in (0, 1, 7, 5000)]
     made += [made[3].view(50, 100).t(), made[3][::2], made[1].reshape(())]
-    far = ray.get(ray.put([raw(made[3])]))
+    far = ray.get(ray.put([view_tensor_bytes(made[3])]))
     for copy in (True, False):
-        crate = packed({"all": made, "again": made[3]}, lambda t: ("far", 0) if t is made[3] else None)
-        found = unpacked(ray.get(ray.put(crate)), [far], copy=copy)
+        crate = pickle_with_tensors({"all": made, "again": made[3]}, lambda t: ("far", 0) if t is made[3] else None)
+        found = unpickle_with_tensors(ray.get(ray.put(crate)), [far], copy=copy)
         assert tree.is_same_tree(found["all"], made) and found["again"] is found["all"][3]
         assert all(t.data_ptr() % 64 == 0 for t in found["all"] if t.numel())

@@ -10,7 +10,7 @@ import torch
 from torch.backends import cudnn
 
 import shoal
-from shoal.engines.deterministic import deterministic_algorithms, deterministic_fault
+from shoal.engines.deterministic import deterministic_algorithms, explain_nondeterminism
 from shoal.runs.build import assemble
 from shoal.runs.engine_choice import Pick, settled
 from shoal.runs.recipe import Recipe
@@ -108,6 +108,6 @@ def test_an_operation_of_a_part_is_named_and_the_part_is_not_blamed(tmp_path):
 def test_a_process_that_has_multiplied_before_is_told_what_to_do():
     told = "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or ..., but this "
     told += "operation is not deterministic because it uses CuBLAS and ... CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
-    fault = deterministic_fault(RuntimeError(told))
+    fault = explain_nondeterminism(RuntimeError(told))
     assert fault and "Start a new process" in fault.advice and "CUBLAS_WORKSPACE_CONFIG=:4096:8" in fault.advice
-    assert deterministic_fault(RuntimeError("something else")) is deterministic_fault(ValueError("put_")) is None
+    assert explain_nondeterminism(RuntimeError("something else")) is explain_nondeterminism(ValueError("put_")) is None

@@ -16,14 +16,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import shoal
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Samples
-from shoal.engines.base import Crew
-from shoal.engines.batched.cuda_graph import stretch
-from shoal.engines.batched.engine import Batched, roomy
-from shoal.engines.batched.gpu_conv import MANY, convolved, multiplied, reformed, turned_back
-from shoal.engines.batched.graph import traced
-from shoal.engines.batched.torchscript import written
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial, alone
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.cuda_graph import pick_graph_steps
+from shoal.engines.batched.engine import BatchedEngine, round_up_width
+from shoal.engines.batched.gpu_conv import (
+    MIN_GROUPS,
+    backprop_channels_last,
+    choose_convolution_forms,
+    convolve_channels_last,
+    multiply_filter_gradient,
+)
+from shoal.engines.batched.graph import trace_step
+from shoal.engines.batched.torchscript import write_argument
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine, train_device
 from shoal.models import MODELS
 from shoal.parts import PRESETS
 from shoal.runs.build import assemble
@@ -34,11 +40,11 @@ from shoal.runs.start import begun, taken_up
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
 
-def ends(crew: Crew, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
+def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
     """Everything after some rounds with this crew, and the rows."""
     assembly = assemble(Recipe().revised(**SMALL | recipe))
     loop = assembly.loop
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     loop.engine.crew = crew
     standing, rows = loop.start(assembly.net), []
     for number in range(rounds):
@@ -60,8 +66,8 @@ def apart(a: Any, b: Any) -> float:
 COUNTED = ("bytes_down", "bytes_up", "macs_forward", "macs_work", "sim_seconds", "devices")
 
 
-def agrees(*crews: Crew, tolerance: float = 1e-9, **recipe: Any) -> None:
-    expected, told = ends(Serial(), **recipe)
+def agrees(*crews: TrainingEngine, tolerance: float = 1e-9, **recipe: Any) -> None:
+    expected, told = ends(SerialEngine(), **recipe)
     for crew in crews:
         found, rows = ends(crew, **recipe)
         assert apart(found, expected) <= tolerance
@@ -74,7 +80,7 @@ def agrees(*crews: Crew, tolerance: float = 1e-9, **recipe: Any) -> None:
 def test_every_model_trains_alike(model):
     large = any(model.startswith(name) for name in ("vgg", "resnet"))
     work = {"steps": "1", "batch": 6, "sample": 2} if large else {"steps": "3", "batch": 6, "sample": 3}
-    agrees(*([] if large else [Batched(1)]), Batched(2), model=model, lr=0.001, **work)
+    agrees(*([] if large else [BatchedEngine(1)]), BatchedEngine(2), model=model, lr=0.001, **work)
 
 
 def words(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -85,7 +91,7 @@ def words(seed: int = 0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_language_model_trains_alike(width):
     name = shoal.handed_over({"data": words()})["data"]
-    agrees(Batched(width), data=name, model="lstm", split="iid", steps="2", batch=4)
+    agrees(BatchedEngine(width), data=name, model="lstm", split="iid", steps="2", batch=4)
 
 
 class Dropped(nn.Module):
@@ -143,20 +149,20 @@ def own(module: nn.Module) -> str:
 @pytest.mark.parametrize("made", [Dropped, Recurrent], ids=lambda m: m.__name__.lower())
 def test_layers_that_mix_or_draw_train_alike(made, width):
     torch.manual_seed(0)
-    agrees(Batched(width), model=own(made()), epochs="1", batch=8, lr=0.05)
+    agrees(BatchedEngine(width), model=own(made()), epochs="1", batch=8, lr=0.05)
 
 
 def test_dropout_drops_something():
     torch.manual_seed(0)
     module = Dropped()
-    with_dropout = ends(Batched(2), model=own(module), batch=8)[0]
+    with_dropout = ends(BatchedEngine(2), model=own(module), batch=8)[0]
     module.drop.p = module.spatial.p = 0.0
-    assert apart(with_dropout, ends(Batched(2), model=own(module), batch=8)[0]) > 1e-4
+    assert apart(with_dropout, ends(BatchedEngine(2), model=own(module), batch=8)[0]) > 1e-4
 
 
 def test_a_model_that_wants_its_images_as_they_are_gets_them(caplog):
     torch.manual_seed(0)
-    crew = Batched(1)
+    crew = BatchedEngine(1)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         agrees(crew, model=own(Viewing()))
     assert crew.plain and not crew.refused and not caplog.records
@@ -165,7 +171,7 @@ def test_a_model_that_wants_its_images_as_they_are_gets_them(caplog):
 def test_a_model_that_cannot_be_vectorised_falls_back_with_one_line(caplog):
     torch.manual_seed(0)
     with caplog.at_level(logging.WARNING, logger="shoal"):
-        agrees(Batched(3), tolerance=0.0, model=own(Branching()))
+        agrees(BatchedEngine(3), tolerance=0.0, model=own(Branching()))
     lines = [r.getMessage() for r in caplog.records if r.name == "shoal"]
     assert len(set(lines)) == 1 and "cannot be vectorised" in lines[0] and "one after the other" in lines[0]
 
@@ -183,7 +189,9 @@ def trained_by_torch(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> dic
     return {k: v.detach() for k, v in module.state_dict().items()}
 
 
-@pytest.mark.parametrize("crew", [Serial, lambda: Batched(1), lambda: Batched(3)], ids=["serial", "one", "batched"])
+@pytest.mark.parametrize(
+    "crew", [SerialEngine, lambda: BatchedEngine(1), lambda: BatchedEngine(3)], ids=["serial", "one", "batched"]
+)
 def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     """On devices and in the server's own training: gradients are clipped, the decay that is added to them is not."""
     torch.manual_seed(0)
@@ -194,7 +202,7 @@ def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     setting |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip": 0.2, "server_data": "share:0.2"}
     assembly = assemble(Recipe().revised(**SMALL | given | setting))
     loop = assembly.loop
-    assert isinstance(loop.engine, Machine) and loop.server is not None
+    assert isinstance(loop.engine, LocalDevices) and loop.server is not None
     loop.engine.crew = crew()
 
     def by_torch(samples: Samples) -> dict[str, Tensor]:
@@ -205,7 +213,7 @@ def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     shares = (loop.sizes / loop.sizes.sum()).tolist()
     standing, _ = loop.play_round(loop.start(assembly.net), 0)
     assert apart(standing.params, {k: sum(s * one[k] for s, one in zip(shares, alone)) for k in standing.params}) < 1e-9
-    learnt = loop.engine.learn(assembly.net.initial, loop.work(0, SERVER), 0)
+    learnt = loop.engine.train_on_server(assembly.net.initial, loop.work(0, SERVER), 0)
     assert apart(learnt, by_torch(loop.server)) < 1e-9
 
 
@@ -222,66 +230,69 @@ def uneven() -> list[tuple[Tensor, Tensor]]:
 def test_unequal_devices_are_padded_and_gated(method, width):
     data = shoal.handed_over({"data": uneven()})["data"]
     setting = {"data": data, "split": "owner", "devices": 5, "sample": 5, "batch": 8, "method": method}
-    agrees(Batched(width), **setting, momentum=0.9, epochs="1-3")
+    agrees(BatchedEngine(width), **setting, momentum=0.9, epochs="1-3")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_single_precision_stays_close(method):
-    agrees(Batched(4), tolerance=1e-6, precision="float32", method=method, model="lenet", steps="5")
+    agrees(BatchedEngine(4), tolerance=1e-6, precision="float32", method=method, model="lenet", steps="5")
 
 
 def test_augmentation_is_the_same_for_all():
-    agrees(Batched(3), model="lenet", augment="flip,crop:2", steps="3")
+    agrees(BatchedEngine(3), model="lenet", augment="flip,crop:2", steps="3")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_an_update_that_is_not_finite_is_dropped_alike(method):
-    told = [ends(crew, method=method, lr=1e200, rounds=1)[1][0] for crew in (Serial(), Batched(1), Batched(3))]
+    told = [
+        ends(crew, method=method, lr=1e200, rounds=1)[1][0]
+        for crew in (SerialEngine(), BatchedEngine(1), BatchedEngine(3))
+    ]
     assert told[0]["dropped"] and all(row["dropped"] == told[0]["dropped"] for row in told)
     assert len({row["bytes_up"] for row in told}) == 1
 
 
 def test_nobody_to_train_is_no_trouble():
-    assert Batched(3).train([]) == []
+    assert BatchedEngine(3).train([]) == []
 
 
 @pytest.mark.parametrize("budget", [1, 3_000_000, 10**12])
 def test_a_cohort_that_does_not_fit_is_split(budget, monkeypatch):
     widths: list[int] = []
-    together = Batched.together
+    together = BatchedEngine.train_stack
     monkeypatch.setattr(
-        Batched, "together", lambda self, form, own, k: widths.append(len(own)) or together(self, form, own, k)
+        BatchedEngine, "together", lambda self, form, own, k: widths.append(len(own)) or together(self, form, own, k)
     )
-    agrees(Batched(4, budget=budget), split="iid", method="scaffold")
+    agrees(BatchedEngine(4, budget=budget), split="iid", method="scaffold")
     assert max(widths) == {1: 1, 3_000_000: 2, 10**12: 4}[budget]
     assert sum(widths) == 8
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("none left"), RuntimeError("CUDA error: out of memory")])
 def test_what_runs_out_of_memory_is_halved(error, monkeypatch, caplog):
-    together = Batched.together
+    together = BatchedEngine.train_stack
 
     def narrow(self, form, members, knobs):
         if len(members) > 2:
             raise error
         return together(self, form, members, knobs)
 
-    monkeypatch.setattr(Batched, "together", narrow)
-    crew = Batched(4)
+    monkeypatch.setattr(BatchedEngine, "together", narrow)
+    crew = BatchedEngine(4)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         agrees(crew, method="scaffold")
     assert crew.width == 2 and "do not fit into memory" in caplog.text
-    monkeypatch.setattr(Batched, "together", lambda *a: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(BatchedEngine, "together", lambda *a: (_ for _ in ()).throw(error))
     with pytest.raises(shoal.ShoalError, match="One device alone does not fit"):
-        ends(Batched(4), rounds=1)
+        ends(BatchedEngine(4), rounds=1)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_trains_lenet_alike(preset: str):
-    agrees(Batched(3), model="lenet", method=preset, server_data="per-class:2", fleet="tiers")
+    agrees(BatchedEngine(3), model="lenet", method=preset, server_data="per-class:2", fleet="tiers")
 
 
-@pytest.mark.parametrize("lanes", [MANY - 1, MANY])
+@pytest.mark.parametrize("lanes", [MIN_GROUPS - 1, MIN_GROUPS])
 def test_convolutions_of_many_lanes_take_another_form_and_find_the_same(lanes: int):
     def loss(few: Tensor, deep: Tensor, images: Tensor) -> Tensor:
         seen = F.conv2d(images, few, padding=(1, 0), stride=(2, 1)).relu()
@@ -291,10 +302,16 @@ def test_convolutions_of_many_lanes_take_another_form_and_find_the_same(lanes: i
     given = [torch.randn(lanes, *size, dtype=torch.float64) for size in sizes]
     step = vmap(grad(loss, (0, 1)))
     program = make_fx(step)(*given)
-    reformed(program.graph)
+    choose_convolution_forms(program.graph)
     program.recompile()
-    forms = {node.target for node in program.graph.nodes} & {convolved, turned_back, multiplied}
-    assert forms == ({convolved, turned_back, multiplied} if lanes == MANY else set())
+    forms = {node.target for node in program.graph.nodes} & {
+        convolve_channels_last,
+        backprop_channels_last,
+        multiply_filter_gradient,
+    }
+    assert forms == (
+        {convolve_channels_last, backprop_channels_last, multiply_filter_gradient} if lanes == MIN_GROUPS else set()
+    )
     for made, expected in zip(program(*given), step(*given)):
         torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-12)
 
@@ -306,7 +323,7 @@ def test_a_comparison_with_the_ignored_target_is_kept_where_it_is_about_somethin
         return [torch.where(frame[0].ne(-100), carried[0], torch.zeros(3))], carried[0].sum()
 
     given = [torch.ones(3)], [], [torch.tensor([-100.0, 1.0, 2.0])]
-    made, _ = traced(step, *given, in_place=False)(*given[0], *given[2])
+    made, _ = trace_step(step, *given, in_place=False)(*given[0], *given[2])
     assert made[0].tolist() == [0.0, 1.0, 1.0]
 
 
@@ -315,7 +332,7 @@ def test_what_a_step_holds_is_known_before_it_is_made():
         big = carried[0].expand(1000, 10) * 2
         return [carried[0] - big.sum(0)], big.sum()
 
-    program = traced(step, [torch.zeros(10)], [], [torch.zeros(1)], in_place=False, fake=True)
+    program = trace_step(step, [torch.zeros(10)], [], [torch.zeros(1)], in_place=False, fake=True)
     assert 40_000 <= program.peak <= 80_100
 
 
@@ -323,13 +340,13 @@ def test_what_a_step_holds_is_known_before_it_is_made():
     "count, width, expected", [(10, 10, 10), (9, 10, 10), (5, 10, 5), (1, 10, 3), (3, 3, 3), (7, 4, 7)]
 )
 def test_widths_seldom_change(count, width, expected):
-    assert roomy(count, width) == expected
+    assert round_up_width(count, width) == expected
 
 
 @pytest.mark.parametrize("steps", [1, 6, 17, 25, 26, 97, 250])
 @pytest.mark.parametrize("even", [True, False])
 def test_a_graph_covers_the_run_with_little_idling(steps, even):
-    length = stretch(steps, even)
+    length = pick_graph_steps(steps, even)
     idle = -steps % length
     assert 1 <= length <= 32 and (idle < length)
     assert not (even and steps in (6, 25, 250)) or idle == 0
@@ -338,7 +355,7 @@ def test_a_graph_covers_the_run_with_little_idling(steps, even):
 def test_what_is_written_out_is_what_was_traced():
     """Programs run as TorchScript; the traced operations give the same bits."""
     for model in ("mlp", "lenet", "vit"):
-        crew = Batched(1)
+        crew = BatchedEngine(1)
         ends(crew, rounds=1, model=model, steps="1", sample=1)
         program = next(iter(crew.programs.values()))
         assert program.call != program.module.forward, f"{model} stays in Python"
@@ -348,7 +365,7 @@ def test_what_is_written_out_is_what_was_traced():
     "value", [None, True, 3, 0.5, float("inf"), [1, 2], torch.float32, torch.device("cpu"), "none"]
 )
 def test_arguments_are_written_as_torchscript_reads_them(value):
-    text = written(value)
+    text = write_argument(value)
     typed = {bool: "bool", int: "int", float: "float", str: "str", list: "List[int]"}.get(type(value))
     if typed:
         unit = torch.jit.CompilationUnit(f"def f() -> {typed}:\n    return {text}\n")
@@ -356,12 +373,12 @@ def test_arguments_are_written_as_torchscript_reads_them(value):
     else:
         assert text in ("None", "torch.float32", 'torch.device("cpu")')
     with pytest.raises(ValueError):
-        written(object())
+        write_argument(object())
 
 
 # programs are traced once ---------------------------------------------------------------------------------------------
 def test_nothing_is_traced_again_round_after_round():
-    crew = Batched(4)
+    crew = BatchedEngine(4)
     ends(crew, rounds=3, method="scaffold")
     known = set(crew.programs)
     ends(crew, rounds=6, method="scaffold", seed=0)
@@ -433,7 +450,7 @@ def test_a_sweep_may_begin_at_none_at_all(vary, caplog):
 
 def test_runs_that_differ_in_numbers_share_programs(monkeypatch):
     made: list[int] = []
-    trace = traced
+    trace = trace_step
     monkeypatch.setattr("shoal.engines.batched.engine.traced", lambda *a, **k: made.append(1) or trace(*a, **k))
     one = len(shoal.compare(["fedprox(mu=0.1)"], engine="batched", **SWEEP).results) and len(made)
     made.clear()
@@ -447,7 +464,7 @@ def test_a_part_that_decides_on_its_own_number_trains_side_by_side_value_by_valu
     methods = [f"decides(mu={mu}, scale={scale})" for mu in (0.0, 0.5) for scale in (1.0, 2.0)]
     sweep = dict(SWEEP, parts=[str(tmp_path / "mine.py")])
     lone: list[int] = []
-    monkeypatch.setattr("shoal.engines.batched.engine.alone", lambda task: lone.append(1) or alone(task))
+    monkeypatch.setattr("shoal.engines.batched.engine.alone", lambda task: lone.append(1) or train_device(task))
     both = shoal.compare(methods, engine="batched", seeds=2, **sweep)
     lines = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
     assert not lone and len(lines) == 1 and "decides on the value of mu" in lines.pop()
@@ -543,9 +560,9 @@ def test_norms_are_vectorised_in_half_precision(norm, split, caplog):
     """With and without padding; what is left between engines is the rounding of bfloat16."""
     torch.manual_seed(0)
     setting: dict[str, Any] = {"model": own(Normed(norm)), "split": split, "steps": "3", "precision": "bf16"}
-    (one, _), _ = ends(Serial(), rounds=1, **setting)
-    (beside, _), _ = ends(Batched(4), rounds=1, **setting)
-    (whole, _), _ = ends(Serial(), rounds=1, **setting | {"precision": "float32"})
+    (one, _), _ = ends(SerialEngine(), rounds=1, **setting)
+    (beside, _), _ = ends(BatchedEngine(4), rounds=1, **setting)
+    (whole, _), _ = ends(SerialEngine(), rounds=1, **setting | {"precision": "float32"})
     assert "cannot be vectorised" not in caplog.text
     assert all(v.dtype == torch.float32 for v in beside.values() if v.is_floating_point())
     assert apart(beside, one) < 0.02 and 0 < apart(beside, whole) < 0.02
@@ -553,8 +570,8 @@ def test_norms_are_vectorised_in_half_precision(norm, split, caplog):
 
 def test_a_resnet_is_vectorised_in_half_precision(caplog):
     setting: dict[str, Any] = {"model": "resnet18", "steps": "1", "batch": 4, "lr": 0.01, "precision": "bf16"}
-    (one, _), _ = ends(Serial(), rounds=1, **setting)
-    (beside, _), _ = ends(Batched(4), rounds=1, **setting)
+    (one, _), _ = ends(SerialEngine(), rounds=1, **setting)
+    (beside, _), _ = ends(BatchedEngine(4), rounds=1, **setting)
     assert "cannot be vectorised" not in caplog.text
     assert apart(beside, one) < 0.05
 

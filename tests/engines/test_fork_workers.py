@@ -25,12 +25,12 @@ from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.part import Part
-from shoal.engines.base import Crew
-from shoal.engines.batched.engine import Batched
-from shoal.engines.serial import Serial
-from shoal.engines.workers.chunking import chunked
-from shoal.engines.workers.fork import Pool
-from shoal.engines.workers.shared_memory import Arena
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.serial import SerialEngine
+from shoal.engines.workers.chunking import split_into_chunks
+from shoal.engines.workers.fork import PoolEngine
+from shoal.engines.workers.shared_memory import SharedBuffer
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import tiny_run
@@ -43,7 +43,7 @@ SIZES = (5, 3, 8, 2, 6, 4, 7)
 FORK = multiprocessing.get_context("fork")
 
 
-def course(parts: list[Part], crew: Crew, rounds: int = 2):
+def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
     """Weights, states and memories after some rounds, and the rows."""
     loop, net = tiny_run(compose(parts), SIZES, momentum=0.5)
     machine_of(loop).crew = crew
@@ -55,7 +55,7 @@ def course(parts: list[Part], crew: Crew, rounds: int = 2):
     return [standing.params, standing.states, memories], [without_wall(row) for row in rows]
 
 
-def first_round(part: Part, pool: Pool):
+def first_round(part: Part, pool: PoolEngine):
     loop, net = tiny_run(Method((part,)), SIZES)
     machine_of(loop).crew = pool
     return loop.play_round(loop.start(net), 0)
@@ -87,38 +87,38 @@ def soon(condition: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize(
     "parts, inner",
     [
-        ([], Serial),
-        ([Scaffold()], Serial),
-        ([Scaffold()], lambda: Batched(3)),
-        ([HalfWidth()], lambda: Batched(3)),
-        ([LastTensors()], Serial),
-        ([AskLoss(), ServerJoins()], Serial),
-        ([CutOnce(), Remember()], Serial),
+        ([], SerialEngine),
+        ([Scaffold()], SerialEngine),
+        ([Scaffold()], lambda: BatchedEngine(3)),
+        ([HalfWidth()], lambda: BatchedEngine(3)),
+        ([LastTensors()], SerialEngine),
+        ([AskLoss(), ServerJoins()], SerialEngine),
+        ([CutOnce(), Remember()], SerialEngine),
     ],
 )
 def test_workers_agree_with_serial(parts, inner):
-    wanted, rows = course(parts, Serial())
-    found, same_rows = course(parts, Pool(2, 3, inner))
+    wanted, rows = course(parts, SerialEngine())
+    found, same_rows = course(parts, PoolEngine(2, 3, inner))
     close(found, wanted, 1e-9, "workers train to something else")
     losses = [[row.pop("loss") for row in own] for own in (rows, same_rows)]
     assert same_rows == rows and losses[1] == pytest.approx(losses[0])
 
 
-@pytest.mark.parametrize("inner", [Serial, lambda: Batched(2)], ids=["serial", "batched"])
+@pytest.mark.parametrize("inner", [SerialEngine, lambda: BatchedEngine(2)], ids=["serial", "batched"])
 def test_the_number_of_workers_changes_no_bit(inner):
-    courses = [course([Scaffold()], Pool(workers, 2, inner)) for workers in (1, 2, 3)]
+    courses = [course([Scaffold()], PoolEngine(workers, 2, inner)) for workers in (1, 2, 3)]
     for one, other in pairwise(courses):
         assert tree.is_same_tree(one[0], other[0]) and one[1] == other[1]
 
 
 def test_nobody_to_train():
-    assert Pool(2, 3, Serial).train([]) == []
+    assert PoolEngine(2, 3, SerialEngine).train([]) == []
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 6), st.integers(1, 5))
 def test_chunks_are_whole_or_keep_everybody_busy(work, width, workers):
-    chunks = chunked(work, width, workers)
+    chunks = split_into_chunks(work, width, workers)
     order = [i for chunk in chunks for i in chunk]
     assert sorted(order) == list(range(len(work))) and all(chunks)
     assert all(work[a] >= work[b] for a, b in pairwise(order))
@@ -148,20 +148,20 @@ class Dies(Part):
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path):
-    wanted, rows = course([Scaffold()], Pool(1, 2, Serial))
-    found, same_rows = course([Scaffold(), Dies(str(tmp_path), 2, os.getpid())], Pool(1, 2, Serial))
+    wanted, rows = course([Scaffold()], PoolEngine(1, 2, SerialEngine))
+    found, same_rows = course([Scaffold(), Dies(str(tmp_path), 2, os.getpid())], PoolEngine(1, 2, SerialEngine))
     assert len(os.listdir(tmp_path)) == 2 and same_rows == rows
     assert tree.is_same_tree(found[0], wanted[0])
 
 
 def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
     with pytest.raises(ShoalError, match=r"3 worker processes died .* devices 2, 6, 4, 0, .* SIGKILL") as error:
-        first_round(Dies(str(tmp_path), 99, os.getpid()), Pool(1, 4, Serial))
+        first_round(Dies(str(tmp_path), 99, os.getpid()), PoolEngine(1, 4, SerialEngine))
     assert error.value.kind.name == "bug" and len(os.listdir(tmp_path)) == 3
 
 
 def test_workers_that_die_between_rounds_are_replaced():
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
     loop, net = tiny_run(Method(), SIZES)
     machine_of(loop).crew = pool
     standing, _ = play(loop, loop.start(net), 0, 1)
@@ -199,7 +199,7 @@ class Raises(Part):
         return update, state
 
 
-class Careless(Serial):
+class Careless(SerialEngine):
     """A crew that raises by itself, with no part to blame."""
 
     def __init__(self, error: Exception):
@@ -210,19 +210,19 @@ class Careless(Serial):
 
 
 def test_an_exception_arrives_as_what_it_is():
-    pool = Pool(2, 2, lambda: Careless(ValueError("a wrong number")))
+    pool = PoolEngine(2, 2, lambda: Careless(ValueError("a wrong number")))
     with pytest.raises(ValueError, match="a wrong number") as error:
         first_round(FedProx(), pool)
     assert "in a worker process" in error.value.__notes__[0] and "in train" in error.value.__notes__[0]
     pool.close()
-    pool = Pool(2, 2, lambda: Careless(Odd("very", "odd")))
+    pool = PoolEngine(2, 2, lambda: Careless(Odd("very", "odd")))
     with pytest.raises(RuntimeError, match="Odd: very odd"):
         first_round(FedProx(), pool)
     pool.close()
 
 
 def test_a_part_that_raises_is_blamed():
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
     with pytest.raises(ShoalError, match="raises ValueError: a wrong number in `step`, line") as error:
         first_round(Raises("value"), pool)
     assert error.value.kind.name == "bad-part"
@@ -237,7 +237,7 @@ def test_a_part_that_raises_is_blamed():
 
 
 def test_workers_are_idle_after_an_exception():
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
     with pytest.raises(ShoalError, match="a wrong number"):
         first_round(Raises("value"), pool)
     before = [worker.process for worker in pool.workers]
@@ -257,7 +257,7 @@ class Sleeps(Part):
 
 
 def test_ctrl_c_ends_the_workers_at_once_and_the_pool_can_go_on():
-    pool, seen = Pool(2, 2, Serial), []
+    pool, seen = PoolEngine(2, 2, SerialEngine), []
 
     def interrupt():
         assert soon(lambda: all(worker.chunk is not None for worker in pool.workers))
@@ -283,7 +283,7 @@ def test_workers_die_with_their_parent_and_do_not_hold_its_files(tmp_path):
     def parent():
         lock = open(tmp_path / ".lock", "wb")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        pool = Pool(3, 2, Serial)
+        pool = PoolEngine(3, 2, SerialEngine)
         first_round(Raises(), pool)
         threading.Thread(target=first_round, args=(Sleeps(os.getpid()), pool), daemon=True).start()
         assert soon(lambda: all(worker.chunk is not None and worker.process for worker in pool.workers))
@@ -304,7 +304,7 @@ def test_workers_die_with_their_parent_and_do_not_hold_its_files(tmp_path):
 
 
 def test_a_pool_that_is_forgotten_ends_its_workers():
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
     first_round(Raises(), pool)
     processes = [worker.process for worker in pool.workers]
     del pool
@@ -328,7 +328,7 @@ print(*[worker.process for worker in loop.engine.crew.workers])
 
 
 def test_a_daemon_may_have_workers():
-    process = FORK.Process(target=lambda: sys.exit(bool(course([], Pool(2, 2, Serial))) * 7), daemon=True)
+    process = FORK.Process(target=lambda: sys.exit(bool(course([], PoolEngine(2, 2, SerialEngine))) * 7), daemon=True)
     process.start()
     process.join()
     assert process.exitcode == 7
@@ -341,7 +341,7 @@ def test_what_parts_print_is_not_lost(capfd):
             print(f"device {device.id}.")
             return params, memory
 
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
     first_round(Prints(), pool)
     pool.close()
     said = capfd.readouterr().out
@@ -349,9 +349,9 @@ def test_what_parts_print_is_not_lost(capfd):
 
 
 def test_where_workers_cannot_be_the_sentence_says_what_to_use(monkeypatch):
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
     with pytest.raises(ShoalError, match="cannot train on cuda:1. Use --engine batched"):
-        pool.meet([Mock(**{"net.place": torch.device("cuda:1")})])
+        pool.register_setups([Mock(**{"net.place": torch.device("cuda:1")})])
     with monkeypatch.context() as patch, pytest.raises(ShoalError, match="cannot fork safely. Use --engine") as error:
         patch.setattr("sys.platform", "darwin")
         first_round(Raises(), pool)
@@ -405,46 +405,46 @@ things = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(things, max_size=3))
 def test_trees_come_out_of_an_arena_as_they_went_in(told):
-    arena = Arena()
+    arena = SharedBuffer()
     for thing in told:
-        pickled = arena.write(thing)
+        pickled = arena.write_object(thing)
         for copy in (False, True):
-            assert tree.is_same_tree(arena.read(pickled, copy), thing)
-    arena.write([torch.ones(1000)])
+            assert tree.is_same_tree(arena.read_object(pickled, copy), thing)
+    arena.write_object([torch.ones(1000)])
 
 
 def test_a_tensor_met_twice_is_written_once_and_is_one_again():
-    arena, model, twin = Arena(), torch.randn(1000), torch.empty(0)
-    pickled = arena.write([{"a": model}, [model, model.view(10, 100), twin, torch.empty(0)]])
+    arena, model, twin = SharedBuffer(), torch.randn(1000), torch.empty(0)
+    pickled = arena.write_object([{"a": model}, [model, model.view(10, 100), twin, torch.empty(0)]])
     assert arena.end == 2 * 4032 + 2 * 64 and len(pickled) < 500
-    one, (two, view, *empty) = arena.read(pickled, copy=True)
+    one, (two, view, *empty) = arena.read_object(pickled, copy=True)
     assert one["a"] is two and view is not two and empty[0] is not empty[1]
 
 
 def test_copies_are_kept_and_the_rest_is_the_arenas_own():
-    arena = Arena()
-    pickled = arena.write(torch.ones(5))
-    kept, lent = arena.read(pickled, copy=True), arena.read(pickled, copy=False)
+    arena = SharedBuffer()
+    pickled = arena.write_object(torch.ones(5))
+    kept, lent = arena.read_object(pickled, copy=True), arena.read_object(pickled, copy=False)
     assert kept.data_ptr() % 64 == lent.data_ptr() % 64 == 0
-    arena.write(torch.zeros(5))
+    arena.write_object(torch.zeros(5))
     assert kept.tolist() == [1] * 5 and lent.tolist() == [0] * 5
 
 
 def test_an_arena_grows_on_both_sides_of_a_fork():
-    down, up = Arena(), Arena()
+    down, up = SharedBuffer(), SharedBuffer()
     near, far = FORK.Pipe()
 
     def echo():
         while order := far.recv_bytes():
-            far.send_bytes(up.write([2 * t for t in down.read(order, copy=False)]))
+            far.send_bytes(up.write_object([2 * t for t in down.read_object(order, copy=False)]))
 
     process = FORK.Process(target=echo, daemon=True)
     process.start()
     kept = []
     for size in (10, 100_000, 3_000_000, 50):
         sent = [torch.full((size,), float(size)), torch.arange(size)]
-        near.send_bytes(down.write(sent))
-        kept.append((sent, up.read(near.recv_bytes(), copy=True)))
+        near.send_bytes(down.write_object(sent))
+        kept.append((sent, up.read_object(near.recv_bytes(), copy=True)))
     near.send_bytes(b"")
     process.join()
     for sent, found in kept:
@@ -452,7 +452,7 @@ def test_an_arena_grows_on_both_sides_of_a_fork():
 
 
 def test_what_cannot_be_sent_is_told_and_leaves_the_pool_usable():
-    pool = Pool(2, 2, Serial)
+    pool = PoolEngine(2, 2, SerialEngine)
 
     @dataclass(frozen=True)
     class Local(Part):

@@ -12,9 +12,9 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
 from shoal.core.part import Part
 from shoal.core.types import Round
-from shoal.engines.base import Crew
-from shoal.engines.batched.engine import Batched
-from shoal.engines.serial import Serial
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.serial import SerialEngine
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
@@ -41,12 +41,12 @@ def test_a_part_of_levels_keeps_the_laws():
     check_part(TwoUnits())
 
 
-@pytest.mark.parametrize("crew", [Serial, lambda: Batched(3)], ids=["serial", "batched"])
+@pytest.mark.parametrize("crew", [SerialEngine, lambda: BatchedEngine(3)], ids=["serial", "batched"])
 @pytest.mark.parametrize("beside", [FedProx(1.0), Scaffold(), FedDyn(0.1)], ids=str)
 def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part, crew):
     made = []
     for level in (True, False):
-        own: Crew = crew()
+        own: TrainingEngine = crew()
         loop, net = tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
         standing, rows = play(loop, loop.start(net), 0, 4)
         machine = machine_of(loop)

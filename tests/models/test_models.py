@@ -22,8 +22,8 @@ from shoal.core.model.plan import Plan
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, Job, Optimiser, Samples, Work
 from shoal.engines.base import Task
-from shoal.engines.serial import alone
-from shoal.engines.slices import Levels
+from shoal.engines.serial import train_device
+from shoal.engines.slices import SlicedSetups
 from shoal.models import MODELS, build_model, describe_model
 from shoal.models.lstm import LSTM, lstm
 from shoal.models.resnet import build_resnet, find_inner_channels
@@ -200,9 +200,9 @@ def test_a_whole_local_run_of_the_masked_model_is_that_of_the_sliced_one(name, s
     told = []
     for level in (False, True):
         job = Job(0, 0, replace(plan, level=level), message, Work(2.0, 0, 6, 0.001))
-        task = Levels(site).narrowed(Task(site, job, {}))
+        task = SlicedSetups(site).narrow_task(Task(site, job, {}))
         assert (task.site is site) == (not level)
-        told.append(alone(task).outcome)
+        told.append(train_device(task).outcome)
     masked, sliced = told
     for key, entry in masked.message.body.items():
         torch.testing.assert_close(entry["value"], sliced.message.body[key]["value"], rtol=0, atol=1e-9)

@@ -20,7 +20,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, BatchScore, Local
-from shoal.engines.batched.engine import Batched
+from shoal.engines.batched.engine import BatchedEngine
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
 from shoal.models.lenet import lenet
@@ -194,7 +194,7 @@ def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
 
 
 def test_a_bandit_on_lanes_of_different_forms():
-    loop, net = tiny_run(compose([FedBR()]), (5, 3, 4), crew=Batched(3))
+    loop, net = tiny_run(compose([FedBR()]), (5, 3, 4), crew=BatchedEngine(3))
     standing, rows = play(loop, loop.start(net), 0, 4)
     assert all("void" not in row for row in rows) and len(standing.states["fedbr"]["arms"]) == 3
 

@@ -13,7 +13,7 @@ from shoal.core.compose import compose
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model import tree
 from shoal.core.types import Work
-from shoal.engines.batched.engine import Batched
+from shoal.engines.batched.engine import BatchedEngine
 from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, compute_server_data_share, count_server_steps, evaluate_on_server
 from shoal.parts.server_momentum import FedAvgM
@@ -110,7 +110,7 @@ def test_without_samples_on_the_server_it_is_refused():
 
 def test_the_server_trains_alike_on_every_engine():
     ends = []
-    for crew in (None, Batched(2)):
+    for crew in (None, BatchedEngine(2)):
         loop, net = tiny_run(compose([FedDU(steps=10**6)]), (5, 3, 4), momentum=0.5, crew=crew)
         ends.append(play(loop, loop.start(net), 0, 3)[0].params)
     close(ends[0], ends[1], 1e-9, "the server trains to other numbers")

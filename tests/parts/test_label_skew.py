@@ -27,10 +27,10 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.part import Part
 from shoal.core.types import Batch, BatchScore, Device, Local, Optimiser, Samples
-from shoal.engines.base import Crew
-from shoal.engines.batched.engine import Batched
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.models.mlp import mlp
 from shoal.parts.balanced_softmax import BalancedSoftmax
 from shoal.parts.feddecorr import FedDecorr, sum_squared_correlations
@@ -396,7 +396,7 @@ def test_the_head_learns_what_its_device_has():
     for number in range(8):
         standing, _ = loop.play_round(standing, number)
         memory.commit(number)
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     right = torch.zeros(2)
     for device in range(4):
         batch = loop.engine.site.samples(device).take_all()
@@ -428,11 +428,11 @@ def test_a_model_that_goes_on_behind_its_last_layer_is_refused():
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
 
-def ends(crew: Crew, **recipe: Any) -> list[Any]:
+def ends(crew: TrainingEngine, **recipe: Any) -> list[Any]:
     """Everything after two rounds with this crew, and what devices keep."""
     assembly = assemble(Recipe().revised(**SMALL | recipe))
     loop = assembly.loop
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     loop.engine.crew = crew
     standing = loop.start(assembly.net)
     for number in range(2):
@@ -443,11 +443,11 @@ def ends(crew: Crew, **recipe: Any) -> list[Any]:
 
 def agrees(caplog, **recipe: Any) -> None:
     """Side by side the same numbers come out as one by one, and nothing falls back."""
-    crew = Batched(3)
+    crew = BatchedEngine(3)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         found = ends(crew, **recipe)
     assert not crew.refused and not caplog.records
-    close(found, ends(Serial(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
+    close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
 
 
 class Normed(nn.Module):

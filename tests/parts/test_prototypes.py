@@ -22,7 +22,7 @@ from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
-from shoal.engines.batched.engine import Batched
+from shoal.engines.batched.engine import BatchedEngine
 from shoal.models.lenet import lenet
 from shoal.parts.feddrop import FedDrop
 from shoal.parts.fednh import FedNH
@@ -187,7 +187,7 @@ def test_every_reply_counts_the_same():
 
 
 def test_prototypes_are_sent_and_never_come_back():
-    loop, net = tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, crew=Batched(3))
+    loop, net = tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, crew=BatchedEngine(3))
     spy = Spy(loop.engine)
     standing = loop.start(net)
     for number in range(3):

@@ -22,10 +22,10 @@ from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Samples, Work
-from shoal.engines.base import Crew
-from shoal.engines.batched.engine import Batched
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import UniformFleet
 from shoal.parts.datasharing import DataSharing, draw_shared_rows, quantise_inputs, shrink_integers
 from shoal.parts.fedda import FedDA
@@ -95,7 +95,7 @@ def served(parts: list[Part], targets: list[list[int]], server: list[int], round
 
     loop = Loop(
         method,
-        Machine(TrainingSetup(method, net, streams, Optimiser(), samples), DeviceMemory(), Serial()),
+        LocalDevices(TrainingSetup(method, net, streams, Optimiser(), samples), DeviceMemory(), SerialEngine()),
         UniformFleet(),
         streams,
         np.array([len(own) for own in targets]),
@@ -308,7 +308,7 @@ def test_a_reply_that_does_not_count_teaches_nothing():
 # on the engines, with real samples --------------------------------------------------------------------------------
 
 
-def ends(crew: Crew, rounds: int = 2, **recipe: Any) -> list[Any]:
+def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> list[Any]:
     """Where the server comes to."""
     given = {"devices": 6, "sample": 4, "server_data": "share:0.02", "split": "dirichlet:0.5", "precision": "float64"}
     loop, net = (made := assemble(Recipe(**(given | recipe)))).loop, made.net
@@ -319,11 +319,11 @@ def ends(crew: Crew, rounds: int = 2, **recipe: Any) -> list[Any]:
 
 def agrees(caplog, **recipe: Any) -> None:
     """Side by side the same numbers come out as one by one, and nothing falls back."""
-    crew = Batched(3)
+    crew = BatchedEngine(3)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         found = ends(crew, **recipe)
     assert not crew.refused and not caplog.records
-    close(found, ends(Serial(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
+    close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
 
 
 class Normed(nn.Module):

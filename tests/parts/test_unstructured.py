@@ -23,7 +23,7 @@ from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.types import SERVER, Outcome, Reply, Round
 from shoal.core.wire import Message, pack_bits, unpack_bits
-from shoal.engines.batched.engine import Batched
+from shoal.engines.batched.engine import BatchedEngine
 from shoal.fleet.fleets import UniformFleet
 from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet
@@ -532,7 +532,7 @@ def test_compositions(method: str):
     parts = parse_method(method, find_shipped_parts(), PRESETS).parts
     name = next(p.name() for p in parts if p.name() in ("imc", "prunefl", "feddst"))
     ends = []
-    for crew in (None, Batched(3)):
+    for crew in (None, BatchedEngine(3)):
         loop, net = tiny_run(compose(parts), (5, 3, 4), momentum=0.5, crew=crew)
         standing = loop.start(net)
         for number in range(5):

@@ -13,7 +13,7 @@ from shoal.compare.parallel import apart
 from shoal.compare.spec import Listing, listed_in, write_list
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOP_KINDS
-from shoal.engines.part_faults import strangers_in
+from shoal.engines.part_faults import list_foreign_parts
 from shoal.plugins.load import load_method
 from shoal.runs.build import Shelf, assemble
 from shoal.runs.engine_choice import Pick, crew_of
@@ -112,7 +112,7 @@ def compare(
     listing = Listing(tuple(methods), recipe, seeds, tuple(vary), budgets)
     runs = listing.runs()
     for each in runs.values():
-        if strangers_in(load_method(each[0].method, each[0].parts)):
+        if list_foreign_parts(load_method(each[0].method, each[0].parts)):
             assemble(each[0])  # whatever is wrong with one part is told before another method trains
     if workers > 1 and is_handed_over(recipe.model):
         pickled_model(recipe.model)  # what is refused leaves no folder

@@ -18,17 +18,17 @@ class Task:
     memory: dict[str, Tree]
 
 
-class Done(NamedTuple):
+class TaskResult(NamedTuple):
     """The outcome of a task, and what the device remembers after it."""
 
     outcome: Outcome
     memory: dict[str, Tree]
 
 
-class Crew(Protocol):
+class TrainingEngine(Protocol):
     """Trains devices; what comes out does not depend on who does it."""
 
-    def train(self, tasks: Sequence[Task]) -> list[Done]: ...
+    def train(self, tasks: Sequence[Task]) -> list[TaskResult]: ...
 
     def close(self) -> None:
         """Give back what is held: processes, graphs."""

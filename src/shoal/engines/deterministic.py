@@ -13,16 +13,16 @@ from torch.utils import deterministic as memory
 
 from shoal.core.errors import ShoalError
 
-WORKSPACE, FIXED = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+WORKSPACE_VARIABLE, FIXED_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """The variable from which cuBLAS takes its working memory, and the values with which its sums are always the same."""
-FILLED = "fill_uninitialized_memory"
+FILL_MEMORY_FLAG = "fill_uninitialized_memory"
 """A property of torch's module, which type checkers do not know."""
 
 
 def fix_cublas_workspace() -> None:
     """Before the first product on a GPU, since torch looks at the variable once; it harms nobody, and stays."""
-    if os.environ.get(WORKSPACE) not in FIXED:
-        os.environ[WORKSPACE] = FIXED[0]
+    if os.environ.get(WORKSPACE_VARIABLE) not in FIXED_WORKSPACES:
+        os.environ[WORKSPACE_VARIABLE] = FIXED_WORKSPACES[0]
 
 
 def require_deterministic_algorithms() -> None:
@@ -30,7 +30,7 @@ def require_deterministic_algorithms() -> None:
     fix_cublas_workspace()
     torch.use_deterministic_algorithms(True)
     cudnn.deterministic, cudnn.benchmark = True, False
-    setattr(memory, FILLED, False)  # to fill new tensors costs time, and nobody reads them before writing
+    setattr(memory, FILL_MEMORY_FLAG, False)  # to fill new tensors costs time, and nobody reads them before writing
 
 
 @contextmanager
@@ -40,23 +40,27 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
         yield
         return
     before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    convolving, filled = (cudnn.deterministic, cudnn.benchmark), getattr(memory, FILLED)
+    convolving, filled = (cudnn.deterministic, cudnn.benchmark), getattr(memory, FILL_MEMORY_FLAG)
     require_deterministic_algorithms()
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
         cudnn.deterministic, cudnn.benchmark = convolving
-        setattr(memory, FILLED, filled)
+        setattr(memory, FILL_MEMORY_FLAG, filled)
 
 
-def deterministic_fault(error: BaseException) -> ShoalError | None:
+def explain_nondeterminism(error: BaseException) -> ShoalError | None:
     """What torch refuses because it has no such form of it, in a sentence; None for any other error."""
     text = str(error) if isinstance(error, RuntimeError) else ""
     if found := re.search(r"(\S+) does not have a deterministic implementation", text):
         problem = f"deterministic is true, and torch has no deterministic form of {found[1]}."
         return ShoalError("bad-value", problem, "Leave deterministic out, or use --compute cpu with one thread.")
-    if WORKSPACE in text:
+    if WORKSPACE_VARIABLE in text:
         problem = "deterministic is true, and this process has multiplied on the GPU before in the other way."
-        return ShoalError("bad-value", problem, f"Start a new process, or set {WORKSPACE}={FIXED[0]} before the first.")
+        return ShoalError(
+            "bad-value",
+            problem,
+            f"Start a new process, or set {WORKSPACE_VARIABLE}={FIXED_WORKSPACES[0]} before the first.",
+        )
     return None

@@ -13,39 +13,39 @@ from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
-from shoal.engines.base import Crew, Done, Task
-from shoal.engines.slices import Levels
+from shoal.engines.base import Task, TaskResult, TrainingEngine
+from shoal.engines.slices import SlicedSetups
 from shoal.storage.memory import DeviceMemory
 
 
-class Machine:
+class LocalDevices:
     """Devices of one run, trained on this machine."""
 
-    untrusted = False
+    is_untrusted = False
 
-    def __init__(self, site: TrainingSetup, memory: DeviceMemory, crew: Crew):
+    def __init__(self, site: TrainingSetup, memory: DeviceMemory, crew: TrainingEngine):
         self.site, self.memory, self.crew = site, memory, crew
-        self.levels = Levels(site)
+        self.levels = SlicedSetups(site)
         self.plans: dict[int, Plan] = {}
         """What the devices of the present round train."""
-        self.plain = plain(site)
+        self.plain = strip_parts(site)
 
     def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
-        return self.keep(self.crew.train(self.tasks(jobs)))
+        return self.store_results(self.crew.train(self.make_tasks(jobs)))
 
-    def tasks(self, jobs: Sequence[Job]) -> list[Task]:
+    def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
         self.plans = {job.device: job.plan for job in jobs}
-        return [self.levels.narrowed(Task(self.site, job, self.memory.get(job.device))) for job in jobs]
+        return [self.levels.narrow_task(Task(self.site, job, self.memory.get(job.device))) for job in jobs]
 
-    def keep(self, done: Sequence[Done]) -> list[Outcome]:
+    def store_results(self, done: Sequence[TaskResult]) -> list[Outcome]:
         """Remember for every device that succeeded."""
         for outcome, memory in done:
             if outcome.message is not None:
                 plan, before = self.plans[outcome.device], self.memory.get(outcome.device)
-                self.memory.put(outcome.device, self.levels.widened(memory, plan, before))
+                self.memory.put(outcome.device, self.levels.widen_memory(memory, plan, before))
         return [outcome for outcome, _ in done]
 
-    def learn(self, params: Params, work: Work, number: int) -> Params:
+    def train_on_server(self, params: Params, work: Work, number: int) -> Params:
         net = self.plain.net
         message = pack_message(params, {}, WHOLE_MODEL, net.slicer, net.names_with_role("shared", "server"))
         [done] = self.crew.train([Task(self.plain, Job(SERVER, number, WHOLE_MODEL, message, work), {})])
@@ -62,10 +62,10 @@ class Machine:
     def resize(self, net: Net, plan: Plan) -> None:
         self.memory.cut(self.site.net.slicer, plan)
         self.site = replace(self.site, net=net, tally=FlopCache())
-        self.levels, self.plain = Levels(self.site), plain(self.site)
+        self.levels, self.plain = SlicedSetups(self.site), strip_parts(self.site)
 
 
-def plain(site: TrainingSetup) -> TrainingSetup:
+def strip_parts(site: TrainingSetup) -> TrainingSetup:
     """The same place without any part: the server trains there on its own samples."""
     kind = f"{site.kind} of {site.method}" if site.kind else ""
     return replace(site, method=Method(), tally=FlopCache(), kind=kind)

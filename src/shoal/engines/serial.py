@@ -9,30 +9,30 @@ from shoal.core.local.device import LocalTraining, TrainingSetup, finish_trainin
 from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import LocalState, advance, compute_autograd_gradient
-from shoal.engines.base import Done, Task
+from shoal.engines.base import Task, TaskResult
 
 
-class Serial:
+class SerialEngine:
     """Trains the devices of a round in their order."""
 
-    def train(self, tasks: Sequence[Task]) -> list[Done]:
-        return [alone(task) for task in tasks]
+    def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
+        return [train_device(task) for task in tasks]
 
     def close(self) -> None:
         pass
 
 
-def alone(task: Task) -> Done:
+def train_device(task: Task) -> TaskResult:
     """One device from what it was sent to what it answers."""
     visit = prepare_training(task.site, task.job, task.memory)
-    return Done(*finish_training(task.site, visit, *train(task.site, visit)))
+    return TaskResult(*finish_training(task.site, visit, *run_local_steps(task.site, visit)))
 
 
-def train(site: TrainingSetup, visit: LocalTraining) -> tuple[LocalState, float, int]:
+def run_local_steps(site: TrainingSetup, visit: LocalTraining) -> tuple[LocalState, float, int]:
     """The whole local run: where it ends, its mean loss, and its multiply-accumulates."""
     rule, course, device, job = site.rule, visit.state, visit.device, visit.job
     luck, losses, macs = LocalDraws(site, visit), [], 0
-    with seeded(site.streams.derive_seed("dropout", job.round, job.device), rule.net.place):
+    with seed_generator(site.streams.derive_seed("dropout", job.round, job.device), rule.net.place):
         for step, rows in enumerate(visit.rows):
             batch = device.samples.take_batch(rows)
             if site.augment:
@@ -52,7 +52,7 @@ def train(site: TrainingSetup, visit: LocalTraining) -> tuple[LocalState, float,
 
 
 @contextmanager
-def seeded(number: int, place: torch.device) -> Iterator[None]:
+def seed_generator(number: int, place: torch.device) -> Iterator[None]:
     """What layers draw in other ways than dropout comes from a stream too; the global generator is left as it was."""
     own = torch.default_generator if place.type == "cpu" else torch.cuda.default_generators[place.index or 0]
     before = own.get_state()

@@ -9,7 +9,7 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.expression import parse_method
 from shoal.core.part import Part
-from shoal.engines.part_faults import broken, strangers_in
+from shoal.engines.part_faults import list_foreign_parts, make_part_error
 from shoal.parts import PRESETS, find_parts_in, find_shipped_parts
 from shoal.plugins.smoke_run import Setting, probe
 from shoal.storage.python_file import load_python_file
@@ -33,7 +33,7 @@ def load_method(expression: str, files: Sequence[str] = ()) -> Method:
 
 def probe_strangers(method: Method, kind: str, setting: Callable[[], Setting]) -> None:
     """Look at parts that are not of this package before they are used; once for each `kind` of run."""
-    for part in strangers_in(method):
+    for part in list_foreign_parts(method):
         key = (type(part), str(part), kind)
         if key not in PROBED:
             probe(part, setting())
@@ -60,11 +60,13 @@ def joined(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]
     for source, things in sources:
         for thing in things:
             if not (isinstance(thing, type) and issubclass(thing, Part)):
-                raise broken(source, "what it offers is no part", "Offer a class that inherits from shoal.Part.")
+                raise make_part_error(
+                    source, "what it offers is no part", "Offer a class that inherits from shoal.Part."
+                )
             frozen = vars(thing).get("__dataclass_params__")
             if frozen is None or not frozen.frozen:
                 why = f"{thing.__name__} is not a frozen dataclass"
-                raise broken(source, why, "Put @dataclass(frozen=True) above it.")
+                raise make_part_error(source, why, "Put @dataclass(frozen=True) above it.")
             name = thing.name()
             if name in found or name in find_shipped_parts() or name in PRESETS:
                 raise ShoalError("clash", f"{name} of {source} is already the name of a part.", "Give it another name.")
@@ -76,7 +78,7 @@ def loaded(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        raise broken(
+        raise make_part_error(
             point.name, f"it cannot be loaded ({describe_error(error)})", "Repair or remove the package."
         ) from error
 
@@ -85,5 +87,5 @@ def parts_of(path: Path) -> list[type[Part]]:
     """The parts that a Python file defines."""
     found = find_parts_in(load_python_file(path))
     if not found:
-        raise broken(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
+        raise make_part_error(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
     return list(found.values())

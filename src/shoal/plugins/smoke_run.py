@@ -24,12 +24,12 @@ from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
-from shoal.engines.base import Crew, Task
-from shoal.engines.batched.slot import Member
-from shoal.engines.batched.stack import Cohort
-from shoal.engines.batched.step import step_of
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.base import Task, TrainingEngine
+from shoal.engines.batched.slot import DeviceSlot
+from shoal.engines.batched.stack import DeviceStack
+from shoal.engines.batched.step import build_step
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import UniformFleet
 from shoal.plugins.guard import watched
 from shoal.storage.memory import DeviceMemory
@@ -76,7 +76,7 @@ def probe(part: Part, setting: Setting | None = None) -> None:
     """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
     setting = setting or tiny_setting()
     loop, net = tiny_run(Method((watched(part),)), setting.sizes, setting=setting)
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     standing, memory = loop.start(net), loop.engine.memory
     for number in range(2):
         before = standing
@@ -97,7 +97,7 @@ def tiny_run(
     sizes: tuple[int, ...] = (5, 3),
     momentum: float = 0.0,
     memory: Path | None = None,
-    crew: Crew | None = None,
+    crew: TrainingEngine | None = None,
     setting: Setting | None = None,
 ) -> tuple[Loop, Net]:
     """A whole run in miniature: a few devices and a server with a handful of samples each."""
@@ -113,7 +113,7 @@ def tiny_run(
     site = TrainingSetup(method, net, streams, Optimiser(momentum), samples)
     loop = Loop(
         method,
-        Machine(site, DeviceMemory(memory, place=net.place), crew or Serial()),
+        LocalDevices(site, DeviceMemory(memory, place=net.place), crew or SerialEngine()),
         UniformFleet(),
         streams,
         np.array(sizes),
@@ -140,7 +140,7 @@ def tiny_net() -> Net:
 
 def visits_of(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalTraining]:
     """Every device of a loop as it stands before its first step of a round."""
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
     round = replace(loop.make_round(standing, number, EnrolmentRegister({}, loop.engine.enrol)), devices=devices)
     plans, states = method.plan({d: WHOLE_MODEL for d in devices}, standing.states, round)
@@ -182,12 +182,12 @@ def together(part: Part, setting: Setting) -> None:
 def one_step(method: Method, setting: Setting) -> None:
     """The first step of a device, twice side by side, as an engine would make it."""
     loop, net = tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     task = Task(loop.engine.site, visits_of(loop, loop.start(net))[0].job, {})
-    cohort = Cohort([Member(task), Member(task)], (), 2, 2, turned=False)
-    padded, own = next(cohort.frames.each())
+    cohort = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, turned=False)
+    padded, own = next(cohort.frames.iterate_steps())
     with torch.no_grad():
-        step_of(cohort, padded)(cohort.carried(), cohort.fixed(), [*cohort.data, *own])
+        build_step(cohort, padded)(cohort.stack_initial_states(), cohort.stack_constants(), [*cohort.data, *own])
 
 
 def vectorises(setting: Setting) -> bool:

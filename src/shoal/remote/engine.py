@@ -16,9 +16,9 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.types import SERVER, Job, Outcome
-from shoal.engines.base import Done, Task
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.base import Task, TaskResult
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.remote.messages import SLACK, Order, Stamp, enrolment, outcome_of
 from shoal.remote.tree_bytes import wrapped
 from shoal.storage.memory import DeviceMemory
@@ -44,9 +44,9 @@ class Remote:
     def __init__(self, post: Post, run: str, setup: dict[str, Any], seconds: float, bound: float):
         self.post, self.run, self.setup, self.seconds, self.bound = post, run, setup, seconds, bound
         self.cuts: tuple[Plan, ...] = ()
-        self.here = Serial()
+        self.here = SerialEngine()
 
-    def train(self, tasks: Sequence[Task]) -> list[Done]:
+    def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
         away = [task for task in tasks if task.job.device != SERVER]
         orders = {task.job.device: self.order(task) for task in away}
         heard = self.heard({d: order.to_bytes() for d, order in orders.items()}, "train") if away else {}
@@ -63,18 +63,18 @@ class Remote:
         stamp = Stamp(self.run, job.round, job.device, token_hex(8))
         return Order(stamp, self.setup, job, self.cuts, since, self.seconds)
 
-    def read(self, answer: bytes | str, order: Order, site: TrainingSetup) -> Done:
+    def read(self, answer: bytes | str, order: Order, site: TrainingSetup) -> TaskResult:
         """What came of an order; of the device's memory the server notes when it was made."""
         job: Job = order.job
         if isinstance(answer, str):
-            return Done(Outcome(job.device, problem=answer), {})
+            return TaskResult(Outcome(job.device, problem=answer), {})
         try:
             coded = bool(site.method.codecs_for("up"))
             outcome, remembers = outcome_of(answer, order.stamp, job, site.net, coded, self.bound)
         except ShoalError as error:
-            return Done(Outcome(job.device, problem=error.problem), {})
+            return TaskResult(Outcome(job.device, problem=error.problem), {})
         when = {"round": torch.tensor(job.round), "cuts": torch.tensor(len(order.cuts))}
-        return Done(outcome, {SINCE: when} if remembers else {})
+        return TaskResult(outcome, {SINCE: when} if remembers else {})
 
     def heard(self, questions: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
         return dict(self.post.exchange(questions, kind, self.seconds))
@@ -100,7 +100,7 @@ class Remote:
         pass
 
 
-class Distant(Machine):
+class Distant(LocalDevices):
     """Devices of one run that are not on this machine."""
 
     untrusted = True
@@ -112,13 +112,13 @@ class Distant(Machine):
         """Of devices that were asked, and whose cards nobody has wanted yet."""
 
     def tasks(self, jobs: Sequence[Job]) -> list[Task]:
-        own = iter(super().tasks([job for job in jobs if job.device == SERVER]))
+        own = iter(super().make_tasks([job for job in jobs if job.device == SERVER]))
         self.plans = {job.device: job.plan for job in jobs}
         there = lambda job: Task(self.site, job, self.memory.get(job.device))  # noqa: E731
         return [next(own) if job.device == SERVER else there(job) for job in jobs]
 
-    def keep(self, done: Sequence[Done]) -> list[Outcome]:
-        super().keep([one for one in done if one.outcome.device == SERVER])
+    def keep(self, done: Sequence[TaskResult]) -> list[Outcome]:
+        super().store_results([one for one in done if one.outcome.device == SERVER])
         for outcome, memory in done:
             if outcome.message is not None and outcome.device != SERVER:
                 self.memory.put(outcome.device, memory)
@@ -142,11 +142,13 @@ class Distant(Machine):
         self.remote.cuts = (*self.remote.cuts, plan)
 
 
-def alike(done: dict[int, Done]) -> dict[int, Done]:
+def alike(done: dict[int, TaskResult]) -> dict[int, TaskResult]:
     """All devices report the same things; who differs from more than half of them is refused."""
     reports = {d: outcome.message.beside for d, (outcome, _) in done.items() if outcome.message}
     strange = odd_ones({d: described(own) for d, own in reports.items()})
-    return done | {d: Done(Outcome(d, problem="A message reports something else than others do."), {}) for d in strange}
+    return done | {
+        d: TaskResult(Outcome(d, problem="A message reports something else than others do."), {}) for d in strange
+    }
 
 
 def odd_ones(forms: Mapping[int, Hashable]) -> list[int]:

@@ -32,8 +32,8 @@ from shoal.data.splits import parse_split
 from shoal.data.user_data import build_user_dataset as own_dataset
 from shoal.data.user_data import hold_out_validation
 from shoal.engines.deterministic import fix_cublas_workspace
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
@@ -111,7 +111,7 @@ def assemble(
     judge = judge_of(recipe, dataset, labels, held, dtype)
     loop = Loop(
         method=method,
-        engine=Machine(site, memory, Serial()),
+        engine=LocalDevices(site, memory, SerialEngine()),
         fleet=parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
         streams=streams,
         sizes=sizes,

@@ -12,13 +12,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
-from shoal.engines.base import Crew
-from shoal.engines.batched.engine import Batched
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.deterministic import deterministic_algorithms, require_deterministic_algorithms
-from shoal.engines.serial import Serial
+from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
-from shoal.engines.workers.fork import Pool
-from shoal.engines.workers.malloc import keep_memory
+from shoal.engines.workers.fork import PoolEngine
+from shoal.engines.workers.malloc import keep_freed_memory
 from shoal.runs.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -96,33 +96,33 @@ def computing_as(pick: Pick) -> Iterator[None]:
         yield
 
 
-def crew_of(pick: Pick, runs: int = 1) -> Crew:
+def crew_of(pick: Pick, runs: int = 1) -> TrainingEngine:
     """Who trains; for several runs at once, with room for the devices of all of them."""
-    keep_memory()
+    keep_freed_memory()
     match pick.engine:
         case "batched":
-            return Batched(pick.width * runs, compiled=pick.compiled)
+            return BatchedEngine(pick.width * runs, compiled=pick.compiled)
         case "pool":
-            return Pool(pick.workers, pick.width, lambda: Batched(pick.width))
+            return PoolEngine(pick.workers, pick.width, lambda: BatchedEngine(pick.width))
         case "ray":
             return cluster_of(pick, runs)
-    return Serial()
+    return SerialEngine()
 
 
-def cluster_of(pick: Pick, runs: int) -> Crew:
+def cluster_of(pick: Pick, runs: int) -> TrainingEngine:
     """A Ray cluster: one device after the other, as `serial` does it, or many in a call."""
     try:
-        from shoal.engines.workers.ray_engine import Cluster
+        from shoal.engines.workers.ray_engine import RayEngine
     except ImportError:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
     lanes = pick.width * runs if pick.width > 1 else 1
 
-    def inner() -> Crew:
+    def inner() -> TrainingEngine:
         if pick.deterministic:
             require_deterministic_algorithms()
-        return Batched(lanes, compiled=pick.compiled) if pick.width > 1 else Serial()
+        return BatchedEngine(lanes, compiled=pick.compiled) if pick.width > 1 else SerialEngine()
 
-    return Cluster(pick.address, inner, lanes)
+    return RayEngine(pick.address, inner, lanes)
 
 
 def settled(assembly: "Assembly") -> Pick:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shoal.core.model.net import Net
 from shoal.core.types import Work
 from shoal.engines.base import Task
-from shoal.engines.host import Machine
+from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
 from shoal.runs.engine_choice import Pick, computing_as, convolves, crew_of, steps_of
 from shoal.runs.engine_trial_cache import PastTrials, measure_load
@@ -154,7 +154,7 @@ def quick_look(pick: Pick, assembly: "Assembly", usual: int) -> float:
 def shortened_tasks(assembly: "Assembly", count: int, steps: int) -> list[Task]:
     """Tasks of the first round, cut down to a few steps; nothing of them is kept."""
     loop = assembly.loop
-    assert isinstance(loop.engine, Machine)
+    assert isinstance(loop.engine, LocalDevices)
     jobs = loop.open_round(loop.start(assembly.net), 0).jobs
     short = [replace(j, work=Work(0.0, steps, j.work.batch, j.work.lr)) for j in jobs if j.device >= 0]
-    return loop.engine.tasks([short[i % len(short)] for i in range(count)])
+    return loop.engine.make_tasks([short[i % len(short)] for i in range(count)])

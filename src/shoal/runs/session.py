@@ -16,9 +16,9 @@ from shoal.core.model.tree import Params
 from shoal.core.round import PendingRound
 from shoal.core.server_state import ServerState
 from shoal.core.types import Outcome
-from shoal.engines.base import Crew
-from shoal.engines.host import Machine
-from shoal.engines.part_faults import blamed
+from shoal.engines.base import TrainingEngine
+from shoal.engines.host import LocalDevices
+from shoal.engines.part_faults import explain_fault
 from shoal.runs.build import Assembly
 from shoal.runs.engine_choice import Pick, computing_as
 from shoal.runs.given_objects import way_to_resume
@@ -70,8 +70,8 @@ class Ride:
         self.saver = Saver(assembly, folder, len(self.history))
 
     @property
-    def machine(self) -> Machine:
-        assert isinstance(self.loop.engine, Machine)
+    def machine(self) -> LocalDevices:
+        assert isinstance(self.loop.engine, LocalDevices)
         return self.loop.engine
 
     @property
@@ -119,7 +119,7 @@ class Ride:
                 self.saver.now(self.standing, len(self.history))
 
 
-def drive(rides: Sequence[Ride], crew: Crew) -> list[Result]:
+def drive(rides: Sequence[Ride], crew: TrainingEngine) -> list[Result]:
     """Play rounds until every recipe says stop; the devices of all runs go to one crew, round by round.
 
     They compute in the way of the first one's pick, so all must have been picked alike.
@@ -163,14 +163,14 @@ def keep_all(rides: Sequence[Ride]) -> None:
         raise failures[0]
 
 
-def together(rides: Sequence[Ride], crew: Crew) -> None:
+def together(rides: Sequence[Ride], crew: TrainingEngine) -> None:
     """One round of each run."""
     asked = [ride.ask() for ride in rides]
     began = perf_counter()
-    tasks = [ride.machine.tasks(own.jobs_to_train) for ride, own in zip(rides, asked)]
+    tasks = [ride.machine.make_tasks(own.jobs_to_train) for ride, own in zip(rides, asked)]
     with blaming(*(ride.assembly for ride in rides)):
         done = iter(crew.train([task for own in tasks for task in own]))
-    outcomes = [ride.machine.keep([next(done) for _ in own]) for ride, own in zip(rides, tasks)]
+    outcomes = [ride.machine.store_results([next(done) for _ in own]) for ride, own in zip(rides, tasks)]
     wall, total = perf_counter() - began, max(1, sum(map(len, tasks)))
     for ride, own, made in zip(rides, asked, outcomes):
         ride.take(own, made, wall * len(made) / total)
@@ -185,7 +185,7 @@ def blaming(*assemblies: Assembly) -> Iterator[None]:
         raise
     except Exception as error:
         for assembly in assemblies:
-            fault = blamed(error, assembly.method)
+            fault = explain_fault(error, assembly.method)
             if fault:
                 raise fault from error
         raise

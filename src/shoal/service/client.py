@@ -21,8 +21,8 @@ from shoal.core.types import SERVER, Optimiser, Samples
 from shoal.data.augment import parse_augment
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
 from shoal.models import build_model
 from shoal.plugins.load import load_method
@@ -84,7 +84,7 @@ class Seat:
                 nets.append(nets[-1].cut(cut))
             cuts = [(net.slicer, cut) for net, cut in zip(nets, order.cuts)]
             memory = self.memory(order, cuts)
-            machine = Machine(replace(site, net=nets[-1]), memory, Serial())
+            machine = LocalDevices(replace(site, net=nets[-1]), memory, SerialEngine())
             [outcome] = machine.fit([order.job])
             if outcome.message is not None:
                 memory.commit(order.stamp.round)

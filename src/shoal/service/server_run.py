@@ -11,7 +11,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
-from shoal.engines.host import Machine
+from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
 from shoal.remote.engine import LARGEST, Distant, Post, Remote
 from shoal.runs.build import assemble, dataset_of, numbers_of
@@ -59,7 +59,7 @@ def conducted(
         recipe = folder.recipe()
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         machine = assembly.loop.engine
-        assert isinstance(machine, Machine)
+        assert isinstance(machine, LocalDevices)
         remote = Remote(post, named(folder), setup(recipe), seconds, bound)
         distant = Distant(machine.site, assembly.memory, remote)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)

@@ -30,11 +30,11 @@ from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
 from shoal.core.types import Batch, Job, Outcome
-from shoal.engines.base import Crew
-from shoal.engines.batched.engine import Batched
-from shoal.engines.host import Machine
-from shoal.engines.serial import Serial
-from shoal.engines.workers.fork import Pool
+from shoal.engines.base import TrainingEngine
+from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.host import LocalDevices
+from shoal.engines.serial import SerialEngine
+from shoal.engines.workers.fork import PoolEngine
 from shoal.plugins.smoke_run import probe, scenes_of, tiny_run, visits_of
 from shoal.runs.history import plain
 from shoal.runs.recipe import Recipe
@@ -68,9 +68,14 @@ def is_a_value(part: Part) -> None:
 def trains_alike_on_every_engine(part: Part) -> None:
     """Law 2: one by one, side by side with padding and idle lanes, and in other processes: the same rounds."""
     sizes = (5, 3, 1, 4)
-    crews: list[Callable[[], Crew]] = [Serial, lambda: Batched(1), lambda: Batched(3), lambda: Batched(4, budget=1)]
+    crews: list[Callable[[], TrainingEngine]] = [
+        SerialEngine,
+        lambda: BatchedEngine(1),
+        lambda: BatchedEngine(3),
+        lambda: BatchedEngine(4, budget=1),
+    ]
     if hasattr(os, "fork"):
-        crews.append(lambda: Pool(2, 2, lambda: Batched(2)))
+        crews.append(lambda: PoolEngine(2, 2, lambda: BatchedEngine(2)))
     made = []
     for crew in (make() for make in crews):
         try:
@@ -284,9 +289,9 @@ def memory_of(loop: Loop):
     return machine_of(loop).memory
 
 
-def machine_of(loop: Loop) -> Machine:
+def machine_of(loop: Loop) -> LocalDevices:
     engine = loop.engine.inner if isinstance(loop.engine, Spy) else loop.engine
-    assert isinstance(engine, Machine)
+    assert isinstance(engine, LocalDevices)
     return engine
 
 

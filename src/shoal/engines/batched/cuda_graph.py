@@ -8,19 +8,25 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import describe_error
-from shoal.engines.batched.graph import Program
+from shoal.engines.batched.graph import StepProgram
 
 log = logging.getLogger("shoal")
 
-SOME = 25
+DEFAULT_GRAPH_STEPS = 25
 """Steps of a graph, where nothing speaks for another number."""
 
 
-class Replay:
+class GraphReplay:
     """A recorded stretch of steps."""
 
     def __init__(
-        self, program: Program, carried: Sequence[Tensor], fixed: Sequence[Tensor], data: Sequence[Tensor], frames, pool
+        self,
+        program: StepProgram,
+        carried: Sequence[Tensor],
+        fixed: Sequence[Tensor],
+        data: Sequence[Tensor],
+        frames,
+        pool,
     ):
         self.carried, self.fixed, self.frames = ([t.clone() for t in own] for own in (carried, fixed, frames))
         self.losses = torch.zeros_like(program(*carried, *fixed, *data, *(f[0] for f in frames))[1])
@@ -39,43 +45,43 @@ class Replay:
             for own, new in zip(self.carried, now):
                 own.copy_(new)
 
-    def load(self, carried: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
+    def load_stack(self, carried: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
         """Another cohort begins."""
-        copied(self.carried, carried)
-        copied(self.fixed, fixed)
+        copy_into(self.carried, carried)
+        copy_into(self.fixed, fixed)
         self.losses.zero_()
 
-    def play(self, frames: Sequence[Tensor]) -> None:
+    def replay_steps(self, frames: Sequence[Tensor]) -> None:
         """The next steps of it."""
-        copied(self.frames, frames)
+        copy_into(self.frames, frames)
         self.graph.replay()
 
 
-def recorded(program: Program, *given) -> Replay:
+def record_graph(program: StepProgram, *given) -> GraphReplay:
     """A program as a graph; where it cannot be compiled, as it was traced."""
     try:
-        return Replay(program, *given)
+        return GraphReplay(program, *given)
     except Exception as error:
-        if out_of_memory(error) or program.call == program.module.forward:
+        if is_out_of_memory(error) or program.call == program.module.forward:
             raise
         log.warning("A step cannot be compiled (%s); it runs as it was traced, which is slower.", describe_error(error))
-        return Replay(replace(program, call=program.module.forward), *given)
+        return GraphReplay(replace(program, call=program.module.forward), *given)
 
 
-def out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether that is what an error says; where CUDA itself has no room left, torch names it in words only."""
     return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
 
 
-def copied(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+def copy_into(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     if own:
         torch._foreach_copy_(list(own), list(given))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def stretch(steps: int, even: bool) -> int:
+def pick_graph_steps(steps: int, even: bool) -> int:
     """How many steps to record: without a rest where every lane is full, else a number that seldom changes."""
     if not even:
-        return SOME if steps > 16 else 1 << (steps - 1).bit_length()
-    if steps <= SOME:
+        return DEFAULT_GRAPH_STEPS if steps > 16 else 1 << (steps - 1).bit_length()
+    if steps <= DEFAULT_GRAPH_STEPS:
         return steps
     return max((n for n in range(16, 33)), key=lambda n: (-(-steps % n), n))

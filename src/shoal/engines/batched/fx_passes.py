@@ -8,13 +8,13 @@ from torch import Tensor, fx
 from torch._functorch.compile_utils import fx_graph_cse
 
 aten = torch.ops.aten
-SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-LIKE = (aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-SEEN = (*SAME, *LIKE, aten.unsqueeze.default, aten.squeeze.dims)
-TURN = (aten.t.default, aten.transpose.int)
+IDENTITY_OPS = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+RESHAPE_OPS = (aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+VIEW_OPS = (*IDENTITY_OPS, *RESHAPE_OPS, aten.unsqueeze.default, aten.squeeze.dims)
+TRANSPOSE_OPS = (aten.t.default, aten.transpose.int)
 
 
-def tidy(graph: fx.Graph) -> None:
+def remove_no_ops(graph: fx.Graph) -> None:
     """Take out what vmap and grad leave behind and what computes nothing."""
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -23,13 +23,13 @@ def tidy(graph: fx.Graph) -> None:
         if not isinstance(source, fx.Node):
             continue
         twin = source.args[0] if source.target == node.target and source.args else None
-        if node.target in SAME or (node.target in LIKE and same_shape(node, source)):
+        if node.target in IDENTITY_OPS or (node.target in RESHAPE_OPS and have_same_shape(node, source)):
             node.replace_all_uses_with(source)
-        elif node.target in TURN and isinstance(twin, fx.Node) and node.args[1:] == source.args[1:]:
+        elif node.target in TRANSPOSE_OPS and isinstance(twin, fx.Node) and node.args[1:] == source.args[1:]:
             node.replace_all_uses_with(twin)
-        elif node.target is aten.mul.Scalar and node.args[1] == 1 and same_shape(node, source):
+        elif node.target is aten.mul.Scalar and node.args[1] == 1 and have_same_shape(node, source):
             node.replace_all_uses_with(source)
-        elif node.target is aten.where.self and never_ignored(source) and same_shape(node, node.args[1]):
+        elif node.target is aten.where.self and is_ignore_index_check(source) and have_same_shape(node, node.args[1]):
             node.replace_all_uses_with(node.args[1])
         else:
             continue
@@ -37,37 +37,37 @@ def tidy(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def never_ignored(condition: fx.Node) -> bool:
+def is_ignore_index_check(condition: fx.Node) -> bool:
     """Whether a condition asks if targets, as they were looked up, are those that torch's losses ignore (-100)."""
     if condition.target is not aten.ne.Scalar or condition.args[1:] != (-100,):
         return False
     source: Any = condition.args[0]
-    while isinstance(source, fx.Node) and source.target in SEEN:
+    while isinstance(source, fx.Node) and source.target in VIEW_OPS:
         source = source.args[0]
     looked_up = isinstance(source, fx.Node) and source.target is aten.index_select.default
     return looked_up and source.meta["val"].dtype == torch.int64
 
 
-def share(graph: fx.Graph) -> fx.Graph:
+def share_subexpressions(graph: fx.Graph) -> fx.Graph:
     """What is computed twice is computed once; not where anything is overwritten on the way."""
-    if any(overwrites(n.target) for n in graph.nodes if n.op == "call_function"):
+    if any(is_mutating(n.target) for n in graph.nodes if n.op == "call_function"):
         return graph
     return fx_graph_cse(graph)
 
 
-def overwrites(operation: Any) -> bool:
+def is_mutating(operation: Any) -> bool:
     schema = getattr(operation, "_schema", None)
     return schema is not None and schema.is_mutable
 
 
-def add_biases(graph: fx.Graph) -> None:
+def fuse_biases(graph: fx.Graph) -> None:
     """A product and the addition of a bias to it in one operation."""
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs:
             continue
         for bias, product in (node.args, node.args[::-1]):
             if isinstance(product, fx.Node) and product.target is aten.bmm.default and len(product.users) == 1:
-                if isinstance(bias, fx.Node) and same_shape(node, product):
+                if isinstance(bias, fx.Node) and have_same_shape(node, product):
                     with graph.inserting_before(node):
                         made = graph.call_function(aten.baddbmm.default, (bias, *product.args))
                     made.meta = dict(node.meta)
@@ -81,7 +81,7 @@ def fuse_updates(graph: fx.Graph, carried: int) -> None:
     """The last thing a step does is w - lr * update. Do it in place, and where the update is a matrix product nobody
     else reads, let the product be added to w at once: neither the gradient nor a second w is ever written down."""
     inputs = [n for n in graph.nodes if n.op == "placeholder"][:carried]
-    ends = output_of(graph)
+    ends = list_carried_outputs(graph)
     place = {node: i for i, node in enumerate(graph.nodes)}
     for own, end in zip(inputs, ends):
         if not (isinstance(end, fx.Node) and end.target is aten.addcmul.default and end.args[0] is own):
@@ -92,7 +92,7 @@ def fuse_updates(graph: fx.Graph, carried: int) -> None:
         operands: Any = product.args if isinstance(product, fx.Node) else ()
         scale = end.kwargs.get("value", 1)
         with graph.inserting_before(end):
-            fused = FUSED.get(product.target) if isinstance(product, fx.Node) and len(product.users) == 1 else None
+            fused = FUSED_OPS.get(product.target) if isinstance(product, fx.Node) and len(product.users) == 1 else None
             if fused:
                 left, right = operands
                 if left.meta["val"].numel() <= right.meta["val"].numel():
@@ -107,15 +107,15 @@ def fuse_updates(graph: fx.Graph, carried: int) -> None:
         graph.erase_node(end)
 
 
-FUSED: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
+FUSED_OPS: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
 
 
-def output_of(graph: fx.Graph) -> Sequence[Any]:
+def list_carried_outputs(graph: fx.Graph) -> Sequence[Any]:
     """What a program carries on."""
     made = next(n for n in graph.nodes if n.op == "output").args[0]
     return made[0] if isinstance(made, (tuple, list)) else ()
 
 
-def same_shape(a: Any, b: Any) -> bool:
+def have_same_shape(a: Any, b: Any) -> bool:
     one, two = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in (a, b))
     return isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape

@@ -12,47 +12,51 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 aten = torch.ops.aten
-MANY = 32
+MIN_GROUPS = 32
 """Lanes from which another form pays."""
-LAST = {"memory_format": torch.channels_last}
+CHANNELS_LAST = {"memory_format": torch.channels_last}
 
 
-def reformed(graph: fx.Graph) -> None:
+def choose_convolution_forms(graph: fx.Graph) -> None:
     """Give every convolution of a program the form that suits it."""
     for node in list(graph.nodes):
         if node.target is aten.convolution.default:
-            filters, groups, form = node.args[1], node.args[-1], convolved
+            filters, groups, form = node.args[1], node.args[-1], convolve_channels_last
         elif node.target is aten.convolution_backward.default:
-            filters, groups, form = node.args[2], node.args[-2], turned_back
+            filters, groups, form = node.args[2], node.args[-2], backprop_channels_last
         else:
             continue
         _, deep, high, wide = (*filters.meta["val"].shape, 1, 1)[:4]
-        if groups < MANY or filters.meta["val"].dim() != 4 or node.args[6 if form is convolved else 7]:
+        if (
+            groups < MIN_GROUPS
+            or filters.meta["val"].dim() != 4
+            or node.args[6 if form is convolve_channels_last else 7]
+        ):
             continue
         if deep >= 16:
             node.target = form
-        elif deep * high * wide <= 32 and form is turned_back and by_product(node):
-            node.target = multiplied
+        elif deep * high * wide <= 32 and form is backprop_channels_last and wants_filter_gradient_only(node):
+            node.target = multiply_filter_gradient
 
 
-def by_product(node: fx.Node) -> bool:
+def wants_filter_gradient_only(node: fx.Node) -> bool:
     """Whether only the filters' gradient is wanted, of filters without holes."""
     dilation: Any = node.args[6]
     return list(node.args[-1]) == [False, True, False] and set(dilation) == {1}  # pyright: ignore[reportArgumentType]
 
 
-def convolved(x: Tensor, filters: Tensor, *how: Any) -> Tensor:
+def convolve_channels_last(x: Tensor, filters: Tensor, *how: Any) -> Tensor:
     """A convolution with its channels last inside."""
-    return aten.convolution(x.contiguous(**LAST), filters.contiguous(**LAST), *how).contiguous()
+    return aten.convolution(x.contiguous(**CHANNELS_LAST), filters.contiguous(**CHANNELS_LAST), *how).contiguous()
 
 
-def turned_back(grad: Tensor, x: Tensor, filters: Tensor, *how: Any) -> list[Tensor | None]:
+def backprop_channels_last(grad: Tensor, x: Tensor, filters: Tensor, *how: Any) -> list[Tensor | None]:
     """Its gradients, the same way."""
-    found = aten.convolution_backward(*(t.contiguous(**LAST) for t in (grad, x, filters)), *how)
+    found = aten.convolution_backward(*(t.contiguous(**CHANNELS_LAST) for t in (grad, x, filters)), *how)
     return [None if t is None else t.contiguous() for t in found]
 
 
-def multiplied(grad: Tensor, x: Tensor, filters: Tensor, *how: Any) -> list[Tensor | None]:
+def multiply_filter_gradient(grad: Tensor, x: Tensor, filters: Tensor, *how: Any) -> list[Tensor | None]:
     """The gradient of the filters alone: one product per lane, of the output's gradient and what each output saw."""
     _, (down, right), (top, left), *_, groups, _ = how
     (out, deep, high, wide), images = filters.shape, len(x)

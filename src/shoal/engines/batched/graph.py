@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shoal.engines.batched.fx_passes import add_biases, fuse_updates, share, tidy
-from shoal.engines.batched.gpu_conv import reformed
-from shoal.engines.batched.torchscript import scripted
+from shoal.engines.batched.fx_passes import fuse_biases, fuse_updates, remove_no_ops, share_subexpressions
+from shoal.engines.batched.gpu_conv import choose_convolution_forms
+from shoal.engines.batched.torchscript import compile_torchscript
 
 log = logging.getLogger("shoal")
 
-Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
+StepFunction = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 """(carried from step to step, fixed for the run, of this step) -> carried on, loss of every device."""
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class StepProgram:
     """A traced step."""
 
     module: fx.GraphModule
@@ -40,49 +40,56 @@ class Program:
         return self.call(*flat)
 
 
-def traced(
-    step: Step, carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor], in_place: bool, fake: bool = False
-) -> Program:
+def trace_step(
+    step: StepFunction,
+    carried: list[Tensor],
+    fixed: list[Tensor],
+    frame: list[Tensor],
+    in_place: bool,
+    fake: bool = False,
+) -> StepProgram:
     """The program of a step, from an example of its tensors; `in_place`: it may overwrite what is carried.
 
     With `fake` nothing is computed: enough to see what a step would take.
     """
     ends = (len(carried), len(carried) + len(fixed))
 
-    def flat(*tensors: Tensor):
+    def call_step(*tensors: Tensor):
         return step(list(tensors[: ends[0]]), list(tensors[ends[0] : ends[1]]), list(tensors[ends[1] :]))
 
     with torch.no_grad():
-        module = make_fx(flat, tracing_mode="fake" if fake else "real")(
+        module = make_fx(call_step, tracing_mode="fake" if fake else "real")(
             *(t.detach() for t in (*carried, *fixed, *frame))
         )
-    tidy(module.graph)
-    module.graph = graph = share(module.graph)
-    add_biases(graph)
+    remove_no_ops(module.graph)
+    module.graph = graph = share_subexpressions(module.graph)
+    fuse_biases(graph)
     if in_place:
         fuse_updates(graph, len(carried))
         graph.eliminate_dead_code()
     else:
-        reformed(graph)
+        choose_convolution_forms(graph)
     inputs = [n for n in graph.nodes if n.op == "placeholder"][ends[0] : ends[1]]
     reads = tuple(bool(n.users) for n in inputs)
     for node, read in zip(inputs, reads):
         if not read:
             graph.erase_node(node)
     module.recompile()
-    return Program(module, reads, peak_of(graph), quickest(module) if in_place else module.forward)
+    return StepProgram(
+        module, reads, compute_peak_bytes(graph), pick_fastest_call(module) if in_place else module.forward
+    )
 
 
-def quickest(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor], Tensor]]:
+def pick_fastest_call(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor], Tensor]]:
     """A program as TorchScript where that can be had, else as the Python that was traced."""
     try:
-        return scripted(module.graph)
+        return compile_torchscript(module.graph)
     except Exception as error:
         log.debug("a program stays in Python: %s", error)
         return module.forward
 
 
-def peak_of(graph: fx.Graph) -> int:
+def compute_peak_bytes(graph: fx.Graph) -> int:
     """The most bytes that what a program makes (not what it is given) takes up at one time."""
     last: dict[fx.Node, int] = {}
     for at, node in enumerate(graph.nodes):
@@ -92,7 +99,7 @@ def peak_of(graph: fx.Graph) -> int:
     leaving: dict[int, int] = {}
     for at, node in enumerate(graph.nodes):
         if node.op == "call_function":
-            size = bytes_of(node.meta.get("val"))
+            size = count_value_bytes(node.meta.get("val"))
             alive += size
             leaving[last.get(node, at)] = leaving.get(last.get(node, at), 0) + size
         most = max(most, alive)
@@ -100,7 +107,7 @@ def peak_of(graph: fx.Graph) -> int:
     return most
 
 
-def bytes_of(value: Any) -> int:
+def count_value_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
-    return sum(map(bytes_of, value)) if isinstance(value, (tuple, list)) else 0
+    return sum(map(count_value_bytes, value)) if isinstance(value, (tuple, list)) else 0

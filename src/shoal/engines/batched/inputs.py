@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.model import tree
-from shoal.engines.batched.slot import Member
+from shoal.engines.batched.slot import DeviceSlot
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class InputSegment:
     """Some steps: tensors with steps and lanes as first dimensions, in the order of a program's frame.
 
     They are rows, weight and live (only where something is padded), step, epoch, and what was drawn.
@@ -21,52 +21,52 @@ class Segment:
     padded: bool
     tensors: list[Tensor]
 
-    def at(self, step: int) -> list[Tensor]:
+    def get_step(self, step: int) -> list[Tensor]:
         return [t[step] for t in self.tensors]
 
 
-class Frames:
+class StepInputs:
     """All steps of a cohort. Its last lanes may be empty; of a cohort of one the lanes are left out."""
 
-    def __init__(self, members: Sequence[Member], width: int, batch: int):
+    def __init__(self, members: Sequence[DeviceSlot], width: int, batch: int):
         self.members, self.width, self.batch = members, width, batch
         self.site = members[0].site
         self.steps = max(m.steps for m in members)
-        self.full = self._full()
+        self.full = self._find_full_steps()
         for member in members:
-            for size in {*member.sizes, *([batch] if self.site.net.has_dropout else [])}:
-                member.shapes(size)
+            for size in {*member.batch_sizes, *([batch] if self.site.net.has_dropout else [])}:
+                member.find_draw_shapes(size)
 
-    def _full(self) -> np.ndarray:
+    def _find_full_steps(self) -> np.ndarray:
         """Steps: whether every lane is live with a whole batch."""
         found = np.full(self.steps, len(self.members) == self.width)
         for member in self.members:
             found[member.steps :] = False
-            if min(member.sizes) < self.batch:
-                found[: member.steps] &= np.array(member.sizes) == self.batch
+            if min(member.batch_sizes) < self.batch:
+                found[: member.steps] &= np.array(member.batch_sizes) == self.batch
         return found
 
-    def segments(self, steps: int) -> Iterator[Segment]:
+    def iterate_segments(self, steps: int) -> Iterator[InputSegment]:
         """The local run in pieces of so many steps, the last one filled up; if anything is padded, all of it is."""
         total = self.steps + -self.steps % steps
         even = bool(self.full.all()) and total == self.steps
-        own = [t.to(self.site.net.place, non_blocking=True) for t in self.table(total, even)]
+        own = [t.to(self.site.net.place, non_blocking=True) for t in self.build_table(total, even)]
         own = [t[:, 0] if self.width == 1 else t for t in own]
         for first in range(0, total, steps):
             last = first + steps
-            yield Segment(not even, [t[first:last] for t in own] + self.drawn(first, last))
+            yield InputSegment(not even, [t[first:last] for t in own] + self.stack_draws(first, last))
 
-    def each(self) -> Iterator[tuple[bool, list[Tensor]]]:
+    def iterate_steps(self) -> Iterator[tuple[bool, list[Tensor]]]:
         """Step by step: whether it is padded, and its frame."""
         even = bool(self.full.all())
-        own = [t.to(self.site.net.place) for t in self.table(self.steps, even)]
+        own = [t.to(self.site.net.place) for t in self.build_table(self.steps, even)]
         columns = [(t[:, 0] if self.width == 1 else t).unbind() for t in own]
         for step, whole in enumerate(self.full.tolist()):
             row = [column[step] for column in columns]
-            drawn = [t[0] for t in self.drawn(step, step + 1)]
+            drawn = [t[0] for t in self.stack_draws(step, step + 1)]
             yield not whole, [*(row if even or not whole else (row[0], *row[3:])), *drawn]
 
-    def table(self, total: int, even: bool) -> list[Tensor]:
+    def build_table(self, total: int, even: bool) -> list[Tensor]:
         """Rows, weight, live, step and epoch; weight and live are left out where all lanes are full all the time."""
         dtype = self.site.net.dtype
         step, schedules = torch.arange(total), [m.visit.rows for m in self.members]
@@ -81,39 +81,45 @@ class Frames:
             weight[: len(own), lane] = (torch.arange(self.batch) < torch.tensor(own.sizes)[:, None]).to(dtype)
         return [rows, weight, weight[..., 0] > 0, *times]
 
-    def drawn(self, first: int, last: int) -> list[Tensor]:
+    def stack_draws(self, first: int, last: int) -> list[Tensor]:
         """What was drawn for some steps: by parts, for images, for layers."""
         if not (self.members[0].first or self.site.augment or self.site.net.has_dropout):
             return []
-        steps = [self.lanes([self.drawn_by(m, step) for m in self.members]) for step in range(first, last)]
+        steps = [
+            self.stack_step_draws([self.draw_for_device(m, step) for m in self.members]) for step in range(first, last)
+        ]
         return [torch.stack(own).to(self.site.net.place, non_blocking=True) for own in zip(*steps, strict=True)]
 
-    def lanes(self, drawn: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    def stack_step_draws(self, drawn: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The draws of one step for all lanes."""
         if self.width == 1:
             return list(drawn[0])
         filled = [*drawn, *[drawn[0]] * (self.width - len(drawn))]
         return [torch.stack(own) for own in zip(*filled, strict=True)]
 
-    def drawn_by(self, member: Member, step: int) -> list[Tensor]:
+    def draw_for_device(self, member: DeviceSlot, step: int) -> list[Tensor]:
         """One member's draws for one step, as wide as a whole batch; idling it takes nothing from its streams."""
         live = step < member.steps
-        size = member.sizes[step] if live else self.batch
+        size = member.batch_sizes[step] if live else self.batch
         parts = member.luck.draw_for_parts(step) if live and step else member.first
         if live:
             images, layers = (
                 member.luck.draw_for_images(size),
-                [member.luck.draw_for_layer(shape) for shape in member.shapes(size)],
+                [member.luck.draw_for_layer(shape) for shape in member.find_draw_shapes(size)],
             )
         else:
             images = self.site.augment.draw(torch.Generator(), size) if self.site.augment else []
-            layers = [torch.zeros(shape) for shape in member.shapes(size)] if self.site.net.has_dropout else []
-        images = [padded(d, torch.Size((self.batch, *d.shape[1:]))) for d in images]
-        layers = [padded(d, shape) for d, shape in zip(layers, member.shapes(self.batch) if layers else ())]
+            layers = (
+                [torch.zeros(shape) for shape in member.find_draw_shapes(size)] if self.site.net.has_dropout else []
+            )
+        images = [pad_to_shape(d, torch.Size((self.batch, *d.shape[1:]))) for d in images]
+        layers = [
+            pad_to_shape(d, shape) for d, shape in zip(layers, member.find_draw_shapes(self.batch) if layers else ())
+        ]
         return [*tree.collect_tensors(parts), *images, *layers]
 
 
-def padded(tensor: Tensor, shape: torch.Size) -> Tensor:
+def pad_to_shape(tensor: Tensor, shape: torch.Size) -> Tensor:
     """With zeros behind, up to a shape."""
     if tensor.shape == shape:
         return tensor

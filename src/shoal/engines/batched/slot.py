@@ -14,7 +14,7 @@ from shoal.core.model.flops import count_macs
 from shoal.engines.base import Task
 
 
-class Member:
+class DeviceSlot:
     """A device about to train."""
 
     def __init__(self, task: Task):
@@ -30,11 +30,11 @@ class Member:
         return len(self.visit.rows)
 
     @property
-    def sizes(self) -> list[int]:
+    def batch_sizes(self) -> list[int]:
         """How many samples each batch has."""
         return self.visit.rows.sizes
 
-    def form(self, kind: int) -> tuple:
+    def build_sharing_key(self, kind: int) -> tuple:
         """All that must be equal for two devices of sites of one kind to share a program and a cohort."""
         samples, course, scene = self.visit.device.samples, self.visit.state, self.visit.context
         shapes = tree.outline_tree([course.states, scene.got, self.first])
@@ -44,11 +44,11 @@ class Member:
     def macs(self) -> int:
         """Multiply-accumulates of the whole local run."""
         form = self.visit.cost_key
-        if self.sizes[0] == self.sizes[-1] == min(self.sizes):
-            return self.site.tally.known["step", self.sizes[0], form] * self.steps
-        return sum(self.site.tally.known["step", size, form] * many for size, many in Counter(self.sizes).items())
+        if self.batch_sizes[0] == self.batch_sizes[-1] == min(self.batch_sizes):
+            return self.site.tally.known["step", self.batch_sizes[0], form] * self.steps
+        return sum(self.site.tally.known["step", size, form] * many for size, many in Counter(self.batch_sizes).items())
 
-    def shapes(self, size: int) -> list[torch.Size]:
+    def find_draw_shapes(self, size: int) -> list[torch.Size]:
         """What the layers draw in a step with so many samples; tried once, and what a step costs is counted with it."""
         site, visit = self.site, self.visit
         key = ("step", size, visit.cost_key)
@@ -57,11 +57,11 @@ class Member:
             batch = visit.device.samples.take_batch(index.repeat(size // len(index) + 1)[:size])
             found: list[torch.Size] = []
 
-            def uniform(shape: torch.Size) -> Tensor:
+            def record_shape(shape: torch.Size) -> Tensor:
                 found.append(shape)
                 return torch.full(shape, 0.5)
 
-            with override_layers(site.net.has_dropout, False, uniform, None):
+            with override_layers(site.net.has_dropout, False, record_shape, None):
                 scene = visit.context_at_step(0, self.first)
                 work = lambda: advance(site.rule, visit.state, batch, scene, compute_autograd_gradient)  # noqa: E731
                 macs = count_macs(work)

@@ -9,18 +9,20 @@ from torch import Tensor
 from shoal.core.local.device import LocalResult, TrainingSetup, end_training
 from shoal.core.local.step import LocalState
 from shoal.core.model import tree
-from shoal.engines.batched.hyperparams import Knob, values
-from shoal.engines.batched.inputs import Frames
-from shoal.engines.batched.slot import Member
+from shoal.engines.batched.hyperparams import Hyperparam, read_hyperparams
+from shoal.engines.batched.inputs import StepInputs
+from shoal.engines.batched.slot import DeviceSlot
 
 
-class Cohort:
+class DeviceStack:
     """Members of one form in one stack; its last lanes may be empty (they repeat the first member and never count).
 
     A member alone is not stacked at all: its program is that of one device.
     """
 
-    def __init__(self, members: Sequence[Member], knobs: Sequence[Knob], width: int, batch: int, turned: bool):
+    def __init__(
+        self, members: Sequence[DeviceSlot], knobs: Sequence[Hyperparam], width: int, batch: int, turned: bool
+    ):
         self.members, self.knobs, self.width, self.batch = list(members), tuple(knobs), width, batch
         first = self.members[0]
         self.site: TrainingSetup = first.site
@@ -28,44 +30,44 @@ class Cohort:
         self.place = self.site.net.place
         self.turned = turned and width == 1 and self.place.type == "cpu"
         """Whether images and filters have their channels last, which is quicker on a processor."""
-        self.frames = Frames(self.members, width, batch)
+        self.frames = StepInputs(self.members, width, batch)
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         return self.width == 1
 
-    def stack(self, trees: Sequence[Any]) -> list[Tensor]:
+    def stack_trees(self, trees: Sequence[Any]) -> list[Tensor]:
         """The members' tensors, each with the lanes as first dimension."""
-        return [self.joined(own) for own in zip(*(tree.collect_tensors(t) for t in trees), strict=True)]
+        return [self.stack_tensors(own) for own in zip(*(tree.collect_tensors(t) for t in trees), strict=True)]
 
-    def joined(self, lanes: Sequence[Tensor]) -> Tensor:
-        if self.alone:
-            return self.laid(lanes[0].to(self.place, copy=True))
+    def stack_tensors(self, lanes: Sequence[Tensor]) -> Tensor:
+        if self.is_single:
+            return self.apply_memory_format(lanes[0].to(self.place, copy=True))
         return torch.stack([*lanes, *[lanes[0]] * (self.width - len(lanes))]).to(self.place)
 
-    def laid(self, tensor: Tensor) -> Tensor:
+    def apply_memory_format(self, tensor: Tensor) -> Tensor:
         """As the cohort's program wants it."""
         images = self.turned and tensor.dim() == 4
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
-    def carried(self) -> list[Tensor]:
+    def stack_initial_states(self) -> list[Tensor]:
         """Where the members stand before their first step."""
-        return self.stack([m.visit.state for m in self.members])
+        return self.stack_trees([m.visit.state for m in self.members])
 
-    def fixed(self, read: Sequence[bool] | None = None) -> list[Tensor]:
+    def stack_constants(self, read: Sequence[bool] | None = None) -> list[Tensor]:
         """What surrounds every step; of it, where a program says what it reads, only that."""
-        lanes = [tree.collect_tensors([m.fixed, values(m.site, self.knobs)]) for m in self.members]
+        lanes = [tree.collect_tensors([m.fixed, read_hyperparams(m.site, self.knobs)]) for m in self.members]
         picked = range(len(lanes[0])) if read is None else [i for i, yes in enumerate(read) if yes]
-        return [self.joined([own[i] for own in lanes]) for i in picked]
+        return [self.stack_tensors([own[i] for own in lanes]) for i in picked]
 
-    def endings(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
+    def collect_results(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
         """What each member is about to send, and whether all of it is finite."""
-        if not self.alone and untouched(self.site):
-            return self.changes(carried)
-        endings = [end_training(m.site, m.visit, course) for m, course in zip(self.members, self.ends(carried))]
+        if not self.is_single and sends_plain_delta(self.site):
+            return self.collect_deltas(carried)
+        endings = [end_training(m.site, m.visit, course) for m, course in zip(self.members, self.split_states(carried))]
         return endings, tree.check_each_finite([[ending.body, ending.beside] for ending in endings])
 
-    def changes(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
+    def collect_deltas(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
         """The same where no part acts after the last step: the changes of all lanes at once."""
         stacked: LocalState = tree.refill_tensors(self.members[0].visit.state, carried)
         values, anchors = stacked.params | stacked.buffers, [m.visit.context.anchor for m in self.members]
@@ -85,16 +87,16 @@ class Cohort:
         finite = sound.tolist()[: len(made)]
         return made, finite if all(finite) else tree.check_each_finite(bodies)
 
-    def ends(self, carried: Sequence[Tensor]) -> list[LocalState]:
+    def split_states(self, carried: Sequence[Tensor]) -> list[LocalState]:
         """Where each member came to."""
         course = self.members[0].visit.state
-        if self.alone:
+        if self.is_single:
             return [tree.refill_tensors(course, (t.contiguous() for t in carried))]
         lanes = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
         return [tree.refill_tensors(course, own) for _, own in zip(self.members, lanes)]
 
 
-def untouched(site: TrainingSetup) -> bool:
+def sends_plain_delta(site: TrainingSetup) -> bool:
     """Whether a device sends its change as it is: no part acts after the last step, and nothing stays on the device."""
     method, net = site.method, site.net
     acting = method.parts_at("end") or method.parts_at("measure") or method.carries == "values"

@@ -9,15 +9,15 @@ import torch
 from torch import fx
 
 
-def scripted(graph: fx.Graph) -> Callable[..., Any]:
+def compile_torchscript(graph: fx.Graph) -> Callable[..., Any]:
     """The same program, with 1 to 3 us less for each operation; raises where it cannot be written that way."""
     inputs = [n.name for n in graph.nodes if n.op == "placeholder"]
     lines = [f"def step({', '.join(f'{name}: Tensor' for name in inputs)}):"]
     for node in graph.nodes:
         if node.op == "call_function":
-            lines.append(f"    {node.name} = {called(node)}")
+            lines.append(f"    {node.name} = {write_call(node)}")
         elif node.op == "output":
-            lines.append(f"    return {written(node.args[0])}")
+            lines.append(f"    return {write_argument(node.args[0])}")
         elif node.op != "placeholder":
             raise ValueError(f"a program holds {node.op} {node.target}")
     with warnings.catch_warnings():
@@ -25,16 +25,16 @@ def scripted(graph: fx.Graph) -> Callable[..., Any]:
         return torch.jit.CompilationUnit("\n".join(lines) + "\n").step
 
 
-def called(node: fx.Node) -> str:
+def write_call(node: fx.Node) -> str:
     if node.target is getitem:
-        return f"{written(node.args[0])}[{node.args[1]}]"
+        return f"{write_argument(node.args[0])}[{node.args[1]}]"
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
         raise ValueError(f"a program calls {node.target}")
-    given = [*map(written, node.args), *(f"{key}={written(value)}" for key, value in node.kwargs.items())]
+    given = [*map(write_argument, node.args), *(f"{key}={write_argument(value)}" for key, value in node.kwargs.items())]
     return f"torch.ops.aten.{node.target._opname}({', '.join(given)})"
 
 
-def written(value: Any) -> str:
+def write_argument(value: Any) -> str:
     """An argument as TorchScript reads it."""
     match value:
         case fx.Node():
@@ -44,7 +44,7 @@ def written(value: Any) -> str:
         case torch.dtype() | torch.memory_format() | torch.layout():
             return str(value)
         case list() | tuple():
-            return f"[{', '.join(map(written, value))}]" if isinstance(value, list) else paired(value)
+            return f"[{', '.join(map(write_argument, value))}]" if isinstance(value, list) else write_tuple(value)
         case float() if value != value or value in (float("inf"), float("-inf")):
             return f'float("{value}")'
         case None | bool() | int() | float() | str():
@@ -52,5 +52,5 @@ def written(value: Any) -> str:
     raise ValueError(f"a program is given a {type(value).__name__}")
 
 
-def paired(values: tuple) -> str:
-    return f"({', '.join(map(written, values))},)"
+def write_tuple(values: tuple) -> str:
+    return f"({', '.join(map(write_argument, values))},)"

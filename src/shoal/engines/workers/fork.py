@@ -18,32 +18,32 @@ from weakref import WeakKeyDictionary, finalize
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Crew, Done, Task
-from shoal.engines.batched.engine import expected
-from shoal.engines.workers.chunking import chunked
-from shoal.engines.workers.fork_worker import Failure, flush, serve, settle
-from shoal.engines.workers.shared_memory import Arena
+from shoal.engines.base import Task, TaskResult, TrainingEngine
+from shoal.engines.batched.engine import estimate_steps
+from shoal.engines.workers.chunking import split_into_chunks
+from shoal.engines.workers.fork_worker import WorkerFailure, detach_from_parent, flush_stream, serve_chunks
+from shoal.engines.workers.shared_memory import SharedBuffer
 
-DEATHS = 3
+MAX_CHUNK_DEATHS = 3
 """So many workers may die of a chunk before it is given up."""
 
 
-class Pool:
+class PoolEngine:
     """Trains chunks of at most `width` devices in so many worker processes, each with a crew of its own."""
 
-    def __init__(self, workers: int, width: int, inner: Callable[[], Crew]):
+    def __init__(self, workers: int, width: int, inner: Callable[[], TrainingEngine]):
         self.width, self.inner = width, inner
         self.numbers: WeakKeyDictionary[TrainingSetup, int] = WeakKeyDictionary()
         """The sites that the workers know, and what each is called on the way."""
         self.unused = count()
-        self.workers = [Worker() for _ in range(workers)]
-        finalize(self, end_all, self.workers, os.getpid())
+        self.workers = [ForkWorker() for _ in range(workers)]
+        finalize(self, terminate_workers, self.workers, os.getpid())
 
-    def train(self, tasks: Sequence[Task]) -> list[Done]:
-        self.meet(dict.fromkeys(task.site for task in tasks))
-        shift = Shift(self, tasks)
+    def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
+        self.register_setups(dict.fromkeys(task.site for task in tasks))
+        shift = ForkScheduler(self, tasks)
         try:
-            shift.work()
+            shift.run_chunks()
         except BaseException:
             self.close()  # a message may have been cut off in the middle
             raise
@@ -53,9 +53,9 @@ class Pool:
 
     def close(self) -> None:
         """End the workers; another `train` starts new ones."""
-        end_all(self.workers, os.getpid())
+        terminate_workers(self.workers, os.getpid())
 
-    def meet(self, sites: Iterable[TrainingSetup]) -> None:
+    def register_setups(self, sites: Iterable[TrainingSetup]) -> None:
         """Workers know the sites that were there when they were forked; for a new one they are forked anew."""
         new = [site for site in sites if site not in self.numbers]
         for site in new:
@@ -66,31 +66,31 @@ class Pool:
             self.close()
             self.numbers.update(zip(new, self.unused))
 
-    def start(self, worker: "Worker") -> None:
+    def start_worker(self, worker: "ForkWorker") -> None:
         worker.start({number: site for site, number in self.numbers.items()}, self.inner)
 
 
-class Worker:
+class ForkWorker:
     """One process, the pipe to it, and the memory shared with it; after a death the next one takes its place."""
 
     def __init__(self):
         self.process = 0
         self.pipe: Connection | None = None
-        self.arenas: list[Arena] = []
+        self.arenas: list[SharedBuffer] = []
         """One for orders, and two that answers go into by turns: one is read while the next is made."""
         self.turn = 0
         self.chunk: int | None = None
         """The number of the chunk that is being trained."""
 
-    def start(self, sites: dict[int, TrainingSetup], inner: Callable[[], Crew]) -> None:
+    def start(self, sites: dict[int, TrainingSetup], inner: Callable[[], TrainingEngine]) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
             problem = "Worker processes are forks of this one, and this system cannot fork safely."
             raise ShoalError("no-device", problem, "Use --engine batched.")
         for stream in (sys.stdout, sys.stderr):
-            flush(stream)
+            flush_stream(stream)
         self.turn, parent = 0, os.getpid()
         try:
-            self.arenas = self.arenas or [Arena() for _ in range(3)]
+            self.arenas = self.arenas or [SharedBuffer() for _ in range(3)]
             self.pipe, far = Pipe()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a worker needs none of this process
@@ -100,20 +100,20 @@ class Worker:
             raise ShoalError("no-device", problem, "Use fewer workers or --engine batched.") from error
         if not self.process:
             try:
-                settle(far.fileno(), parent, {arena.file for arena in self.arenas})
-                serve(far, self.arenas, sites, inner)
+                detach_from_parent(far.fileno(), parent, {arena.file for arena in self.arenas})
+                serve_chunks(far, self.arenas, sites, inner)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(1)
         far.close()
 
-    def give(self, number: int, tasks: list[tuple]) -> None:
+    def send_chunk(self, number: int, tasks: list[tuple]) -> None:
         assert self.pipe
         self.chunk, self.turn = number, 1 - self.turn
-        self.pipe.send_bytes(self.arenas[0].write(tasks))
+        self.pipe.send_bytes(self.arenas[0].write_object(tasks))
 
-    def end(self) -> str:
+    def terminate(self) -> str:
         """Make sure that the process is gone; what it ended with."""
         self.chunk = None
         if self.pipe:
@@ -122,22 +122,22 @@ class Worker:
         process, self.process = self.process, 0
         if not process:
             return ""
-        code = ended(process)
+        code = reap_process(process)
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-class Shift:
+class ForkScheduler:
     """One call of `train`: what waits, what is done, what failed."""
 
-    def __init__(self, pool: Pool, tasks: Sequence[Task]):
+    def __init__(self, pool: PoolEngine, tasks: Sequence[Task]):
         self.pool, self.tasks = pool, tasks
-        self.chunks = chunked([expected(task) for task in tasks], pool.width, len(pool.workers))
+        self.chunks = split_into_chunks([estimate_steps(task) for task in tasks], pool.width, len(pool.workers))
         self.waiting = deque(range(len(self.chunks)))
         self.deaths = Counter[int]()
-        self.done: dict[int, Done] = {}
+        self.done: dict[int, TaskResult] = {}
         self.failed: dict[int, BaseException] = {}
 
-    def work(self) -> None:
+    def run_chunks(self) -> None:
         """Until all is done or, after a failure, until everybody is idle.
 
         Chunks are begun in order: the first of those that fail is the same whichever answer comes first.
@@ -146,65 +146,67 @@ class Shift:
         while True:
             for worker in workers:
                 if worker.chunk is None:
-                    self.occupy(worker)
+                    self.assign_chunk(worker)
             busy = [worker for worker in workers if worker.chunk is not None]
             if not busy:
                 return
             ready = wait([worker.pipe for worker in busy if worker.pipe])
             for worker in busy:
                 if worker.pipe in ready:
-                    self.hear(worker)
+                    self.receive_result(worker)
 
-    def occupy(self, worker: Worker) -> None:
+    def assign_chunk(self, worker: ForkWorker) -> None:
         """Give an idle worker something to do, if there is anything."""
         if self.failed or not self.waiting:
             return
         number = self.waiting.popleft()
         own = [self.tasks[i] for i in self.chunks[number]]
         if not worker.pipe:
-            self.pool.start(worker)
+            self.pool.start_worker(worker)
         try:
-            worker.give(number, [(self.pool.numbers[task.site], task.job, task.memory) for task in own])
+            worker.send_chunk(number, [(self.pool.numbers[task.site], task.job, task.memory) for task in own])
         except ConnectionError:
-            self.bury(worker)
+            self.handle_worker_death(worker)
 
-    def hear(self, worker: Worker) -> None:
+    def receive_result(self, worker: ForkWorker) -> None:
         """Take an answer, after its worker has been given something new."""
         assert worker.pipe and worker.chunk is not None
         try:
             answer = worker.pipe.recv_bytes()
         except (EOFError, OSError):
-            return self.bury(worker)
+            return self.handle_worker_death(worker)
         number, arena, worker.chunk = worker.chunk, worker.arenas[1 + worker.turn], None
-        self.occupy(worker)
-        found = arena.read(answer, copy=True)
-        if isinstance(found, Failure):
+        self.assign_chunk(worker)
+        found = arena.read_object(answer, copy=True)
+        if isinstance(found, WorkerFailure):
             self.failed[number] = found.error
         else:
             self.done.update(zip(self.chunks[number], found, strict=True))
 
-    def bury(self, worker: Worker) -> None:
+    def handle_worker_death(self, worker: ForkWorker) -> None:
         """A worker died: its chunk is trained anew."""
         assert worker.chunk is not None
-        number, cause = worker.chunk, worker.end()
+        number, cause = worker.chunk, worker.terminate()
         self.deaths[number] += 1
-        if self.deaths[number] < DEATHS:
+        if self.deaths[number] < MAX_CHUNK_DEATHS:
             self.waiting.appendleft(number)
             return
         devices = ", ".join(str(self.tasks[i].job.device) for i in self.chunks[number])
-        problem = f"{DEATHS} worker processes died while they trained the devices {devices}, the last with {cause}."
+        problem = (
+            f"{MAX_CHUNK_DEATHS} worker processes died while they trained the devices {devices}, the last with {cause}."
+        )
         advice = "If memory ran out, use fewer workers or smaller batches; --engine serial shows what else it may be."
         self.failed[number] = ShoalError("bug", problem, advice)
 
 
-def end_all(workers: Sequence[Worker], owner: int) -> None:
+def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
     """Workers are ended by the process that forked them and by nobody else."""
     if os.getpid() == owner:
         for worker in workers:
-            worker.end()
+            worker.terminate()
 
 
-def ended(process: int) -> int:
+def reap_process(process: int) -> int:
     """The exit code of a child, or minus the signal that it died of; if it is still alive, it is killed."""
     try:
         found, status = os.waitpid(process, os.WNOHANG)

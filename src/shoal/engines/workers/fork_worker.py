@@ -17,19 +17,19 @@ import torch
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Crew, Task
-from shoal.engines.part_faults import blamed
-from shoal.engines.workers.malloc import keep_memory
-from shoal.engines.workers.shared_memory import Arena
+from shoal.engines.base import Task, TrainingEngine
+from shoal.engines.part_faults import explain_fault
+from shoal.engines.workers.malloc import keep_freed_memory
+from shoal.engines.workers.shared_memory import SharedBuffer
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """An exception on its way to the parent."""
 
     error: BaseException
 
 
-def settle(pipe: int, parent: int, needed: set[int]) -> None:
+def detach_from_parent(pipe: int, parent: int, needed: set[int]) -> None:
     """Let go of what is the parent's, die with it and of no signal that it gets too, and use one core.
 
     Its open files lead nowhere from now on: the lock of a run's folder and the pipes of other workers are the parent's
@@ -48,12 +48,12 @@ def settle(pipe: int, parent: int, needed: set[int]) -> None:
             with suppress(OSError):
                 os.fstat(number)
                 os.dup2(nowhere, number, inheritable=False)
-    threading.Thread(target=follow, args=(pipe, parent), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(pipe, parent), daemon=True).start()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
 
 
-def follow(pipe: int, parent: int) -> None:
+def exit_with_parent(pipe: int, parent: int) -> None:
     """Die with the parent, even in the middle of a chunk."""
     end = select.poll()
     end.register(pipe, 0)
@@ -62,8 +62,11 @@ def follow(pipe: int, parent: int) -> None:
     os._exit(0)
 
 
-def serve(
-    pipe: Connection, arenas: Sequence[Arena], sites: dict[int, TrainingSetup], inner: Callable[[], Crew]
+def serve_chunks(
+    pipe: Connection,
+    arenas: Sequence[SharedBuffer],
+    sites: dict[int, TrainingSetup],
+    inner: Callable[[], TrainingEngine],
 ) -> None:
     """Train one chunk after the other."""
     crew, turn = None, 0
@@ -74,17 +77,19 @@ def serve(
             return
         turn = 1 - turn
         try:
-            crew = crew or hired(inner)
-            tasks = [Task(sites[number], job, memory) for number, job, memory in arenas[0].read(order, copy=False)]
-            answer = arenas[1 + turn].write(crew.train(tasks))
+            crew = crew or build_worker_engine(inner)
+            tasks = [
+                Task(sites[number], job, memory) for number, job, memory in arenas[0].read_object(order, copy=False)
+            ]
+            answer = arenas[1 + turn].write_object(crew.train(tasks))
         except BaseException as error:
-            answer = arenas[1 + turn].write(Failure(portable(error, sites.values())))
+            answer = arenas[1 + turn].write_object(WorkerFailure(make_portable_error(error, sites.values())))
         tasks = None
-        flush(sys.stdout)
+        flush_stream(sys.stdout)
         pipe.send_bytes(answer)
 
 
-def hired(inner: Callable[[], Crew]) -> Crew:
+def build_worker_engine(inner: Callable[[], TrainingEngine]) -> TrainingEngine:
     """A worker's own crew. Where there is a GPU, torch refuses gradients to forks of a process that has taken some."""
     one = torch.ones((), requires_grad=True)
     try:
@@ -95,14 +100,14 @@ def hired(inner: Callable[[], Crew]) -> Crew:
     return inner()
 
 
-def flush(stream) -> None:
+def flush_stream(stream) -> None:
     with suppress(AttributeError, OSError, ValueError):
         stream.flush()
 
 
-def portable(error: BaseException, sites: Iterable[TrainingSetup]) -> BaseException:
+def make_portable_error(error: BaseException, sites: Iterable[TrainingSetup]) -> BaseException:
     """An exception that survives the way: a stranger's part is named here, where it can still be seen."""
-    faults = [blamed(error, site.method) for site in sites] if isinstance(error, Exception) else []
+    faults = [explain_fault(error, site.method) for site in sites] if isinstance(error, Exception) else []
     if not isinstance(error, ShoalError) and any(faults):
         return next(fault for fault in faults if fault)
     text = format_exc()

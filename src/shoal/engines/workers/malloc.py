@@ -6,7 +6,7 @@ from contextlib import suppress
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Where there is glibc, let it keep what is freed: large gradients otherwise fault in page by page at each step."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)

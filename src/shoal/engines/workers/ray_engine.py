@@ -28,18 +28,18 @@ from ray import cloudpickle
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.interrupts import keep_sigterm_handler
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Crew, Done, Task
-from shoal.engines.serial import Serial
-from shoal.engines.workers.ray_actor import Trainer
-from shoal.engines.workers.ray_handle import Hand
-from shoal.engines.workers.ray_scheduler import Shift
-from shoal.engines.workers.tensor_pickle import packed, raw
+from shoal.engines.base import Task, TaskResult, TrainingEngine
+from shoal.engines.serial import SerialEngine
+from shoal.engines.workers.ray_actor import RayActor
+from shoal.engines.workers.ray_handle import RayActorHandle
+from shoal.engines.workers.ray_scheduler import RayScheduler
+from shoal.engines.workers.tensor_pickle import pickle_with_tensors, view_tensor_bytes
 
-LARGE = 1 << 16
+MIN_SHARED_BYTES = 1 << 16
 """Bytes from which a tensor of a site lies in the store by itself, for all sites that have it."""
 
 
-class Cluster:
+class RayEngine:
     """Trains on a cluster, or on a Ray of its own on this machine, with a crew in each actor.
 
     A job that takes longer than `patience` seconds is taken for hung. The crew trains `lanes` devices in one call;
@@ -49,14 +49,14 @@ class Cluster:
     def __init__(
         self,
         address: str = "",
-        inner: Callable[[], Crew] = Serial,
+        inner: Callable[[], TrainingEngine] = SerialEngine,
         lanes: int = 1,
         patience: float = 600.0,
         workers: int = 0,
     ):
         self.address, self.inner, self.lanes = address, inner, lanes
         self.patience, self.workers = patience, workers
-        self.hands: list[Hand] = []
+        self.hands: list[RayActorHandle] = []
         self.most = 1
         """Actors that the cluster has room for."""
         self.sites: WeakKeyDictionary[TrainingSetup, tuple[int, Any]] = WeakKeyDictionary()
@@ -73,23 +73,23 @@ class Cluster:
         self.lent: list[ref[np.ndarray]] = []
         """Where the last answers were read so; they should be gone by the next call."""
 
-    def train(self, tasks: Sequence[Task]) -> list[Done]:
+    def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
         if not tasks:
             return []
         try:
-            self.hire(len(tasks), tasks[0].site.net.place.type == "cuda")
+            self.start_actors(len(tasks), tasks[0].site.net.place.type == "cuda")
             for site in dict.fromkeys(task.site for task in tasks):
-                self.meet(site)
+                self.store_setup(site)
             if any(array() is not None for array in self.lent):
                 self.room = 0  # somebody keeps answers for longer: the store would fill up with them
-            shift = Shift(self.hands, self.sites, tasks, self.lanes, self.patience, self.pace, self.room)
-            shift.work()
+            shift = RayScheduler(self.hands, self.sites, tasks, self.lanes, self.patience, self.pace, self.room)
+            shift.run_chunks()
         except BaseException:
             self.close()  # whoever is in the middle of something must not go on with it
             raise
         if shift.failed:
             raise shift.failed[min(shift.failed)]
-        self.pace, self.lent = shift.pace, shift.lent
+        self.pace, self.lent = shift.seconds_per_step, shift.lent
         return [shift.done[i] for i in range(len(tasks))]
 
     def close(self) -> None:
@@ -104,10 +104,10 @@ class Cluster:
             ray.shutdown()
             self.owner = False
 
-    def hire(self, tasks: int, on_gpu: bool) -> None:
+    def start_actors(self, tasks: int, on_gpu: bool) -> None:
         """As many actors as there are processors or GPUs, and no more than there are tasks."""
         if not ray.is_initialized():
-            join(self.address)
+            join_cluster(self.address)
             self.owner = True
         if not self.hands:
             self.room = int(ray.cluster_resources().get("object_store_memory", 0) / len(ray.nodes()) / 4)
@@ -118,12 +118,12 @@ class Cluster:
         if not there:
             advice = "Use --compute cpu." if on_gpu else "Start a worker: ray start --address=HOST:6379."
             raise ShoalError("no-device", f"The Ray cluster has no {kind}.", advice)
-        one = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0)(Trainer)
+        one = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0)(RayActor)
         self.most = min(there, self.workers or there)
         for _ in range(len(self.hands), min(self.most, tasks)):
-            self.hands.append(Hand(lambda: one.remote(self.inner, on_gpu)))
+            self.hands.append(RayActorHandle(lambda: one.remote(self.inner, on_gpu)))
 
-    def meet(self, site: TrainingSetup) -> None:
+    def store_setup(self, site: TrainingSetup) -> None:
         """Put a site into the store, if it is not there yet."""
         if site in self.sites:
             return
@@ -133,24 +133,24 @@ class Cluster:
                 files[name] = module.__file__
                 cloudpickle.register_pickle_by_value(module)
         site.net._fill_slots(site.net.initial, training=False)  # what the last call left in the template stays here
-        self.sites[site] = (next(self.unused), ray.put(packed((site, files), self.shared)))
+        self.sites[site] = (next(self.unused), ray.put(pickle_with_tensors((site, files), self.store_large_tensor)))
 
-    def shared(self, tensor: Tensor) -> tuple[Any, int] | None:
+    def store_large_tensor(self, tensor: Tensor) -> tuple[Any, int] | None:
         """Where a large tensor lies; it is put there when it is first met."""
-        if tensor.nbytes < LARGE:
+        if tensor.nbytes < MIN_SHARED_BYTES:
             return None
         if tensor not in self.tensors:
-            self.tensors[tensor] = ray.put([raw(tensor)])
+            self.tensors[tensor] = ray.put([view_tensor_bytes(tensor)])
         return self.tensors[tensor], 0
 
 
-def join(address: str) -> None:
+def join_cluster(address: str) -> None:
     """Join a cluster; without an address, start Ray on this machine with all its cores. Ray keeps quiet about it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own: dict[str, Any] = {"address": "local", "num_cpus": cores, "include_dashboard": False}
     where: dict[str, Any] = {"address": address} if address else own
     try:
-        reach(address)
+        check_cluster_address(address)
         with keep_sigterm_handler():
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -160,7 +160,7 @@ def join(address: str) -> None:
         raise ShoalError("no-device", f"{found} ({describe_error(error)}).", advice) from error
 
 
-def reach(address: str) -> None:
+def check_cluster_address(address: str) -> None:
     """Where nobody listens, Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():

@@ -9,14 +9,14 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Order:
+class PendingChunk:
     """A chunk that an actor was given."""
 
     chunk: list[int]
     ref: Any
 
 
-class Hand:
+class RayActorHandle:
     """One actor, the orders that it has been given, and since when it works on the first of them."""
 
     def __init__(self, hire: Callable[[], Any]):
@@ -27,23 +27,23 @@ class Hand:
         self.actor = self.hire()
         self.greeting = self.actor.ready.remote()
         """What says that the actor is there; None afterwards."""
-        self.orders: deque[Order] = deque()
+        self.orders: deque[PendingChunk] = deque()
         self.since = inf
-        self.forget()
+        self.clear_references()
 
-    def forget(self) -> None:
+    def clear_references(self) -> None:
         """What it has been told of need not be told again: every reference that travels costs a millisecond."""
         self.sites: set[int] = set()
         self.box: Any = None
 
-    def give(self, order: Order) -> None:
+    def add_chunk(self, order: PendingChunk) -> None:
         self.orders.append(order)
         if len(self.orders) == 1:
             self.since = monotonic()
 
-    def take_back(self, order: Order) -> None:
+    def remove_chunk(self, order: PendingChunk) -> None:
         self.orders.remove(order)
         self.since = monotonic() if self.orders else inf
 
-    def deadline(self, patience: float) -> float:
+    def compute_deadline(self, patience: float) -> float:
         return self.since + patience * len(self.orders[0].chunk) if self.orders else inf

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from shoal.storage.files import explain_disk_errors
 
-STEP = 64
+ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, as those that torch allocates do: kernels may take another path
 otherwise, and round differently."""
 
 
-class Place(NamedTuple):
+class TensorOffset(NamedTuple):
     """Where a tensor lies in an arena; this is what stands for it in a pickle."""
 
     offset: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Arena:
+class SharedBuffer:
     """A file without a name, mapped into memory; one side writes and the other reads, by turns.
 
     Whoever finds its mapping too short maps the file anew. Tensors on the old mapping hold on to it, and see the same
@@ -39,35 +39,35 @@ class Arena:
     """
 
     def __init__(self):
-        self.file, self.map, self.end = nameless(), None, 0
+        self.file, self.map, self.end = create_anonymous_file(), None, 0
         finalize(self, os.close, self.file).atexit = False
 
-    def write(self, thing: Any) -> bytes:
+    def write_object(self, thing: Any) -> bytes:
         """The small pickle of a thing whose tensors are now in the arena, in place of what was there before."""
         self.end, out = 0, BytesIO()
-        Writer(out, self).dump(thing)
+        SharedPickler(out, self).dump(thing)
         return out.getvalue()
 
-    def read(self, pickled: bytes, copy: bool) -> Any:
+    def read_object(self, pickled: bytes, copy: bool) -> Any:
         """The thing again. Without `copy` its tensors are the arena's own: never written to, and gone by its turn."""
-        return Reader(BytesIO(pickled), self, copy).load()
+        return SharedUnpickler(BytesIO(pickled), self, copy).load()
 
-    def put(self, tensor: Tensor) -> Place:
-        place = Place(self.end, tensor.dtype, tuple(tensor.shape))
-        self.end += max(1, -(-tensor.nbytes // STEP)) * STEP
-        self.at(place).copy_(tensor.detach())
+    def put_tensor(self, tensor: Tensor) -> TensorOffset:
+        place = TensorOffset(self.end, tensor.dtype, tuple(tensor.shape))
+        self.end += max(1, -(-tensor.nbytes // ALIGNMENT)) * ALIGNMENT
+        self.view_tensor(place).copy_(tensor.detach())
         return place
 
-    def at(self, place: Place) -> Tensor:
+    def view_tensor(self, place: TensorOffset) -> Tensor:
         """The tensor at a place, on the arena itself."""
         offset, dtype, shape = place
         count = prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
-        bytes = self.reach(offset + count * dtype.itemsize)
+        bytes = self.map_up_to(offset + count * dtype.itemsize)
         return torch.frombuffer(bytes, dtype=dtype, count=count, offset=offset).view(shape)
 
-    def reach(self, end: int) -> mmap:
+    def map_up_to(self, end: int) -> mmap:
         """The mapping, made long enough."""
         if self.map is None or len(self.map) < end:
             with explain_disk_errors(Path("shared memory")):
@@ -80,39 +80,39 @@ class Arena:
         return self.map
 
 
-class Writer(pickle.Pickler):
+class SharedPickler(pickle.Pickler):
     """Puts every tensor into an arena, once however often it is met."""
 
-    def __init__(self, out: BytesIO, arena: Arena):
+    def __init__(self, out: BytesIO, arena: SharedBuffer):
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
         self.arena = arena
-        self.met: dict[int, tuple[Tensor, Place]] = {}
+        self.met: dict[int, tuple[Tensor, TensorOffset]] = {}
 
     def persistent_id(self, obj: Any) -> tuple | None:
         if not isinstance(obj, Tensor):
             return None
         if id(obj) not in self.met:
-            self.met[id(obj)] = (obj, self.arena.put(obj))
+            self.met[id(obj)] = (obj, self.arena.put_tensor(obj))
         return tuple(self.met[id(obj)][1])
 
 
-class Reader(pickle.Unpickler):
+class SharedUnpickler(pickle.Unpickler):
     """Takes the tensors from an arena; what was one tensor is one again."""
 
-    def __init__(self, pickled: BytesIO, arena: Arena, copy: bool):
+    def __init__(self, pickled: BytesIO, arena: SharedBuffer, copy: bool):
         super().__init__(pickled)
         self.arena, self.copy = arena, copy
         self.met: dict[int, Tensor] = {}
 
     def persistent_load(self, pid: tuple) -> Tensor:
-        place = Place(*pid)
+        place = TensorOffset(*pid)
         if place.offset not in self.met:
-            tensor = self.arena.at(place)
+            tensor = self.arena.view_tensor(place)
             self.met[place.offset] = tensor.clone() if self.copy else tensor
         return self.met[place.offset]
 
 
-def nameless() -> int:
+def create_anonymous_file() -> int:
     """A file in memory, where the system has such, that ends with the last process that holds it."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("shoal")
