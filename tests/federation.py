@@ -13,7 +13,7 @@ import numpy as np
 from shoal.core.local.device import TrainingSetup
 from shoal.data.dataset import read_digits
 from shoal.engines.host import LocalDevices
-from shoal.remote.engine import LARGEST
+from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
@@ -82,7 +82,7 @@ def seats(folder: Path, **more: object) -> list[Seat]:
     return [Seat(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(devices)]
 
 
-def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = LARGEST) -> Result:
+def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = MAX_CLAIMED_SAMPLES) -> Result:
     """A run with devices in this process, from the beginning or from where it was left."""
     path = Path(found.out)
     if not path.exists():

@@ -22,9 +22,9 @@ from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.parts import PRESETS, find_shipped_parts
 from shoal.plugins.smoke_run import tiny_run
-from shoal.remote.engine import Distant, Remote
-from shoal.remote.messages import Order, answered
-from shoal.remote.tree_bytes import unwrapped, wrapped
+from shoal.remote.engine import RemoteDevices, RemoteEngine
+from shoal.remote.messages import TrainRequest, reply_to_bytes
+from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.storage.memory import DeviceMemory
 from shoal.testing.laws import Spy, memory_of, play, site_of
 
@@ -72,15 +72,15 @@ class Elsewhere:
         for device, question in questions.items():
             answer = self.enrolled(question) if kind == "enrol" else self.trained(question)
             found = self.tamper(device, answer["stamp"]["round"], answer)
-            yield device, found if isinstance(found, str) else wrapped(found)
+            yield device, found if isinstance(found, str) else tree_to_bytes(found)
 
     def enrolled(self, question: bytes) -> Answer:
-        stamp = unwrapped(question, MOST)["stamp"]
+        stamp = tree_from_bytes(question, MOST)["stamp"]
         device = stamp["device"]
         return {"stamp": stamp, "size": len(self.site.samples(device)), "card": self.site.enrol(device)}
 
     def trained(self, question: bytes) -> Answer:
-        order, memory, held = Order.read(question, MOST), DeviceMemory(), None
+        order, memory, held = TrainRequest.from_bytes(question, MOST), DeviceMemory(), None
         device = order.stamp.device
         for number, cut in enumerate((*order.cuts, None)):
             if order.since and number == order.since[1]:
@@ -94,16 +94,16 @@ class Elsewhere:
         [outcome] = LocalDevices(self.pruned[len(order.cuts)], memory, SerialEngine()).fit([order.job])
         memory.commit(order.stamp.round)
         self.memories[device, order.stamp.round] = memory.held.get(device)
-        return unwrapped(answered(order.stamp, outcome, device in memory.held), MOST)
+        return tree_from_bytes(reply_to_bytes(order.stamp, outcome, device in memory.held), MOST)
 
 
 def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState]:
     """A tiny run with devices that are elsewhere, before its first round."""
     loop, net = tiny_run(method, sizes)
     site = site_of(loop)
-    remote = Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
-    distant = Distant(site, DeviceMemory(), remote)
-    there = distant.sizes(range(len(sizes)))
+    remote = RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
+    distant = RemoteDevices(site, DeviceMemory(), remote)
+    there = distant.ask_sample_counts(range(len(sizes)))
     loop = replace(loop, engine=distant, sizes=loop.sizes * [d in there for d in range(len(sizes))])
     return loop, loop.start(net)
 
@@ -254,7 +254,9 @@ def test_a_device_that_never_introduces_itself_is_left_out():
 
     loop, net = tiny_run(compose([Asks()]), (5, 3, 4))
     site = site_of(loop)
-    loop = replace(loop, engine=Distant(site, DeviceMemory(), Remote(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)))
+    loop = replace(
+        loop, engine=RemoteDevices(site, DeviceMemory(), RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6))
+    )
     _, rows = play(loop, loop.start(net), 0, 2)
     assert [row["devices"] for row in rows] == [[0, 2], [0, 2]]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from federation import BASE, SHOAL, free_port, samples_file, soon
 
-from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key, make_keys
+from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name, make_keys
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import end, proxy_of, start, start_node
 
@@ -99,7 +99,7 @@ class Village:
         (folder / "recipe.toml").write_text(text)
         words = ["server", str(folder / "recipe.toml"), "--out", str(folder / "run"), "--keys", str(self.keys)]
         self.server = self.shoal([*words, "--port", str(self.port)], "server.out")
-        words = ["join", "--server", self.address, "--key", str(self.keys / device_key(0))]
+        words = ["join", "--server", self.address, "--key", str(self.keys / device_key_name(0))]
         words += ["--data", samples_file(folder, 0, devices=2, sample=2), "--folder", str(folder / "home")]
         self.device = self.shoal(words, "join.out")
 
@@ -131,7 +131,7 @@ def test_a_stranger_with_the_authority_starts_nothing(village, tmp_path):
     """Nothing on the server, and nothing on a device: neither a run, nor a device of their own, nor a look around."""
     stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
     make_keys(tmp_path / "own", "", 1)
-    own = str((tmp_path / "own" / device_key(0)).with_suffix(".pub"))
+    own = str((tmp_path / "own" / device_key_name(0)).with_suffix(".pub"))
     tries = {
         "run": stranger.flwr("run", str(stranger.app), "lab"),
         "register": stranger.flwr("supernode", "register", own, "lab"),
@@ -240,7 +240,7 @@ def test_a_device_gives_no_orders(village):
         [run] = client.ListRuns(messages.ListRunsRequest()).run_dict
     numbers = json.loads((village.folder / "run" / "flower" / "nodes.json").read_text())
     other, own = int(numbers["0"]), int(numbers["1"])
-    key: Any = load_ssh_private_key((village.keys / device_key(1)).read_bytes(), None)
+    key: Any = load_ssh_private_key((village.keys / device_key_name(1)).read_bytes(), None)
     proof = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
     authority = (village.keys / AUTHORITY).read_bytes()
     with FleetHttpClient.from_server_address(village.address, False, authority, interceptors=proof) as client:
@@ -293,11 +293,11 @@ def test_a_device_runs_no_other_app(tmp_path):
     running = [start([str(BESIDE / "flower-superlink"), *address, *own], log, stranger.environment)]
     try:
         running.append(start([str(BESIDE / "flower-superexec"), *near], log, stranger.environment))
-        public = str((keys / device_key(0)).with_suffix(".pub"))
+        public = str((keys / device_key_name(0)).with_suffix(".pub"))
         assert soon(lambda: bool(stranger.flwr("supernode", "register", public, "lab").get("success")), 60), read(log)
         seat = {"data": "", "folder": str(home)}
         running.append(
-            start_node(f"127.0.0.1:{port}", keys / device_key(0), keys / AUTHORITY, seat, PrivateFolder.create())
+            start_node(f"127.0.0.1:{port}", keys / device_key_name(0), keys / AUTHORITY, seat, PrivateFolder.create())
         )
         assert soon(lambda: "SuperNode ID" in read(home / "supernode.log"), 60), read(home / "supernode.log")
         assert stranger.flwr("run", str(stranger.app), "lab").get("success")
@@ -317,14 +317,14 @@ def test_from_outside_devices_come_in_and_nothing_else(village, tmp_path):
     config.write_text(proxy_of(village.keys, f"127.0.0.1:{port}", village.address, tmp_path))
     nginx = start([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
     seat = {"data": "", "folder": str(tmp_path / "home")}
-    key, trusted = village.keys / device_key(1), village.keys / AUTHORITY
+    key, trusted = village.keys / device_key_name(1), village.keys / AUTHORITY
     node = start_node(f"127.0.0.1:{port}", key, trusted, seat, PrivateFolder.create())
     try:
         log = tmp_path / "home" / "supernode.log"
         assert soon(lambda: "SuperNode ID" in read(log), 150), read(log)
         stranger = Stranger(tmp_path / "stranger", trusted, f"127.0.0.1:{port}")
         make_keys(tmp_path / "own", "", 1)
-        own = str((tmp_path / "own" / device_key(0)).with_suffix(".pub"))
+        own = str((tmp_path / "own" / device_key_name(0)).with_suffix(".pub"))
         assert not stranger.flwr("supernode", "register", own, "lab").get("success")
         assert not stranger.flwr("run", str(stranger.app), "lab").get("success")
     finally:

@@ -17,7 +17,7 @@ from federation import BASE, DEVICES, SHOAL, Nearby, free_port, played, recipe, 
 
 import shoal
 from shoal.core.errors import ShoalError
-from shoal.remote.keys import AUTHORITY, device_key, make_keys
+from shoal.remote.keys import AUTHORITY, device_key_name, make_keys
 from shoal.runs.session import Result
 from shoal.runs.start import opened
 from shoal.service.private_socket import PrivateFolder
@@ -130,7 +130,7 @@ class Federation:
         samples_file(self.folder, device)
         path = self.folder / f"node_{device}.py"
         path.write_text(code)
-        words = ["join", "--server", self.link.near, "--key", str(self.keys / device_key(device))]
+        words = ["join", "--server", self.link.near, "--key", str(self.keys / device_key_name(device))]
         words += ["--data", f"{path}:load", "--folder", str(self.folder / f"home-{device}")]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return start([SHOAL, *words], self.folder / f"join-{device}.log", environment)
@@ -202,8 +202,8 @@ def test_the_state_is_for_its_owner_alone(federation):
 def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
     """An unknown key, an unknown authority, and no encryption at all."""
     make_keys(tmp_path / "other", "", 1)
-    stranger, other = tmp_path / "other" / device_key(0), tmp_path / "other" / AUTHORITY
-    spare, ours = federation.keys / device_key(SPARE), federation.keys / AUTHORITY
+    stranger, other = tmp_path / "other" / device_key_name(0), tmp_path / "other" / AUTHORITY
+    spare, ours = federation.keys / device_key_name(SPARE), federation.keys / AUTHORITY
     tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
     seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
     near = federation.link.near
@@ -223,7 +223,7 @@ def test_an_expired_certificate_is_refused(tmp_path):
     process = link.start_link()
     seat = {"data": "", "folder": str(tmp_path / "home")}
     trusted = tmp_path / "keys" / AUTHORITY
-    node = start_node(link.near, tmp_path / "keys" / device_key(0), trusted, seat, PrivateFolder.create())
+    node = start_node(link.near, tmp_path / "keys" / device_key_name(0), trusted, seat, PrivateFolder.create())
     try:
         link.wait_until_up(process)
         assert node.wait(150) and "has expired" in refusal(tmp_path / "home")

@@ -17,7 +17,7 @@ from shoal.core.types import Job, Outcome
 from shoal.models import build_model
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
-from shoal.remote.messages import Order, Stamp, answered, excused, outcome_of
+from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, read_reply_bytes, reply_to_bytes
 from shoal.runs.session import Result
 from shoal.runs.start import opened
 from shoal.service.client import Seat
@@ -109,7 +109,7 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
         if device != 1:
             return answer
         sent.append(answer)
-        found = tree_bytes.unwrapped(answer, 1 << 30)
+        found = tree_bytes.tree_from_bytes(answer, 1 << 30)
         first = next(iter(found["body"]))
         match round:
             case 0:
@@ -130,7 +130,7 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
                 del found["beside"]["scaffold"]
             case 8:
                 found["numbers"]["samples"] = -1
-        return tree_bytes.wrapped(found)
+        return tree_bytes.tree_to_bytes(found)
 
     why = [
         "A message has numbers that are not finite or too large.",
@@ -158,12 +158,12 @@ class Boasts(Nearby):
     def exchange(self, questions, kind, seconds):
         for device, answer in super().exchange(questions, kind, seconds):
             assert isinstance(answer, bytes)
-            found = tree_bytes.unwrapped(answer, 1 << 30)
+            found = tree_bytes.tree_from_bytes(answer, 1 << 30)
             if device == 1 and kind == "enrol":
                 found["size"] = 10**7
             elif device == 1:
                 found["numbers"] |= {"macs_work": 2**59, "macs_forward": 2**59}
-            yield device, tree_bytes.wrapped(found)
+            yield device, tree_bytes.tree_to_bytes(found)
 
 
 def test_a_device_counts_for_no_more_samples_than_the_server_allows(tmp_path):
@@ -217,28 +217,30 @@ def test_devices_run_nothing_that_a_server_names(tmp_path):
     seat = Seat(samples_file(tmp_path, 0), tmp_path / "home")
     setup = {"method": "fedavg", "model": f"{tmp_path}/evil.py:Evil", "seed": 0, "momentum": 0.0, "weight_decay": 0.0}
     setup |= {"clip": 0.0, "augment": "", "precision": "float32", "shape": [1, 8, 8], "classes": 10}
-    question = tree_bytes.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}})
+    question = tree_bytes.tree_to_bytes(
+        {"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}}
+    )
     for own in (question, question.replace(b"evil.py:Evil", b"none.py:Evil")):
-        assert tree_bytes.unwrapped(seat.answer(own, "enrol"), 1 << 20)["problem"] == "unread"
+        assert tree_bytes.tree_from_bytes(seat.answer(own, "enrol"), 1 << 20)["problem"] == "unread"
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("run", ["../victim", "/tmp", "a/b", "", "..", 7])
 def test_a_server_cannot_lead_a_device_out_of_its_folder(run):
     """A device files its memories, and deletes old ones, under the name of the run."""
-    assert Stamp("0123abcd", 0, 0, "n").run == "0123abcd"
+    assert RequestStamp("0123abcd", 0, 0, "n").run == "0123abcd"
     with pytest.raises(ShoalError, match="letters and digits"):
-        Stamp(run, 0, 0, "n")
+        RequestStamp(run, 0, 0, "n")
 
 
 def test_no_text_of_a_device_travels(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def load():\n    raise RuntimeError('patient 17 in /secret')\n")
     seat = Seat(f"{path}:load", tmp_path / "home")
-    question = tree_bytes.wrapped({"stamp": vars(Stamp("r", 0, 0, "n")), "setup": {}})
+    question = tree_bytes.tree_to_bytes({"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": {}})
     answer = seat.answer(question, "enrol")
     assert b"patient" not in answer and b"secret" not in answer
-    assert tree_bytes.unwrapped(answer, 1 << 20)["problem"] == "data"
+    assert tree_bytes.tree_from_bytes(answer, 1 << 20)["problem"] == "data"
 
 
 @pytest.mark.parametrize("metric", ["devices", "local"])
@@ -300,8 +302,8 @@ def test_keys_are_kept_when_devices_are_added(tmp_path):
 
 
 NET = replace(build_model("mlp", (1, 8, 8), 10, 0))
-STAMP = Stamp("run", 3, 1, "nonce")
-HONEST = answered(
+STAMP = RequestStamp("run", 3, 1, "nonce")
+HONEST = reply_to_bytes(
     STAMP,
     Outcome(
         1,
@@ -318,14 +320,17 @@ JOB = Job(1, 3, messages.Plan(), messages.Message({}), messages.Work(1.0, 0, 16,
 
 
 def test_an_honest_answer_is_read():
-    outcome, remembers = outcome_of(HONEST, STAMP, JOB, NET, False, 1e6)
+    outcome, remembers = read_reply_bytes(HONEST, STAMP, JOB, NET, False, 1e6)
     assert remembers and outcome.samples == 16 and outcome.message is not None
-    assert outcome_of(excused(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem == messages.PROBLEMS["disk"]
+    assert (
+        read_reply_bytes(problem_to_bytes(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem
+        == messages.DEVICE_PROBLEMS["disk"]
+    )
 
 
 def read_or_refused(content: bytes, coded: bool) -> None:
     try:
-        outcome_of(content, STAMP, JOB, NET, coded, 1e6)
+        read_reply_bytes(content, STAMP, JOB, NET, coded, 1e6)
     except ShoalError as error:
         assert error.kind.name == "damaged"
 
@@ -369,14 +374,14 @@ TREES = st.recursive(
 @given(TREES, st.sampled_from(["", "stamp", "numbers", "remembers", "body", "beside", "problem"]), st.booleans())
 def test_any_other_tree_is_read_or_refused(content, field, coded):
     if field:
-        content = tree_bytes.unwrapped(HONEST, 1 << 20) | {field: content}
-    read_or_refused(tree_bytes.wrapped(content), coded)
+        content = tree_bytes.tree_from_bytes(HONEST, 1 << 20) | {field: content}
+    read_or_refused(tree_bytes.tree_to_bytes(content), coded)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_order(content):
     with pytest.raises(ShoalError):
-        Order.read(content, 1 << 20)
+        TrainRequest.from_bytes(content, 1 << 20)
 
 
 def test_an_order_is_read_as_it_was_written():
@@ -384,8 +389,8 @@ def test_an_order_is_read_as_it_was_written():
     job = replace(
         JOB, plan=plan, message=messages.Message({"x": {"value": torch.ones(2)}}, {"p": {"q": torch.ones(1)}})
     )
-    order = Order(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
-    found = Order.read(order.to_bytes(), 1 << 20)
+    order = TrainRequest(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
+    found = TrainRequest.from_bytes(order.to_bytes(), 1 << 20)
     assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.sent == frozenset({"x"})
     assert torch.equal(found.job.message.body["x"]["value"], torch.ones(2)) and found.job.work == job.work
     assert found.cuts[0].level and torch.equal(found.cuts[0].kept["a"], torch.arange(3))

@@ -11,7 +11,7 @@ from rich.console import Console
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import stop_error
 from shoal.core.ledger import Row
-from shoal.remote.engine import LARGEST
+from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.remote.keys import AUTHORITY, make_keys
 from shoal.runs.failed_runs import refuse_all_void
 from shoal.runs.history import read_history
@@ -65,7 +65,7 @@ def server(
     bound: Annotated[float, typer.Option(help="The largest norm of a tensor that a device may send.")] = 1e6,
     max_samples: Annotated[
         int, typer.Option(help="A device counts for at most so many samples, whatever it says.", min=1)
-    ] = LARGEST,
+    ] = MAX_CLAIMED_SAMPLES,
     sets: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE")] = None,
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="Only a proxy can reach --host, though it is not on this machine.")

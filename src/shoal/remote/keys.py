@@ -35,36 +35,36 @@ def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) ->
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        made = [] if (folder / CERTIFICATE).exists() else certificates(folder, host, days)
+        made = [] if (folder / CERTIFICATE).exists() else make_certificates(folder, host, days)
         for number in range(devices):
-            if not (folder / device_key(number)).exists():
-                made += device_keys(folder, number)
+            if not (folder / device_key_name(number)).exists():
+                made += make_device_keys(folder, number)
     return made
 
 
-def device_key(number: int) -> str:
+def device_key_name(number: int) -> str:
     return f"device-{number}.key"
 
 
-def device_keys(folder: Path, number: int) -> list[Path]:
+def make_device_keys(folder: Path, number: int) -> list[Path]:
     """A device's own key, and the half of it that the server is told."""
     key = ec.generate_private_key(ec.SECP384R1())
     own = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     shown = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path = folder / device_key(number)
-    return [written(path.with_suffix(".pub"), shown), written(path, own)]
+    path = folder / device_key_name(number)
+    return [write_private_file(path.with_suffix(".pub"), shown), write_private_file(path, own)]
 
 
-def certificates(folder: Path, host: str, days: int) -> list[Path]:
+def make_certificates(folder: Path, host: str, days: int) -> list[Path]:
     """The authority and the server that it vouches for, under its names."""
     authority = ec.generate_private_key(ec.SECP384R1())
     server = ec.generate_private_key(ec.SECP384R1())
-    root = named("shoal authority")
+    root = build_x509_name("shoal authority")
     may_sign = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     ca = (
-        dated(root, root, authority, days)
+        build_certificate(root, root, authority, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(may_sign, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
@@ -72,8 +72,8 @@ def certificates(folder: Path, host: str, days: int) -> list[Path]:
     )
     hosts = list(dict.fromkeys([*filter(None, host.split(",")), "localhost", "127.0.0.1"]))
     leaf = (
-        dated(named(hosts[0]), root, server, days)
-        .add_extension(x509.SubjectAlternativeName([general(name) for name in hosts]), critical=False)
+        build_certificate(build_x509_name(hosts[0]), root, server, days)
+        .add_extension(x509.SubjectAlternativeName([build_general_name(name) for name in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
@@ -82,13 +82,13 @@ def certificates(folder: Path, host: str, days: int) -> list[Path]:
     pem = serialization.Encoding.PEM
     private = server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return [
-        written(folder / AUTHORITY, ca.public_bytes(pem)),
-        written(folder / SERVER_KEY, private),
-        written(folder / CERTIFICATE, leaf.public_bytes(pem)),
+        write_private_file(folder / AUTHORITY, ca.public_bytes(pem)),
+        write_private_file(folder / SERVER_KEY, private),
+        write_private_file(folder / CERTIFICATE, leaf.public_bytes(pem)),
     ]
 
 
-def dated(subject, issuer, key, days: int):
+def build_certificate(subject, issuer, key, days: int):
     """A certificate of this key for so many days, before anybody has signed it; a negative number has expired."""
     now = datetime.now(UTC)
     begin = now - timedelta(minutes=5) if days > 0 else now + timedelta(days=days - 1)
@@ -103,11 +103,11 @@ def dated(subject, issuer, key, days: int):
     )
 
 
-def named(name: str):
+def build_x509_name(name: str):
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
-def general(host: str):
+def build_general_name(host: str):
     """A host as certificates write it: an address or a name."""
     try:
         return x509.IPAddress(ip_address(host))
@@ -115,7 +115,7 @@ def general(host: str):
         return x509.DNSName(host)
 
 
-def written(path: Path, content: bytes) -> Path:
+def write_private_file(path: Path, content: bytes) -> Path:
     """A file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -13,55 +13,60 @@ from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.tree import Tree
 
-HEAD = 8
+HEADER_LENGTH_BYTES = 8
 """Bytes that tell how long the JSON is."""
-DEPTH, NODES = 16, 100_000
+MAX_TREE_DEPTH, MAX_TREE_NODES = 16, 100_000
 """A description that is deeper or longer is refused before it is looked at."""
 
 
-def wrapped(content: Tree) -> bytes:
+def tree_to_bytes(content: Tree) -> bytes:
     """A tree in the form of a safetensors file; what is not a tensor stands in its header."""
     plain, flat = tree.pack_tree(content)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
     return save(tensors, {"shoal": json.dumps(plain)})
 
 
-def unwrapped(content: bytes, most: int) -> Tree:
+def tree_from_bytes(content: bytes, most: int) -> Tree:
     """The tree in at most so many bytes; whatever else they are, they are refused."""
     if len(content) > most:
-        raise refused(f"has {len(content)} bytes where at most {most} were to be expected")
-    if len(content) < HEAD or int.from_bytes(content[:HEAD], "little") > len(content) - HEAD:
-        raise refused("ends before its header does")
+        raise make_message_error(f"has {len(content)} bytes where at most {most} were to be expected")
+    if (
+        len(content) < HEADER_LENGTH_BYTES
+        or int.from_bytes(content[:HEADER_LENGTH_BYTES], "little") > len(content) - HEADER_LENGTH_BYTES
+    ):
+        raise make_message_error("ends before its header does")
     try:
-        header = json.loads(content[HEAD : HEAD + int.from_bytes(content[:HEAD], "little")])
+        header = json.loads(
+            content[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")]
+        )
         described: Any = json.loads(header["__metadata__"]["shoal"])
-        if not sized(described):
-            raise refused("has a description without end")
+        if not is_bounded_description(described):
+            raise make_message_error("has a description without end")
         return tree.unpack_tree(described, load(content))
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise refused("cannot be read") from error
+        raise make_message_error("cannot be read") from error
 
 
-def sized(described: Any) -> bool:
+def is_bounded_description(described: Any) -> bool:
     """Whether a description is neither too deep nor too long."""
     level, nodes = [described], 0
-    for _ in range(4 * DEPTH):
+    for _ in range(4 * MAX_TREE_DEPTH):
         nodes += len(level)
-        if not level or nodes > NODES:
+        if not level or nodes > MAX_TREE_NODES:
             break
-        level = [below for node in level for below in inside(node)]
-    return not level and nodes <= NODES
+        level = [below for node in level for below in list_children(node)]
+    return not level and nodes <= MAX_TREE_NODES
 
 
-def inside(node: Any) -> Iterable[Any]:
+def list_children(node: Any) -> Iterable[Any]:
     return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
-def refused(why: str) -> ShoalError:
+def make_message_error(why: str) -> ShoalError:
     return ShoalError("damaged", f"A message {why}.", "It was not used.")
 
 
-def sound(content: Tree, bound: float) -> bool:
+def is_finite_and_bounded(content: Tree, bound: float) -> bool:
     """Whether every number is one, and no tensor is longer than the bound."""
     floats = [t for t in tree.collect_tensors(content) if t.is_floating_point()]
     return all(isfinite(length := float(torch.linalg.vector_norm(t.double()))) and length <= bound for t in floats)

@@ -26,8 +26,8 @@ from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
 from shoal.models import build_model
 from shoal.plugins.load import load_method
-from shoal.remote.messages import Order, Stamp, answered, excused
-from shoal.remote.tree_bytes import unwrapped, wrapped
+from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, reply_to_bytes
+from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.runs.recipe import Recipe
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import DeviceMemory, MemoryVersion
@@ -58,25 +58,25 @@ class Seat:
 
     def answer(self, question: bytes, kind: str) -> bytes:
         """What goes back, whatever happens here; of what went wrong only a code travels."""
-        stamp = Stamp("unknown", -1, -1, "unknown")
+        stamp = RequestStamp("unknown", -1, -1, "unknown")
         try:
-            stamp = Stamp(**unwrapped(question, MOST)["stamp"])
+            stamp = RequestStamp(**tree_from_bytes(question, MOST)["stamp"])
             return self.enrol(stamp, question) if kind == "enrol" else self.train(question)
         except BaseException as error:
             code = reason(error)
             log.warning("device %d, round %d: %s", stamp.device, stamp.round, code, exc_info=error)
-            return excused(stamp, code)
+            return problem_to_bytes(stamp, code)
 
-    def enrol(self, stamp: Stamp, question: bytes) -> bytes:
+    def enrol(self, stamp: RequestStamp, question: bytes) -> bytes:
         """How many samples there are, and what the parts want to be known of them."""
-        setup = unwrapped(question, MOST)["setup"]
+        setup = tree_from_bytes(question, MOST)["setup"]
         with use_threads(threads_of(setup)):
             samples = self.samples(setup)
             card = site_of(setup, samples).enrol(stamp.device)
-        return wrapped({"stamp": asdict(stamp), "size": len(samples), "card": card})
+        return tree_to_bytes({"stamp": asdict(stamp), "size": len(samples), "card": card})
 
     def train(self, question: bytes) -> bytes:
-        order = Order.read(question, MOST)
+        order = TrainRequest.from_bytes(question, MOST)
         with bounded(order.seconds), use_threads(threads_of(order.setup)):
             site = site_of(order.setup, self.samples(order.setup))
             nets = [site.net]
@@ -89,9 +89,9 @@ class Seat:
             if outcome.message is not None:
                 memory.commit(order.stamp.round)
                 memory.flush()
-            return answered(order.stamp, outcome, bool(memory.versions))
+            return reply_to_bytes(order.stamp, outcome, bool(memory.versions))
 
-    def memory(self, order: Order, cuts: list) -> DeviceMemory:
+    def memory(self, order: TrainRequest, cuts: list) -> DeviceMemory:
         """What the device remembers as of the round that the server knows of; of later ones nobody heard."""
         sync_paths(make_folders(self.folder))
         memory = DeviceMemory(self.folder / order.stamp.run)

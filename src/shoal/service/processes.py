@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
+from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name
 from shoal.service.private_socket import PrivateFolder
 from shoal.storage.files import write_bytes
 
@@ -97,7 +97,7 @@ class Link:
         known = json.loads(path.read_text()) if path.exists() else {}
         for device in range(devices):
             if str(device) not in known:
-                shown = Path(self.key(device_key(device))).with_suffix(".pub")
+                shown = Path(self.key(device_key_name(device))).with_suffix(".pub")
                 try:
                     known[str(device)] = register_device(self.private.socket, shown, f"device-{device}")
                 except ShoalError as error:

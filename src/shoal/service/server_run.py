@@ -13,7 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
 from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
-from shoal.remote.engine import LARGEST, Distant, Post, Remote
+from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
 from shoal.runs.build import assemble, dataset_of, numbers_of
 from shoal.runs.engine_choice import Pick
 from shoal.runs.recipe import Recipe
@@ -46,12 +46,12 @@ def fit_for_devices(recipe: Recipe) -> Recipe:
 
 def conducted(
     path: Path,
-    post: Post,
+    post: Transport,
     seconds: float,
     bound: float,
     wait: float,
     watch: Watcher | None = None,
-    max_samples: int = LARGEST,
+    max_samples: int = MAX_CLAIMED_SAMPLES,
 ) -> Result:
     """Play the run in this folder from where it stands to its end; no device counts for more than `max_samples`."""
     folder = Folder.open(path)
@@ -60,8 +60,8 @@ def conducted(
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         machine = assembly.loop.engine
         assert isinstance(machine, LocalDevices)
-        remote = Remote(post, named(folder), setup(recipe), seconds, bound)
-        distant = Distant(machine.site, assembly.memory, remote)
+        remote = RemoteEngine(post, named(folder), setup(recipe), seconds, bound)
+        distant = RemoteDevices(machine.site, assembly.memory, remote)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
         if found and found.standing.cuts:
             distant.resize(found.standing.net, found.standing.cuts[-1])
@@ -103,14 +103,14 @@ def named(folder: Folder) -> str:
     return known["id"]
 
 
-def counted(folder: Folder, distant: Distant, devices: int, wait: float) -> np.ndarray:
+def counted(folder: Folder, distant: RemoteDevices, devices: int, wait: float) -> np.ndarray:
     """How many samples each device has: as it said when the run began, so that nobody's weight changes later."""
     known = (folder.read_note("enrolled") or {}).get("sizes")
     if known is None:
         found: dict[int, int] = {}
         end = monotonic() + wait
         while len(found) < devices:
-            found |= distant.sizes([d for d in range(devices) if d not in found])
+            found |= distant.ask_sample_counts([d for d in range(devices) if d not in found])
             if monotonic() > end:
                 break
             if len(found) < devices:

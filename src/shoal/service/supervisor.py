@@ -13,8 +13,8 @@ from typing import IO
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.remote.engine import LARGEST
-from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key
+from shoal.remote.engine import MAX_CLAIMED_SAMPLES
+from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import Folder, claimed
 from shoal.service.processes import Link, end
@@ -40,7 +40,7 @@ class Terms:
     """The largest norm of a tensor that a device may send."""
     wait: float
     """How long a new run waits for devices to come."""
-    max_samples: int = LARGEST
+    max_samples: int = MAX_CLAIMED_SAMPLES
     """For how many samples a device counts at most, however many it says it has."""
 
 
@@ -187,7 +187,7 @@ def prepared(recipe: Recipe) -> tuple[Path, IO[bytes]]:
 def complete(keys: Path, devices: int) -> Path:
     """The folder of keys, if everything is in it."""
     wanted = [AUTHORITY, CERTIFICATE, SERVER_KEY]
-    wanted += [str(Path(device_key(d)).with_suffix(".pub")) for d in range(devices)]
+    wanted += [str(Path(device_key_name(d)).with_suffix(".pub")) for d in range(devices)]
     missing = [name for name in wanted if not (keys / name).is_file()]
     if missing:
         problem = f"{keys} has no {missing[0]}."
