@@ -18,8 +18,8 @@ from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
 from shoal.runs.store import Folder
-from shoal.service.client import Seat
-from shoal.service.server_run import conducted, fit_for_devices
+from shoal.service.client import DeviceClient
+from shoal.service.server_run import adapt_recipe_to_devices, play_server_run
 
 SHOAL = str(Path(sys.executable).with_name("shoal"))
 DEVICES = 3
@@ -43,19 +43,19 @@ Tamper = Callable[[int, int, bytes], bytes | str]
 class Nearby:
     """Carries questions to seats in this process."""
 
-    def __init__(self, seats: list[Seat], tamper: Tamper = lambda device, round, answer: answer):
+    def __init__(self, seats: list[DeviceClient], tamper: Tamper = lambda device, round, answer: answer):
         self.seats, self.tamper, self.round = seats, tamper, -1
 
     def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
         if kind == "train":
             self.round += 1
         for device, question in reversed(list(questions.items())):
-            answer = self.seats[device].answer(question, kind)
+            answer = self.seats[device].answer_request(question, kind)
             yield device, answer if kind == "enrol" else self.tamper(device, self.round, answer)
 
 
 def recipe(method: str, out: Path, **more: object) -> Recipe:
-    return fit_for_devices(Recipe().revised(**BASE | {"method": method, "out": str(out)} | more))
+    return adapt_recipe_to_devices(Recipe().revised(**BASE | {"method": method, "out": str(out)} | more))
 
 
 def samples_file(folder: Path, device: int, **more: object) -> str:
@@ -77,9 +77,9 @@ def samples_file(folder: Path, device: int, **more: object) -> str:
     return f"{path}:load"
 
 
-def seats(folder: Path, **more: object) -> list[Seat]:
+def seats(folder: Path, **more: object) -> list[DeviceClient]:
     devices = int(str(more.get("devices", DEVICES)))
-    return [Seat(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(devices)]
+    return [DeviceClient(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(devices)]
 
 
 def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = MAX_CLAIMED_SAMPLES) -> Result:
@@ -87,7 +87,7 @@ def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = M
     path = Path(found.out)
     if not path.exists():
         Folder.create(found).close()
-    return conducted(path, post, 60, bound, 1, max_samples=max_samples)
+    return play_server_run(path, post, 60, bound, 1, max_samples=max_samples)
 
 
 def rows(result: Result) -> list[dict]:

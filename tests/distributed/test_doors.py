@@ -17,7 +17,7 @@ from federation import BASE, SHOAL, free_port, samples_file, soon
 
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name, make_keys
 from shoal.service.private_socket import PrivateFolder
-from shoal.service.processes import end, proxy_of, start, start_node
+from shoal.service.processes import build_proxy_config, end_processes, start_process, start_supernode
 
 pytest.importorskip("flwr")
 BESIDE = Path(sys.executable).parent
@@ -104,7 +104,7 @@ class Village:
         self.device = self.shoal(words, "join.out")
 
     def shoal(self, words: list[str], log: str) -> subprocess.Popen:
-        return start([SHOAL, *words], self.folder / log, os.environ | {"OMP_NUM_THREADS": "1"})
+        return start_process([SHOAL, *words], self.folder / log, os.environ | {"OMP_NUM_THREADS": "1"})
 
     def sockets(self) -> dict[str, str]:
         """Where the SuperLink and the device's SuperNode listen, by their name."""
@@ -124,7 +124,7 @@ def village(tmp_path_factory) -> Iterator[Village]:
         assert "Sent successfully" in read(log), told(made)
         yield made
     finally:
-        end([made.device, made.server])
+        end_processes([made.device, made.server])
 
 
 def test_a_stranger_with_the_authority_starts_nothing(village, tmp_path):
@@ -232,11 +232,11 @@ def test_a_device_gives_no_orders(village):
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    from shoal.service.flower_control import control, messages
+    from shoal.service.flower_control import messages, open_control_client
 
     fleet: Any = fleet_pb2
     nodes: Any = node_pb2
-    with control(Path(village.sockets()["superlink"])) as client:
+    with open_control_client(Path(village.sockets()["superlink"])) as client:
         [run] = client.ListRuns(messages.ListRunsRequest()).run_dict
     numbers = json.loads((village.folder / "run" / "flower" / "nodes.json").read_text())
     other, own = int(numbers["0"]), int(numbers["1"])
@@ -265,17 +265,17 @@ def test_the_server_runs_no_other_app(village, tmp_path):
     from flwr.common.serde import fab_to_proto
     from flwr.supercore.fab import Fab
 
-    from shoal.service.flower_control import control, messages, status_of_run
+    from shoal.service.flower_control import get_flower_run_status, messages, open_control_client
 
     stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
     build = [str(BESIDE / "flwr"), "build", "--app", str(stranger.app)]
     subprocess.run(build, env=stranger.environment, cwd=stranger.folder, check=True)
     [content] = [path.read_bytes() for path in stranger.folder.glob("*.fab")]
     socket = Path(village.sockets()["superlink"])
-    with control(socket) as client:
+    with open_control_client(socket) as client:
         app = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
         number = str(client.StartRun(messages.StartRunRequest(fab=app)).run_id)
-    assert soon(lambda: status_of_run(socket, number) == "finished", 120), told(village)
+    assert soon(lambda: get_flower_run_status(socket, number) == "finished", 120), told(village)
     assert not list(stranger.marks.iterdir())
     assert "and it is not shoal's own" in read(village.folder / "run" / "flower" / "superexec.log")
 
@@ -290,14 +290,16 @@ def test_a_device_runs_no_other_app(tmp_path):
     own += ["--ssl-keyfile", str(keys / SERVER_KEY), "--disable-runtime-dependency-installation"]
     near = ["--runtime-api-address", f"127.0.0.1:{port}", "--root-certificates", str(keys / AUTHORITY)]
     log = tmp_path / "flower.log"
-    running = [start([str(BESIDE / "flower-superlink"), *address, *own], log, stranger.environment)]
+    running = [start_process([str(BESIDE / "flower-superlink"), *address, *own], log, stranger.environment)]
     try:
-        running.append(start([str(BESIDE / "flower-superexec"), *near], log, stranger.environment))
+        running.append(start_process([str(BESIDE / "flower-superexec"), *near], log, stranger.environment))
         public = str((keys / device_key_name(0)).with_suffix(".pub"))
         assert soon(lambda: bool(stranger.flwr("supernode", "register", public, "lab").get("success")), 60), read(log)
         seat = {"data": "", "folder": str(home)}
         running.append(
-            start_node(f"127.0.0.1:{port}", keys / device_key_name(0), keys / AUTHORITY, seat, PrivateFolder.create())
+            start_supernode(
+                f"127.0.0.1:{port}", keys / device_key_name(0), keys / AUTHORITY, seat, PrivateFolder.create()
+            )
         )
         assert soon(lambda: "SuperNode ID" in read(home / "supernode.log"), 60), read(home / "supernode.log")
         assert stranger.flwr("run", str(stranger.app), "lab").get("success")
@@ -306,7 +308,7 @@ def test_a_device_runs_no_other_app(tmp_path):
         assert not (stranger.marks / "device").exists()
         assert "and it is not shoal's own" in read(home / "supernode.log")
     finally:
-        end(running[::-1])
+        end_processes(running[::-1])
 
 
 @pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
@@ -314,11 +316,11 @@ def test_from_outside_devices_come_in_and_nothing_else(village, tmp_path):
     """Through the proxy a device is let in, while registering one and submitting a run are refused."""
     port = free_port()
     config = tmp_path / "nginx.conf"
-    config.write_text(proxy_of(village.keys, f"127.0.0.1:{port}", village.address, tmp_path))
-    nginx = start([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
+    config.write_text(build_proxy_config(village.keys, f"127.0.0.1:{port}", village.address, tmp_path))
+    nginx = start_process([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
     seat = {"data": "", "folder": str(tmp_path / "home")}
     key, trusted = village.keys / device_key_name(1), village.keys / AUTHORITY
-    node = start_node(f"127.0.0.1:{port}", key, trusted, seat, PrivateFolder.create())
+    node = start_supernode(f"127.0.0.1:{port}", key, trusted, seat, PrivateFolder.create())
     try:
         log = tmp_path / "home" / "supernode.log"
         assert soon(lambda: "SuperNode ID" in read(log), 150), read(log)
@@ -328,7 +330,7 @@ def test_from_outside_devices_come_in_and_nothing_else(village, tmp_path):
         assert not stranger.flwr("supernode", "register", own, "lab").get("success")
         assert not stranger.flwr("run", str(stranger.app), "lab").get("success")
     finally:
-        end([node, nginx])
+        end_processes([node, nginx])
 
 
 def family(process: int) -> list[int]:

@@ -21,8 +21,8 @@ from shoal.remote.keys import AUTHORITY, device_key_name, make_keys
 from shoal.runs.session import Result
 from shoal.runs.start import opened
 from shoal.service.private_socket import PrivateFolder
-from shoal.service.processes import Link, end, refusal, start, start_node
-from shoal.service.supervisor import ALIVE, Serving, Terms, prepared, rows_of
+from shoal.service.processes import FlowerServer, end_processes, explain_refusal, start_process, start_supernode
+from shoal.service.supervisor import LOOP_PID_FILE, DeviceTerms, Supervisor, prepare_run_folder, read_played_rows
 
 pytest.importorskip("flwr")
 SPARE = DEVICES
@@ -121,8 +121,8 @@ class Federation:
         self.keys, self.runs = folder / "keys", folder / "runs"
         self.runs.mkdir()
         make_keys(self.keys, "", DEVICES + 1)
-        self.link = Link(folder / "flower", self.keys, "127.0.0.1", free_port())
-        self.serving = Serving(self.link, self.runs, DEVICES + 1, Terms(LATE, 1e6, 300))
+        self.link = FlowerServer(folder / "flower", self.keys, "127.0.0.1", free_port())
+        self.serving = Supervisor(self.link, self.runs, DEVICES + 1, DeviceTerms(LATE, 1e6, 300))
         self.nodes: list[subprocess.Popen] = []
 
     def join(self, device: int) -> subprocess.Popen:
@@ -130,21 +130,21 @@ class Federation:
         samples_file(self.folder, device)
         path = self.folder / f"node_{device}.py"
         path.write_text(code)
-        words = ["join", "--server", self.link.near, "--key", str(self.keys / device_key_name(device))]
+        words = ["join", "--server", self.link.local_address, "--key", str(self.keys / device_key_name(device))]
         words += ["--data", f"{path}:load", "--folder", str(self.folder / f"home-{device}")]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return start([SHOAL, *words], self.folder / f"join-{device}.log", environment)
+        return start_process([SHOAL, *words], self.folder / f"join-{device}.log", environment)
 
     def terms(self, seconds: float) -> None:
         """Another patience from the next run on."""
         self.serving.desk["seconds"] = seconds
-        end([self.serving.processes.pop("exec")])
-        self.serving.revive()
+        end_processes([self.serving.processes.pop("exec")])
+        self.serving.restart_dead_processes()
 
     def play(self, method: str, name: str, watch: Callable = lambda row: None, **more: object) -> Result:
-        path, lock = prepared(recipe(method, self.runs / name, **more))
+        path, lock = prepare_run_folder(recipe(method, self.runs / name, **more))
         lock.close()
-        self.serving.play(path, watch)
+        self.serving.play_run(path, watch)
         return opened(path)
 
 
@@ -165,7 +165,7 @@ def federation(tmp_path_factory) -> Iterator[Federation]:
     with made.serving:
         made.nodes = [made.join(device) for device in range(DEVICES)]
         yield made
-        end(made.nodes)
+        end_processes(made.nodes)
 
 
 METHODS = {
@@ -207,28 +207,30 @@ def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
     tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
     seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
     near = federation.link.near
-    nodes = {n: start_node(near, key, ca, seat(n), PrivateFolder.create()) for n, (key, ca) in tries.items()}
+    nodes = {n: start_supernode(near, key, ca, seat(n), PrivateFolder.create()) for n, (key, ca) in tries.items()}
     before = online(federation.link)
     try:
-        assert nodes["key"].wait(150) and "does not know this key" in refusal(tmp_path / "key")
-        assert nodes["authority"].wait(150) and "authority vouches for" in refusal(tmp_path / "authority")
+        assert nodes["key"].wait(150) and "does not know this key" in explain_refusal(tmp_path / "key")
+        assert nodes["authority"].wait(150) and "authority vouches for" in explain_refusal(tmp_path / "authority")
         assert online(federation.link) == before  # the third one goes on trying in vain
     finally:
-        end(list(nodes.values()))
+        end_processes(list(nodes.values()))
 
 
 def test_an_expired_certificate_is_refused(tmp_path):
     make_keys(tmp_path / "keys", "", 1, days=-1)
-    link = Link(tmp_path / "flower", tmp_path / "keys", "127.0.0.1", free_port())
-    process = link.start_link()
+    link = FlowerServer(tmp_path / "flower", tmp_path / "keys", "127.0.0.1", free_port())
+    process = link.start_superlink()
     seat = {"data": "", "folder": str(tmp_path / "home")}
     trusted = tmp_path / "keys" / AUTHORITY
-    node = start_node(link.near, tmp_path / "keys" / device_key_name(0), trusted, seat, PrivateFolder.create())
+    node = start_supernode(
+        link.local_address, tmp_path / "keys" / device_key_name(0), trusted, seat, PrivateFolder.create()
+    )
     try:
         link.wait_until_up(process)
-        assert node.wait(150) and "has expired" in refusal(tmp_path / "home")
+        assert node.wait(150) and "has expired" in explain_refusal(tmp_path / "home")
     finally:
-        end([node, process])
+        end_processes([node, process])
 
 
 def test_every_fault_costs_one_device_one_round(federation):
@@ -256,29 +258,29 @@ def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federat
     """The loop at five moments, the SuperLink once, and every node once."""
     rounds = 5
     federation.terms(300)
-    path, lock = prepared(recipe("scaffold", federation.runs / "killed", rounds=rounds))
+    path, lock = prepare_run_folder(recipe("scaffold", federation.runs / "killed", rounds=rounds))
     lock.close()
     killed: list[str] = []
 
     def loop(pause: float) -> None:
-        soon((path / ALIVE).exists, 150)
+        soon((path / LOOP_PID_FILE).exists, 150)
         time.sleep(pause)
-        process = int((path / ALIVE).read_text())
+        process = int((path / LOOP_PID_FILE).read_text())
         os.kill(process, signal.SIGKILL)
-        soon(lambda: not (path / ALIVE).exists() or (path / ALIVE).read_text() != str(process), 150)
+        soon(lambda: not (path / LOOP_PID_FILE).exists() or (path / LOOP_PID_FILE).read_text() != str(process), 150)
         killed.append("loop")
 
     def hunt() -> None:
         loop(0)  # before anybody was asked
         loop(5)  # while devices introduce themselves
         for reached, pause in ((1, 0.0), (1, 3.0), (2, 6.0)):  # right after a round, and in the middle of one
-            soon(lambda: len(rows_of(path)) >= reached, 400)
+            soon(lambda: len(read_played_rows(path)) >= reached, 400)
             loop(pause)
-        soon(lambda: len(rows_of(path)) >= 3, 400)
+        soon(lambda: len(read_played_rows(path)) >= 3, 400)
         time.sleep(3)
         federation.serving.processes["link"].kill()
         killed.append("link")
-        soon(lambda: len(rows_of(path)) >= 4, 400)
+        soon(lambda: len(read_played_rows(path)) >= 4, 400)
         time.sleep(3)
         for node in nodes_of(federation):
             os.kill(node, signal.SIGKILL)
@@ -301,19 +303,19 @@ def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
     run = made.runs / "run"
     words = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(run), "--keys", str(made.keys)]
     words += ["--port", str(made.link.port)]
-    server = start(words, tmp_path / "server.out", os.environ)
+    server = start_process(words, tmp_path / "server.out", os.environ)
     assert soon(lambda: "listening" in (tmp_path / "server.out").read_text(), 150)
     nodes = [made.join(device) for device in range(DEVICES)]
     try:
-        assert soon(lambda: len(rows_of(run)) == 1, 300), (tmp_path / "server.out").read_text()
+        assert soon(lambda: len(read_played_rows(run)) == 1, 300), (tmp_path / "server.out").read_text()
         server.kill()
         server.wait()
-        server = start(words, tmp_path / "server.out", os.environ)
+        server = start_process(words, tmp_path / "server.out", os.environ)
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
         assert rows(opened(run)) == rows(shoal.run("scaffold", engine="serial", **BASE))
         assert "round 2, accuracy" in (tmp_path / "server.out").read_text()
     finally:
-        end([server, *nodes])
+        end_processes([server, *nodes])
 
 
 def test_sigterm_ends_a_server_and_a_device_in_order(tmp_path):
@@ -321,9 +323,9 @@ def test_sigterm_ends_a_server_and_a_device_in_order(tmp_path):
     (tmp_path / "recipe.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in BASE.items()))
     port, said = str(free_port()), tmp_path / "said"
     words = ["server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure", "--port", port]
-    server = start([SHOAL, *words], said, os.environ)
+    server = start_process([SHOAL, *words], said, os.environ)
     words = ["join", "--server", f"127.0.0.1:{port}", "--data", samples_file(tmp_path, 0), "--insecure"]
-    device = start([SHOAL, *words, "--folder", str(tmp_path / "home")], tmp_path / "device", os.environ)
+    device = start_process([SHOAL, *words, "--folder", str(tmp_path / "home")], tmp_path / "device", os.environ)
     try:
         assert soon(lambda: "listening" in said.read_text(), 150)
         assert soon(lambda: "waiting for work" in (tmp_path / "device").read_text(), 150)
@@ -331,7 +333,7 @@ def test_sigterm_ends_a_server_and_a_device_in_order(tmp_path):
             process.terminate()
         assert (device.wait(60), server.wait(60)) == (0, 143)
     finally:
-        end([server, device])
+        end_processes([server, device])
     assert "terminated: Stopped.\nThe same command goes on" in said.read_text()
     assert not any("Traceback" in (tmp_path / name).read_text() for name in ("said", "device"))
 
@@ -341,7 +343,7 @@ def test_a_server_whose_processes_keep_dying_says_so(tmp_path):
     made = Federation(tmp_path)
     with made.serving, pytest.raises(ShoalError, match=r"died 5 times without a round.*superexec\.log"):
         made.link.private.secret.write_text("0" * 64)
-        end([made.serving.processes["exec"]])
+        end_processes([made.serving.processes["exec"]])
         made.play("fedavg", "run")
 
 
@@ -360,19 +362,19 @@ class Doubling:
     def pull_messages(self, numbers):
         from flwr.app import Message
 
-        from shoal.service.flower_app import enclosed
+        from shoal.service.flower_app import bytes_to_record
 
-        return [Message(enclosed(answer), reply_to=self.asked[0]) for answer in (b"one", b"other")]
+        return [Message(bytes_to_record(answer), reply_to=self.asked[0]) for answer in (b"one", b"other")]
 
 
 def test_of_two_answers_the_first_counts(monkeypatch):
     from flwr.supercore.task_identity import TaskIdentity
 
-    from shoal.service.flower_app import Flower
+    from shoal.service.flower_app import FlowerTransport
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    post = Flower(cast(Any, Doubling()), {0: 7})
+    post = FlowerTransport(cast(Any, Doubling()), {0: 7})
     assert list(post.exchange({0: b"question"}, "train", 5)) == [(0, b"one")]
 
 
@@ -380,21 +382,21 @@ def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
     port = free_port()
     (tmp_path / "recipe.toml").write_text('data = "digits"\ndevices = 2\nsample = 2\nrounds = 1\n')
     words = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure"]
-    server = start([*words, "--port", str(port)], tmp_path / "server.out", os.environ)
+    server = start_process([*words, "--port", str(port)], tmp_path / "server.out", os.environ)
     nodes = []
     for device in range(2):
         own = ["--data", samples_file(tmp_path, device), "--folder", str(tmp_path / f"home-{device}"), "--insecure"]
         joined = [SHOAL, "join", "--server", f"127.0.0.1:{port}", *own]
-        nodes.append(start(joined, tmp_path / f"join-{device}.log", os.environ))
+        nodes.append(start_process(joined, tmp_path / f"join-{device}.log", os.environ))
     try:
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
-        [row] = rows_of(tmp_path / "run")
+        [row] = read_played_rows(tmp_path / "run")
         assert "dropped" not in row and row["accuracy"] is not None
     finally:
-        end([server, *nodes])
+        end_processes([server, *nodes])
 
 
-def online(link: Link) -> dict[str, str]:
+def online(link: FlowerServer) -> dict[str, str]:
     from shoal.service.flower_control import list_devices
 
     return list_devices(link.private.socket)

@@ -20,9 +20,9 @@ from shoal.remote.keys import make_keys
 from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, read_reply_bytes, reply_to_bytes
 from shoal.runs.session import Result
 from shoal.runs.start import opened
-from shoal.service.client import Seat
+from shoal.service.client import DeviceClient
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
-from shoal.service.supervisor import rows_of
+from shoal.service.supervisor import read_played_rows
 
 METHODS = {
     "fedavg": {"normalise": True},
@@ -214,14 +214,14 @@ def test_an_answer_does_not_wait_for_the_next_message(monkeypatch):
 
 def test_devices_run_nothing_that_a_server_names(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    seat = Seat(samples_file(tmp_path, 0), tmp_path / "home")
+    seat = DeviceClient(samples_file(tmp_path, 0), tmp_path / "home")
     setup = {"method": "fedavg", "model": f"{tmp_path}/evil.py:Evil", "seed": 0, "momentum": 0.0, "weight_decay": 0.0}
     setup |= {"clip": 0.0, "augment": "", "precision": "float32", "shape": [1, 8, 8], "classes": 10}
     question = tree_bytes.tree_to_bytes(
         {"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}}
     )
     for own in (question, question.replace(b"evil.py:Evil", b"none.py:Evil")):
-        assert tree_bytes.tree_from_bytes(seat.answer(own, "enrol"), 1 << 20)["problem"] == "unread"
+        assert tree_bytes.tree_from_bytes(seat.answer_request(own, "enrol"), 1 << 20)["problem"] == "unread"
     assert not (tmp_path / "ran").exists()
 
 
@@ -236,9 +236,9 @@ def test_a_server_cannot_lead_a_device_out_of_its_folder(run):
 def test_no_text_of_a_device_travels(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def load():\n    raise RuntimeError('patient 17 in /secret')\n")
-    seat = Seat(f"{path}:load", tmp_path / "home")
+    seat = DeviceClient(f"{path}:load", tmp_path / "home")
     question = tree_bytes.tree_to_bytes({"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": {}})
-    answer = seat.answer(question, "enrol")
+    answer = seat.answer_request(question, "enrol")
     assert b"patient" not in answer and b"secret" not in answer
     assert tree_bytes.tree_from_bytes(answer, 1 << 20)["problem"] == "data"
 
@@ -398,4 +398,4 @@ def test_an_order_is_read_as_it_was_written():
 
 def test_a_server_reads_the_rounds_before_what_a_power_cut_tore(tmp_path):
     (tmp_path / "history.jsonl").write_bytes(b'{"round":0}\n{"round":1}\n' + bytes(9) + b'\n{"round":3}\n{"rou')
-    assert rows_of(tmp_path) == [{"round": 0}, {"round": 1}]
+    assert read_played_rows(tmp_path) == [{"round": 0}, {"round": 1}]

@@ -16,11 +16,18 @@ from shoal.remote.keys import AUTHORITY, make_keys
 from shoal.runs.failed_runs import refuse_all_void
 from shoal.runs.history import read_history
 from shoal.runs.recipe import Recipe, from_file, from_text
-from shoal.service.client import Seat
+from shoal.service.client import DeviceClient
 from shoal.service.private_socket import PrivateFolder
-from shoal.service.processes import PATIENCE, Link, end, proxy_of, refusal, start_node
-from shoal.service.server_run import fit_for_devices
-from shoal.service.supervisor import FLOWER, Serving, Terms, complete, prepared
+from shoal.service.processes import (
+    DEPARTURE_SECONDS,
+    FlowerServer,
+    build_proxy_config,
+    end_processes,
+    explain_refusal,
+    start_supernode,
+)
+from shoal.service.server_run import adapt_recipe_to_devices
+from shoal.service.supervisor import FLOWER_FOLDER, DeviceTerms, Supervisor, check_key_folder, prepare_run_folder
 from shoal.storage.files import explain_disk_errors
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
@@ -48,10 +55,10 @@ def proxy(
     folder: Annotated[Path, typer.Option(help="For nginx's own files.")] = Path("proxy"),
 ) -> None:
     """Print the configuration of an nginx that lets devices in, and nobody else."""
-    complete(keys, 0)
+    check_key_folder(keys, 0)
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    typer.echo(proxy_of(keys, listen, server, folder), nl=False)
+    typer.echo(build_proxy_config(keys, listen, server, folder), nl=False)
 
 
 def server(
@@ -78,12 +85,12 @@ def server(
         advice = "Leave it out and let devices in by `shoal proxy`; --behind-proxy is for a proxy on another machine."
         raise ShoalError("bad-value", problem, advice)
     found = Recipe().revised(**from_file(recipe) | from_text(sets or []) | {"out": str(out)})
-    found = fit_for_devices(found)
-    secured = None if insecure else complete(keys, found.devices)
-    path, lock = prepared(found)
+    found = adapt_recipe_to_devices(found)
+    secured = None if insecure else check_key_folder(keys, found.devices)
+    path, lock = prepare_run_folder(found)
     console = Console(soft_wrap=True)
-    link = Link((path / FLOWER).resolve(), secured, host, port)
-    terms = Terms(patience, bound, wait, max_samples)
+    link = FlowerServer((path / FLOWER_FOLDER).resolve(), secured, host, port)
+    terms = DeviceTerms(patience, bound, wait, max_samples)
 
     def tell(row: Row) -> None:
         right = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"
@@ -92,9 +99,9 @@ def server(
             console.print(f"  device {gone['device']}: {gone['why']}")
 
     try:
-        with lock, Serving(link, path.parent, found.devices, terms) as serving:
+        with lock, Supervisor(link, path.parent, found.devices, terms) as serving:
             console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
-            serving.play(path, tell)
+            serving.play_run(path, tell)
     except KeyboardInterrupt as error:
         raise stop_error(error, "Stopped.", "The same command goes on from the last round.") from None
     console.print(f"The run is over: {path}")
@@ -128,20 +135,20 @@ def join(
     whole = str(Path(place).expanduser().resolve()) + (f".py:{name}" if name else "")
     seat = {"data": whole, "folder": str(folder.resolve())}
     console = Console(soft_wrap=True)
-    x, y = Seat(whole, folder).load()
+    x, y = DeviceClient(whole, folder).load_samples()
     console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
     private = PrivateFolder.create()
     while True:
-        process = start_node(server, key, authority, seat, private)
+        process = start_supernode(server, key, authority, seat, private)
         console.print(f"waiting for work from {server}" + (", NOT ENCRYPTED" if insecure else ""))
         try:
             code = process.wait()
         except KeyboardInterrupt:
-            end([process])
+            end_processes([process])
             return
-        console.print(f"The node ended with code {code}: {refusal(folder)}. Next try in {PATIENCE} s.")
+        console.print(f"The node ended with code {code}: {explain_refusal(folder)}. Next try in {DEPARTURE_SECONDS} s.")
         try:
-            time.sleep(PATIENCE)
+            time.sleep(DEPARTURE_SECONDS)
         except KeyboardInterrupt:
             return
 

@@ -34,56 +34,56 @@ from shoal.storage.memory import DeviceMemory, MemoryVersion
 from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
-MOST = 1 << 31
+MAX_REQUEST_BYTES = 1 << 31
 """Bytes that a question may have."""
-SETUP = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
+SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
 """What devices are told of the recipe: names and numbers, nothing that could be run."""
-REASONS = {"no-data": "data", "disk": "disk", "damaged": "unread"}
+REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread"}
 
 
-class TimeUp(Exception):
+class TimeLimitExceeded(Exception):
     """The server does not wait any longer."""
 
 
-class Forgotten(Exception):
+class MemoryLost(Exception):
     """What the device remembered is not there any more."""
 
 
 @dataclass(frozen=True)
-class Seat:
+class DeviceClient:
     """One device: where its samples are, and the folder in which it remembers."""
 
     data: str
     folder: Path
 
-    def answer(self, question: bytes, kind: str) -> bytes:
+    def answer_request(self, question: bytes, kind: str) -> bytes:
         """What goes back, whatever happens here; of what went wrong only a code travels."""
         stamp = RequestStamp("unknown", -1, -1, "unknown")
         try:
-            stamp = RequestStamp(**tree_from_bytes(question, MOST)["stamp"])
-            return self.enrol(stamp, question) if kind == "enrol" else self.train(question)
+            stamp = RequestStamp(**tree_from_bytes(question, MAX_REQUEST_BYTES)["stamp"])
+            return self.answer_enrolment(stamp, question) if kind == "enrol" else self.answer_training(question)
         except BaseException as error:
-            code = reason(error)
+            code = get_reason_code(error)
             log.warning("device %d, round %d: %s", stamp.device, stamp.round, code, exc_info=error)
             return problem_to_bytes(stamp, code)
 
-    def enrol(self, stamp: RequestStamp, question: bytes) -> bytes:
+    def answer_enrolment(self, stamp: RequestStamp, question: bytes) -> bytes:
         """How many samples there are, and what the parts want to be known of them."""
-        setup = tree_from_bytes(question, MOST)["setup"]
-        with use_threads(threads_of(setup)):
-            samples = self.samples(setup)
-            card = site_of(setup, samples).enrol(stamp.device)
+        setup = tree_from_bytes(question, MAX_REQUEST_BYTES)["setup"]
+        with use_threads(read_thread_count(setup)):
+            samples = self.prepare_samples(setup)
+            card = build_device_setup(setup, samples).enrol(stamp.device)
         return tree_to_bytes({"stamp": asdict(stamp), "size": len(samples), "card": card})
 
-    def train(self, question: bytes) -> bytes:
-        order = TrainRequest.from_bytes(question, MOST)
-        with bounded(order.seconds), use_threads(threads_of(order.setup)):
-            site = site_of(order.setup, self.samples(order.setup))
+    def answer_training(self, question: bytes) -> bytes:
+        order = TrainRequest.from_bytes(question, MAX_REQUEST_BYTES)
+        with limit_time(order.seconds), use_threads(read_thread_count(order.setup)):
+            site = build_device_setup(order.setup, self.prepare_samples(order.setup))
             nets = [site.net]
             for cut in order.cuts:
                 nets.append(nets[-1].cut(cut))
             cuts = [(net.slicer, cut) for net, cut in zip(nets, order.cuts)]
-            memory = self.memory(order, cuts)
+            memory = self.open_memory(order, cuts)
             machine = LocalDevices(replace(site, net=nets[-1]), memory, SerialEngine())
             [outcome] = machine.fit([order.job])
             if outcome.message is not None:
@@ -91,7 +91,7 @@ class Seat:
                 memory.flush()
             return reply_to_bytes(order.stamp, outcome, bool(memory.versions))
 
-    def memory(self, order: TrainRequest, cuts: list) -> DeviceMemory:
+    def open_memory(self, order: TrainRequest, cuts: list) -> DeviceMemory:
         """What the device remembers as of the round that the server knows of; of later ones nobody heard."""
         sync_paths(make_folders(self.folder))
         memory = DeviceMemory(self.folder / order.stamp.run)
@@ -99,10 +99,10 @@ class Seat:
         try:
             memory.restore(known, cuts)
         except ShoalError as error:
-            raise Forgotten from error
+            raise MemoryLost from error
         return memory
 
-    def load(self) -> tuple[Tensor, Tensor]:
+    def load_samples(self) -> tuple[Tensor, Tensor]:
         """The device's own samples as they are."""
         try:
             part = read_user_samples(load_named_object(self.data)() if ".py:" in self.data else self.data)
@@ -111,7 +111,7 @@ class Seat:
                 raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")
             [(x, y)] = number_classes([part])
             check_samples((x, y))
-        except (ShoalError, TimeUp):
+        except (ShoalError, TimeLimitExceeded):
             raise
         except Exception as error:
             raise ShoalError(
@@ -119,9 +119,9 @@ class Seat:
             ) from error
         return x, y
 
-    def samples(self, setup: dict[str, Any]) -> Samples:
+    def prepare_samples(self, setup: dict[str, Any]) -> Samples:
         """The same in the form of the run's."""
-        x, y = self.load()
+        x, y = self.load_samples()
         dtype = torch.float64 if setup["precision"] == "float64" else torch.float32
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
         if list(x.shape[1:]) != setup["shape"] or int(y.max()) >= setup["classes"] or int(y.min()) < 0:
@@ -131,9 +131,9 @@ class Seat:
         return Samples(x, y.long(), torch.arange(len(y)))
 
 
-def site_of(setup: dict[str, Any], samples: Samples) -> TrainingSetup:
+def build_device_setup(setup: dict[str, Any], samples: Samples) -> TrainingSetup:
     """The place where devices of a run train, on a device: names that stand for files are refused."""
-    given = {key: setup[key] for key in SETUP}
+    given = {key: setup[key] for key in SETUP_KEYS}
     if any(".py" in str(given[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().revised(**given)
@@ -148,38 +148,40 @@ def site_of(setup: dict[str, Any], samples: Samples) -> TrainingSetup:
     return TrainingSetup(method, net, streams, optimiser, own, parse_augment(recipe.augment))
 
 
-def threads_of(setup: dict[str, Any]) -> int:
+def read_thread_count(setup: dict[str, Any]) -> int:
     """As many on every device, whatever its processor has: they are in the last digits of what it computes."""
     return Recipe().revised(threads=setup.get("threads", 0)).threads or 1
 
 
-def setup_of(recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None) -> dict:
+def build_run_description(
+    recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None
+) -> dict:
     """What the server tells every device of a run."""
     mean, std = moments or (None, None)
-    given = {key: getattr(recipe, key) for key in SETUP}
+    given = {key: getattr(recipe, key) for key in SETUP_KEYS}
     given |= {"threads": recipe.threads}
     return given | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
 
 
-def reason(error: BaseException) -> str:
+def get_reason_code(error: BaseException) -> str:
     """The code of what went wrong."""
     if isinstance(error, ShoalError):
-        return REASONS.get(error.kind.name, "failed")
-    causes = {TimeUp: "time", Forgotten: "memory", OSError: "disk"}
+        return REASON_CODES.get(error.kind.name, "failed")
+    causes = {TimeLimitExceeded: "time", MemoryLost: "memory", OSError: "disk"}
     return next((code for kind, code in causes.items() if isinstance(error, kind)), "failed")
 
 
 @contextmanager
-def bounded(seconds: float) -> Iterator[None]:
+def limit_time(seconds: float) -> Iterator[None]:
     """Stop what takes longer: nobody would hear of it, and the device would be deaf meanwhile."""
 
-    def ring(*_: object) -> None:
-        raise TimeUp
+    def raise_time_limit(*_: object) -> None:
+        raise TimeLimitExceeded
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, raise_time_limit)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
         yield

@@ -8,9 +8,9 @@ from pathlib import Path
 from shoal.core.errors import ShoalError
 
 SHIM = Path(__file__).with_name("shim")
-BEGINNING = (1980, 1, 1, 0, 0, 0)
+EARLIEST_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 """The earliest date that a zip file can hold: when this one was built must not show."""
-UNIX = 3
+ZIP_SYSTEM_UNIX = 3
 """What a zip file calls the system that it was made on."""
 
 
@@ -26,8 +26,8 @@ def build_app_bundle() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as bundle:
         for name, content in contents.items():
-            entry = zipfile.ZipInfo(name, BEGINNING)
-            entry.create_system = UNIX
+            entry = zipfile.ZipInfo(name, EARLIEST_ZIP_DATE)
+            entry.create_system = ZIP_SYSTEM_UNIX
             bundle.writestr(entry, content)
     return buffer.getvalue()
 

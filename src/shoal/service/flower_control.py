@@ -24,7 +24,7 @@ messages: Any = control_pb2
 
 
 @contextmanager
-def control(socket: Path) -> Iterator[ControlHttpClient]:
+def open_control_client(socket: Path) -> Iterator[ControlHttpClient]:
     """Flower's control interface; whatever it refuses is an error that a user can read."""
     try:
         with connect_to_socket(ControlHttpClient, str(socket)) as client:
@@ -49,35 +49,35 @@ def register_device(socket: Path, public_key: Path, name: str) -> str:
         ) from error
     if not isinstance(key, EllipticCurvePublicKey):
         raise ShoalError("damaged", f"{public_key} is a key of another kind.", "Make keys with `shoal keys`.")
-    with control(socket) as client:
+    with open_control_client(socket) as client:
         request = messages.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
         return str(client.RegisterNode(request).node_id)
 
 
 def list_devices(socket: Path) -> dict[str, str]:
     """The number of every device that the SuperLink knows, and whether it is online."""
-    with control(socket) as client:
+    with open_control_client(socket) as client:
         return {str(node.node_id): node.status for node in client.ListNodes(messages.ListNodesRequest()).nodes_info}
 
 
-def start_run(socket: Path, name: str) -> str:
+def start_flower_run(socket: Path, name: str) -> str:
     """Have the run of this name started; Flower's number of it."""
     content = build_app_bundle()
     app = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
-    with control(socket) as client:
+    with open_control_client(socket) as client:
         found = client.StartRun(messages.StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name})))
     if not found.HasField("run_id"):
         raise ShoalError("unreachable", "Flower started no run.", "See superlink.log.")
     return str(found.run_id)
 
 
-def status_of_run(socket: Path, number: str) -> str:
+def get_flower_run_status(socket: Path, number: str) -> str:
     """What Flower says of a run: pending, starting, running or finished."""
-    with control(socket) as client:
+    with open_control_client(socket) as client:
         [run] = client.ListRuns(messages.ListRunsRequest(run_id=int(number))).run_dict.values()
         return run.status.status
 
 
-def stop_run(socket: Path, number: str) -> None:
-    with control(socket) as client:
+def stop_flower_run(socket: Path, number: str) -> None:
+    with open_control_client(socket) as client:
         client.StopRun(messages.StopRunRequest(run_id=int(number)))

@@ -28,12 +28,12 @@ import httpx
 from flwr import __version__ as version
 from flwr.supercore.protobuf.client import ProtobufClient
 
-VERSION = "1.41.0"
-FLEET = "/v1/fleet/"
+FLOWER_VERSION = "1.41.0"
+FLEET_PATH = "/v1/fleet/"
 """Where devices fetch their messages and leave their answers; Flower asks there for a registered key."""
-UNIX = "unix:"
+UNIX_PREFIX = "unix:"
 """How the address of a Unix socket begins."""
-SECONDS = 30.0
+REPLY_TIMEOUT = 30.0
 """How long an answer may take, as in Flower's clients."""
 Client = TypeVar("Client", bound=ProtobufClient)
 
@@ -44,7 +44,7 @@ def superlink(socket: str, *words: str) -> None:
     flower = import_module("flwr.superlink.cli.flower_superlink")
     sys.argv = ["flower-superlink", *words]
     config = flower._parse_superlink_lifespan_config()
-    speak_for_oneself()
+    refuse_foreign_messages()
     app = import_module("flwr.superlink.main").create_app(config, flower.SuperLinkLifespan)
     logs = {"log_config": flower.get_uvicorn_log_config(flower.console_handler.level), "access_log": False}
     inside = uvicorn.Server(uvicorn.Config(app, uds=socket, lifespan="off", **logs))
@@ -53,10 +53,10 @@ def superlink(socket: str, *words: str) -> None:
     while thread.is_alive() and not inside.started:
         sleep(0.05)
     keys = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
-    uvicorn.run(FleetOnly(app), host=config.host, port=config.port, **keys, **logs)
+    uvicorn.run(FleetOnlyApp(app), host=config.host, port=config.port, **keys, **logs)
 
 
-def speak_for_oneself() -> None:
+def refuse_foreign_messages() -> None:
     """Refuse what a device leaves in the name of another, or of the server: Flower compares only who delivers it."""
     from fastapi import HTTPException
 
@@ -68,17 +68,17 @@ def speak_for_oneself() -> None:
             raise HTTPException(401, "Messages of another SuperNode")
         return push(request=request, state=state)
 
-    substitute(handlers, "push_messages", push_own_messages)
+    replace_attribute(handlers, "push_messages", push_own_messages)
 
 
-class FleetOnly:
+class FleetOnlyApp:
     """An ASGI app without everything that devices have no need of."""
 
     def __init__(self, app: Callable):
         self.app = app
 
     async def __call__(self, scope: Mapping[str, Any], receive: Callable, send: Callable) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"].startswith(FLEET)):
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"].startswith(FLEET_PATH)):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
@@ -91,14 +91,14 @@ def supernode(socket: str, secret: str, *words: str) -> None:
     """A device's SuperNode, without any port, and the SuperExec that works for it; when one ends, so does the other."""
     uvicorn = import_module("uvicorn")
     flower = import_module("flwr.supernode.cli.flower_supernode")
-    worker = subprocess.Popen([*program("superexec"), "clientapp", socket, secret, str(os.getpid())])
+    worker = subprocess.Popen([*build_program_command("superexec"), "clientapp", socket, secret, str(os.getpid())])
 
-    def end_with_worker() -> None:
+    def end_with_superexec() -> None:
         worker.wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    Thread(target=end_with_worker, daemon=True).start()
-    substitute(uvicorn, "Config", partial(uvicorn.Config, uds=socket))
+    Thread(target=end_with_superexec, daemon=True).start()
+    replace_attribute(uvicorn, "Config", partial(uvicorn.Config, uds=socket))
     send_waiting_replies()
     sys.argv = ["flower-supernode", *words, "--isolation", "process", "--superexec-auth-secret-file", secret]
     flower.flower_supernode()
@@ -121,24 +121,24 @@ def send_waiting_replies() -> None:
             waiting = [e for e in state.msg_store.values() if not e.is_retrieved]
         return 0 if any(entry.message.metadata.reply_to_message_id for entry in waiting) else None
 
-    substitute(loop, "_pull_and_store_message", pull_or_send)
+    replace_attribute(loop, "_pull_and_store_message", pull_or_send)
 
 
 def superexec(task: str, socket: str, secret: str, parent: str) -> None:
     """A SuperExec that fetches and starts tasks of one kind, and ends with the process of this number."""
     plugin = import_module("flwr.supercore.superexec.plugin").AutoExecPlugin
     executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
-    substitute(plugin, "supported_task_types", frozenset({executor.TaskType(f"flwr-{task}")}))
+    replace_attribute(plugin, "supported_task_types", frozenset({executor.TaskType(f"flwr-{task}")}))
 
-    def launch(self: Any, spec: Any) -> Any:
+    def launch_task(self: Any, spec: Any) -> Any:
         # Other users can read the token here, but not reach the socket where it is good for something.
         words = ["--runtime-api-address", spec.runtime_api_address, "--token", spec.token, "--insecure"]
-        subprocess.Popen([*program(task), *words, "--parent-pid", str(spec.parent_pid)])
+        subprocess.Popen([*build_program_command(task), *words, "--parent-pid", str(spec.parent_pid)])
         return executor.LaunchResult.accepted()
 
-    substitute(executor.SubprocessExecutor, "launch", launch)
-    reach_sockets()
-    where = ["--runtime-api-address", f"{UNIX}{socket}", "--insecure", "--superexec-auth-secret-file", secret]
+    replace_attribute(executor.SubprocessExecutor, "launch", launch_task)
+    allow_unix_sockets()
+    where = ["--runtime-api-address", f"{UNIX_PREFIX}{socket}", "--insecure", "--superexec-auth-secret-file", secret]
     sys.argv = ["flower-superexec", *where, "--parent-pid", parent]
     import_module("flwr.supercore.cli.flower_superexec").flower_superexec()
 
@@ -148,14 +148,14 @@ def serverapp(*words: str) -> None:
     module = import_module("flwr.superlink.runtime.run_serverapp")
     install = module.install_from_fab
 
-    def install_own(content: bytes, **more: Any) -> Any:
+    def install_checked_bundle(content: bytes, **more: Any) -> Any:
         from shoal.service.flower_bundle import check_app_bundle
 
         check_app_bundle(content)
         return install(content, **more)
 
-    substitute(module, "install_from_fab", install_own)
-    reach_sockets()
+    replace_attribute(module, "install_from_fab", install_checked_bundle)
+    allow_unix_sockets()
     sys.argv = ["flwr-serverapp", *words]
     import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp()
 
@@ -164,7 +164,7 @@ def clientapp(*words: str) -> None:
     """A device's answer to one message: by what is installed here, whatever was sent."""
     module = import_module("flwr.supernode.runtime.run_clientapp")
 
-    def check(content: bytes, **_: Any) -> None:
+    def check_bundle(content: bytes, **_: Any) -> None:
         from shoal.core.errors import ShoalError
         from shoal.service.flower_bundle import check_app_bundle
 
@@ -178,14 +178,14 @@ def clientapp(*words: str) -> None:
 
         return client
 
-    substitute(module, "install_from_fab", check)
-    substitute(module, "get_load_client_app_fn", lambda **_: load_installed)
-    reach_sockets()
+    replace_attribute(module, "install_from_fab", check_bundle)
+    replace_attribute(module, "get_load_client_app_fn", lambda **_: load_installed)
+    allow_unix_sockets()
     sys.argv = ["flwr-clientapp", *words]
     import_module("flwr.supernode.cli.flwr_clientapp").flwr_clientapp()
 
 
-def program(name: str) -> list[str]:
+def build_program_command(name: str) -> list[str]:
     """The words that start one of these; nothing in the present folder can stand in for a module."""
     return [sys.executable, "-P", __file__, name]
 
@@ -194,24 +194,24 @@ def connect_to_socket(kind: type[Client], path: str, interceptors: Sequence[Any]
     """One of Flower's clients, which know TCP alone, on a Unix socket."""
     client = kind("http://localhost", interceptors=interceptors, verify=False, retry_invoker=retry)
     client._client.close()
-    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=SECONDS)
+    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=REPLY_TIMEOUT)
     return client
 
 
-def reach_sockets() -> None:
+def allow_unix_sockets() -> None:
     """Let Flower's clients understand addresses of Unix sockets."""
     by_tcp = ProtobufClient.from_server_address
 
     def from_server_address(cls: Any, server_address: str, *more: Any, **named: Any) -> Any:
-        if not server_address.startswith(UNIX):
+        if not server_address.startswith(UNIX_PREFIX):
             return by_tcp.__func__(cls, server_address, *more, **named)
-        path = server_address.removeprefix(UNIX)
+        path = server_address.removeprefix(UNIX_PREFIX)
         return connect_to_socket(cls, path, named["interceptors"], named.get("retry_invoker"))
 
-    substitute(ProtobufClient, "from_server_address", classmethod(from_server_address))
+    replace_attribute(ProtobufClient, "from_server_address", classmethod(from_server_address))
 
 
-def substitute(owner: Any, name: str, new: Any) -> None:
+def replace_attribute(owner: Any, name: str, new: Any) -> None:
     """Put something of ours in the place of something of Flower's, which must be there."""
     getattr(owner, name)
     setattr(owner, name, new)
@@ -221,6 +221,6 @@ PROGRAMS = {run.__name__: run for run in (superlink, supernode, superexec, serve
 
 
 if __name__ == "__main__":
-    if version != VERSION:
-        sys.exit(f"Flower is {version}, and shoal can close the doors of {VERSION} alone. Install that version.")
+    if version != FLOWER_VERSION:
+        sys.exit(f"Flower is {version}, and shoal can close the doors of {FLOWER_VERSION} alone. Install that version.")
     PROGRAMS[sys.argv[1]](*sys.argv[2:])

@@ -24,20 +24,20 @@ from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_nam
 from shoal.service.private_socket import PrivateFolder
 from shoal.storage.files import write_bytes
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-REFUSALS = {
+QUIET_VARIABLES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+REFUSAL_MEANINGS = {
     "certificate has expired": "the server's certificate has expired: make new keys",
     "CERTIFICATE_VERIFY_FAILED": "the server is not the one that the authority vouches for",
     "[code: 2004]": "the server does not know this key, or takes the device for being there still",
     "Exit Code: 305": "the server cannot be reached like this",
 }
 """What Flower's log says of a device that is not let in, and what it means."""
-PATIENCE = 60
+DEPARTURE_SECONDS = 60
 """Seconds that a server needs to notice that a device is gone; before that it lets no other one in with its key."""
 
 
 @dataclass(frozen=True)
-class Link:
+class FlowerServer:
     """How the server's processes are reached and secured."""
 
     folder: Path
@@ -49,31 +49,31 @@ class Link:
     private: PrivateFolder = field(default_factory=PrivateFolder.create)
     """Where the processes on this machine reach the SuperLink, and nobody else does."""
 
-    def key(self, name: str) -> str:
+    def key_path(self, name: str) -> str:
         assert self.keys
         return str(self.keys / name)
 
-    def start_link(self) -> subprocess.Popen:
+    def start_superlink(self) -> subprocess.Popen:
         """The SuperLink: it holds messages until they are fetched, and survives being killed."""
         secured = ["--insecure"]
         if self.keys:
-            secured = ["--ssl-ca-certfile", self.key(AUTHORITY), "--ssl-certfile", self.key(CERTIFICATE)]
-            secured += ["--ssl-keyfile", self.key(SERVER_KEY), "--enable-supernode-auth"]
+            secured = ["--ssl-ca-certfile", self.key_path(AUTHORITY), "--ssl-certfile", self.key_path(CERTIFICATE)]
+            secured += ["--ssl-keyfile", self.key_path(SERVER_KEY), "--enable-supernode-auth"]
         address = ["--host", self.host, "--port", str(self.port), "--database", str(self.folder / "state.db")]
         fixed = ["--isolation", "process", "--disable-runtime-dependency-installation"]
         secret = ["--superexec-auth-secret-file", str(self.private.secret)]
-        words = [*program("superlink"), str(self.private.socket), *address, *secured, *fixed, *secret]
-        return start(words, self.folder / "superlink.log", surroundings(self.folder))
+        words = [*find_program_command("superlink"), str(self.private.socket), *address, *secured, *fixed, *secret]
+        return start_process(words, self.folder / "superlink.log", build_environment(self.folder))
 
-    def start_exec(self, desk: Mapping[str, Any]) -> subprocess.Popen:
+    def start_superexec(self, desk: Mapping[str, Any]) -> subprocess.Popen:
         """The SuperExec: it starts our loop when a run is submitted."""
         own = [str(self.private.socket), str(self.private.secret), str(os.getpid())]
-        environment = surroundings(self.folder) | {"SHOAL_DESK": json.dumps(desk)}
-        words = [*program("superexec"), "serverapp", *own]
-        return start(words, self.folder / "superexec.log", environment)
+        environment = build_environment(self.folder) | {"SHOAL_DESK": json.dumps(desk)}
+        words = [*find_program_command("superexec"), "serverapp", *own]
+        return start_process(words, self.folder / "superexec.log", environment)
 
     @property
-    def near(self) -> str:
+    def local_address(self) -> str:
         """The address for processes on the same machine."""
         return f"127.0.0.1:{self.port}" if self.host == "0.0.0.0" else f"{self.host}:{self.port}"
 
@@ -83,13 +83,13 @@ class Link:
             if process.poll() is not None:
                 problem = f"Flower's SuperLink ended with code {process.returncode}."
                 raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}; is the port taken?")
-            host, _, port = self.near.rpartition(":")
+            host, _, port = self.local_address.rpartition(":")
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
                 return
             time.sleep(0.2)
         raise ShoalError("unreachable", "Flower's SuperLink did not come up.", f"See {self.folder / 'superlink.log'}.")
 
-    def register(self, devices: int) -> Path:
+    def register_devices(self, devices: int) -> Path:
         """Tell the SuperLink the devices' keys; the file with the number that it gave each of them."""
         from shoal.service.flower_control import register_device
 
@@ -97,7 +97,7 @@ class Link:
         known = json.loads(path.read_text()) if path.exists() else {}
         for device in range(devices):
             if str(device) not in known:
-                shown = Path(self.key(device_key_name(device))).with_suffix(".pub")
+                shown = Path(self.key_path(device_key_name(device))).with_suffix(".pub")
                 try:
                     known[str(device)] = register_device(self.private.socket, shown, f"device-{device}")
                 except ShoalError as error:
@@ -107,33 +107,33 @@ class Link:
                 write_bytes(path, json.dumps(known).encode())
         return path
 
-    def submit(self, run: str) -> str:
+    def submit_run(self, run: str) -> str:
         """Have a run started; Flower's number of it."""
-        from shoal.service.flower_control import start_run
+        from shoal.service.flower_control import start_flower_run
 
         try:
-            return start_run(self.private.socket, run)
+            return start_flower_run(self.private.socket, run)
         except ShoalError as error:
             problem = f"The run could not be submitted: {error.problem}"
             raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}.") from error
 
-    def status(self, run: str) -> str:
+    def get_run_status(self, run: str) -> str:
         """What Flower says of a run: pending, starting, running, finished; empty where it does not say."""
-        from shoal.service.flower_control import status_of_run
+        from shoal.service.flower_control import get_flower_run_status
 
         try:
-            return status_of_run(self.private.socket, run)
+            return get_flower_run_status(self.private.socket, run)
         except ShoalError:
             return ""
 
-    def stop(self, run: str) -> None:
-        from shoal.service.flower_control import stop_run
+    def stop_run(self, run: str) -> None:
+        from shoal.service.flower_control import stop_flower_run
 
         with suppress(ShoalError):
-            stop_run(self.private.socket, run)
+            stop_flower_run(self.private.socket, run)
 
 
-def start_node(
+def start_supernode(
     server: str, key: Path | None, trust: Path | None, seat: Mapping[str, str], private: PrivateFolder
 ) -> subprocess.Popen:
     """A device's SuperNode, which takes care of its SuperExec."""
@@ -141,17 +141,26 @@ def start_node(
     secured = ["--insecure"]
     if key and trust:
         secured = ["--root-certificates", str(trust), "--auth-supernode-private-key", str(key)]
-    words = [*program("supernode"), str(private.socket), str(private.secret), "--superlink", server, *secured]
-    return start(words, folder / "supernode.log", surroundings(folder) | {"SHOAL_SEAT": json.dumps(dict(seat))})
+    words = [
+        *find_program_command("supernode"),
+        str(private.socket),
+        str(private.secret),
+        "--superlink",
+        server,
+        *secured,
+    ]
+    return start_process(
+        words, folder / "supernode.log", build_environment(folder) | {"SHOAL_SEAT": json.dumps(dict(seat))}
+    )
 
 
-def refusal(folder: Path) -> str:
+def explain_refusal(folder: Path) -> str:
     """Why the last SuperNode of a device ended."""
     log = (folder / "supernode.log").read_text(errors="replace").rpartition("Starting Flower SuperNode")[2]
-    return next((why for mark, why in REFUSALS.items() if mark in log), f"see {folder / 'supernode.log'}")
+    return next((why for mark, why in REFUSAL_MEANINGS.items() if mark in log), f"see {folder / 'supernode.log'}")
 
 
-def proxy_of(keys: Path, listen: str, server: str, folder: Path) -> str:
+def build_proxy_config(keys: Path, listen: str, server: str, folder: Path) -> str:
     """The configuration of an nginx that forwards what devices need and nothing else."""
     text = Path(__file__).with_name("nginx.conf").read_text()
     given = {"KEYS": keys.resolve(), "LISTEN": listen, "SERVER": server, "FOLDER": folder.resolve()}
@@ -160,22 +169,22 @@ def proxy_of(keys: Path, listen: str, server: str, folder: Path) -> str:
     return text
 
 
-def surroundings(folder: Path) -> dict[str, str]:
+def build_environment(folder: Path) -> dict[str, str]:
     """The environment of Flower's processes, without what the user's own tells Flower: that could open more doors."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-    return kept | QUIET | {"FLWR_HOME": str(folder / "flower")}
+    return kept | QUIET_VARIABLES | {"FLWR_HOME": str(folder / "flower")}
 
 
-def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+def start_process(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
     """A process of its own group that ends with this one, whose files only its owner can read."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         return subprocess.Popen(
-            words, stdout=file, stderr=file, env=dict(environment), umask=0o077, preexec_fn=die_with_parent()
+            words, stdout=file, stderr=file, env=dict(environment), umask=0o077, preexec_fn=make_parent_death_hook()
         )
 
 
-def die_with_parent():
+def make_parent_death_hook():
     """What a child does before anything else, on Linux: ask to be told when its parent dies."""
     if sys.platform != "linux":
         return None
@@ -183,7 +192,7 @@ def die_with_parent():
     return lambda: libc.prctl(1, signal.SIGTERM)
 
 
-def end(processes: Sequence[subprocess.Popen], seconds: float = 15) -> None:
+def end_processes(processes: Sequence[subprocess.Popen], seconds: float = 15) -> None:
     """Ask processes to end, then make them."""
     for process in processes:
         with suppress(ProcessLookupError):
@@ -196,7 +205,7 @@ def end(processes: Sequence[subprocess.Popen], seconds: float = 15) -> None:
             process.wait()
 
 
-def program(name: str) -> list[str]:
+def find_program_command(name: str) -> list[str]:
     """The words that start one of Flower's programs our way."""
     if not find_spec("flwr"):
         problem = "Real devices are reached by Flower, which is not installed."

@@ -19,14 +19,14 @@ from shoal.runs.engine_choice import Pick
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, Ride, Watcher, drive
 from shoal.runs.store import Folder
-from shoal.service.client import setup_of
+from shoal.service.client import build_run_description
 
 log = logging.getLogger("shoal")
-PAUSE = 3.0
+ENROL_PAUSE = 3.0
 """Seconds between two looks for devices that have not come yet."""
 
 
-def fit_for_devices(recipe: Recipe) -> Recipe:
+def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
     """The recipe as a server runs it: a checkpoint after every round, so that devices need to keep two memories."""
     known = {"devices", "local", "class_kl"} & set(recipe.metrics)
     if known:
@@ -44,7 +44,7 @@ def fit_for_devices(recipe: Recipe) -> Recipe:
     return recipe.revised(checkpoint_every=1)
 
 
-def conducted(
+def play_server_run(
     path: Path,
     post: Transport,
     seconds: float,
@@ -60,14 +60,14 @@ def conducted(
         assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         machine = assembly.loop.engine
         assert isinstance(machine, LocalDevices)
-        remote = RemoteEngine(post, named(folder), setup(recipe), seconds, bound)
+        remote = RemoteEngine(post, get_run_id(folder), describe_run_for_devices(recipe), seconds, bound)
         distant = RemoteDevices(machine.site, assembly.memory, remote)
         found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
         if found and found.standing.cuts:
             distant.resize(found.standing.net, found.standing.cuts[-1])
             remote.cuts = found.standing.cuts
         history = folder.tidy(found, assembly.memory)
-        sizes = counted(folder, distant, recipe.devices, wait)
+        sizes = collect_sample_counts(folder, distant, recipe.devices, wait)
         for device in np.flatnonzero(sizes > max_samples):
             log.warning(
                 "device %d says it has %d samples; it counts as if it had %d", device, sizes[device], max_samples
@@ -87,23 +87,23 @@ def conducted(
 
 
 @use_threads(1)
-def setup(recipe: Recipe) -> dict:
+def describe_run_for_devices(recipe: Recipe) -> dict:
     """What every device is told of the run."""
     streams = RandomStreams(recipe.seed)
     dtype, _ = numbers_of(recipe.precision, place := torch.device("cpu"))
     dataset = dataset_of(recipe, streams).to(dtype, place)
     moments = dataset.moments if recipe.normalise and dataset.inputs.is_floating_point() else None
-    return setup_of(recipe, dataset.input_shape, dataset.classes, moments)
+    return build_run_description(recipe, dataset.input_shape, dataset.classes, moments)
 
 
-def named(folder: Folder) -> str:
+def get_run_id(folder: Folder) -> str:
     """A name for this run that no other run has; devices file their memories under it."""
     known = folder.read_note("run") or {"id": token_hex(8)}
     folder.note("run", known)
     return known["id"]
 
 
-def counted(folder: Folder, distant: RemoteDevices, devices: int, wait: float) -> np.ndarray:
+def collect_sample_counts(folder: Folder, distant: RemoteDevices, devices: int, wait: float) -> np.ndarray:
     """How many samples each device has: as it said when the run began, so that nobody's weight changes later."""
     known = (folder.read_note("enrolled") or {}).get("sizes")
     if known is None:
@@ -114,7 +114,7 @@ def counted(folder: Folder, distant: RemoteDevices, devices: int, wait: float) -
             if monotonic() > end:
                 break
             if len(found) < devices:
-                sleep(PAUSE)
+                sleep(ENROL_PAUSE)
         for device in (d for d in range(devices) if d not in found):
             log.warning("device %d did not come in %.0f s, and takes no part", device, wait)
         if not found:
