@@ -21,7 +21,7 @@ from shoal.core.server_state import ServerState
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.parts import PRESETS, find_shipped_parts
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.remote.engine import RemoteDevices, RemoteEngine
 from shoal.remote.messages import TrainRequest, reply_to_bytes
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
@@ -99,7 +99,7 @@ class Elsewhere:
 
 def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState]:
     """A tiny run with devices that are elsewhere, before its first round."""
-    loop, net = tiny_run(method, sizes)
+    loop, net = build_tiny_run(method, sizes)
     site = site_of(loop)
     remote = RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
     distant = RemoteDevices(site, DeviceMemory(), remote)
@@ -252,7 +252,7 @@ def test_a_device_that_never_introduces_itself_is_left_out():
     def tamper(device: int, round: int, answer: Answer) -> Answer | str:
         return "it was late" if device == 1 else answer
 
-    loop, net = tiny_run(compose([Asks()]), (5, 3, 4))
+    loop, net = build_tiny_run(compose([Asks()]), (5, 3, 4))
     site = site_of(loop)
     loop = replace(
         loop, engine=RemoteDevices(site, DeviceMemory(), RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6))
@@ -299,7 +299,7 @@ class BreaksAlways(Part):
 
 def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState, list[Row]]:
     """Three rounds of a simulation in which one answer is exchanged."""
-    loop, net = tiny_run(compose([part]), sizes)
+    loop, net = build_tiny_run(compose([part]), sizes)
     spy = Spy(loop.engine)
 
     def fit(jobs):
@@ -389,6 +389,6 @@ def test_what_is_told_of_an_answer_holds_no_text_of_its_device():
 
 def test_a_server_that_fails_for_another_reason_says_so():
     """What is raised with every answer is raised: here, by a server that has nothing to train on."""
-    loop, net = tiny_run(parse_method("feddu", find_shipped_parts(), PRESETS))
+    loop, net = build_tiny_run(parse_method("feddu", find_shipped_parts(), PRESETS))
     with pytest.raises(ShoalError, match="needs samples|trains on"):
         replace(loop, server=None).start(net)

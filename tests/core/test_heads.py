@@ -10,7 +10,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.models.lenet import lenet
 from shoal.models.resnet import build_resnet
-from shoal.plugins.smoke_run import tiny_net
+from shoal.plugins.smoke_run import build_tiny_net
 
 
 class Cosine(nn.Module):
@@ -26,7 +26,9 @@ class Cosine(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "net", [tiny_net(), lenet((3, 32, 32), 10), build_resnet((3, 32, 32), 10, width=8)], ids=["tiny", "lenet", "resnet"]
+    "net",
+    [build_tiny_net(), lenet((3, 32, 32), 10), build_resnet((3, 32, 32), 10, width=8)],
+    ids=["tiny", "lenet", "resnet"],
 )
 def test_another_last_layer_still_reads_the_features(net: Net):
     name, layer = find_head_layer(net, "mine")

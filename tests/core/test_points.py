@@ -39,7 +39,7 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
-from shoal.plugins.smoke_run import probe, tiny_run
+from shoal.plugins.smoke_run import build_tiny_run, smoke_test_part
 from shoal.testing.laws import Spy, memory_of, play
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
@@ -48,7 +48,7 @@ WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 
 def played(*parts: Part, rounds: int = 2):
     """A tiny run with these parts: the loop, a spy on its engine, where it ended, its rows."""
-    loop, net = tiny_run(compose(parts))
+    loop, net = build_tiny_run(compose(parts))
     spy = Spy(loop.engine)
     loop = replace(loop, engine=spy)
     standing, rows = play(loop, loop.start(net), 0, rounds)
@@ -141,7 +141,7 @@ def test_draws_do_not_depend_on_order_or_company():
             return {"x": drawn}
 
     for label, parts in (("alone", [Watch("alone")]), ("among", [Noise(), Watch("among"), Scaffold(), Largest()])):
-        loop, net = tiny_run(compose(parts))
+        loop, net = build_tiny_run(compose(parts))
         if label == "among":
             spy = Spy(loop.engine)
             spy.fit = lambda jobs, inner=spy.inner: list(reversed(inner.fit(list(reversed(jobs)))))
@@ -158,7 +158,7 @@ def test_the_loss_can_be_replaced_and_its_part_is_innermost():
 
 
 def test_a_mask_in_a_state_holds_even_against_momentum():
-    loop, net = tiny_run(compose([KeepMask()]), momentum=0.9)
+    loop, net = build_tiny_run(compose([KeepMask()]), momentum=0.9)
     standing, _ = play(loop, loop.start(net), 0, 2)
     assert torch.equal(standing.params["a.weight"], net.initial["a.weight"])
     assert not torch.equal(standing.params["b.weight"], net.initial["b.weight"])
@@ -228,7 +228,7 @@ def test_the_server_takes_part_at_no_cost_and_counts_only_if_a_part_says_so():
 
 
 def test_a_server_without_data_cannot_take_part():
-    loop, net = tiny_run(compose([ServerJoins()]))
+    loop, net = build_tiny_run(compose([ServerJoins()]))
     loop = replace(loop, server=None)
     with pytest.raises(ShoalError, match="no data"):
         loop.play_round(loop.start(net), 0)
@@ -248,7 +248,7 @@ def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
 
 
 def test_a_memory_on_disk_is_cut_when_it_is_next_read():
-    loop, net = tiny_run(compose([CutOnce(at=1), Remember()]))
+    loop, net = build_tiny_run(compose([CutOnce(at=1), Remember()]))
     memory_of(loop).limit = 0
     standing, _ = play(loop, loop.start(net), 0, 2)
     assert not memory_of(loop).held or len(memory_of(loop).held) == 1
@@ -300,10 +300,10 @@ def test_a_selection_of_nobody_or_strangers_is_refused():
             return [int(w) for w in self.which.split()], state
 
     for which in ("7", "0 0", "-5"):
-        loop, net = tiny_run(compose([Picks(which)]))
+        loop, net = build_tiny_run(compose([Picks(which)]))
         with pytest.raises(ShoalError, match="selection"):
             loop.play_round(loop.start(net), 0)
-    loop, net = tiny_run(compose([Picks("")]))
+    loop, net = build_tiny_run(compose([Picks("")]))
     standing, row = loop.play_round(loop.start(net), 0)
     assert row["void"] and tree.is_same_tree(standing.params, net.initial)
 
@@ -318,13 +318,13 @@ def test_weights_that_are_no_weights_are_refused():
             return made[self.kind], state
 
     for kind in ("nan", "negative", "short"):
-        loop, net = tiny_run(compose([Weighs(kind)]))
+        loop, net = build_tiny_run(compose([Weighs(kind)]))
         with pytest.raises(ShoalError, match="weights"):
             loop.play_round(loop.start(net), 0)
 
 
 def test_a_device_that_fails_is_named_and_the_rest_goes_on():
-    loop, net = tiny_run(compose([]))
+    loop, net = build_tiny_run(compose([]))
     spy = Spy(loop.engine)
     spy.fit = lambda jobs, inner=spy.inner: [Outcome(0, problem="its battery is empty"), *inner.fit(jobs)[1:]]
     standing, row = replace(loop, engine=spy).play_round(loop.start(net), 0)
@@ -344,7 +344,7 @@ def test_taps_show_what_was_asked_for():
             seen.append((scored.taps, scored.features))
             return update, state
 
-    loop, net = tiny_run(compose([Looks()]))
+    loop, net = build_tiny_run(compose([Looks()]))
     loop.play_round(loop.start(net), 0)
     taps, features = seen[0]
     assert set(taps) == {"a", "relu"} and taps["a"].shape == (2, 3)
@@ -374,7 +374,7 @@ def test_cards_are_asked_for_in_one_go():
             assert round.roster.fetch_cards([0, 1]) == round.roster.fetch_cards([0, 1])
             return devices, state
 
-    loop, net = tiny_run(compose([Asks()]))
+    loop, net = build_tiny_run(compose([Asks()]))
     spy = Spy(loop.engine)
     spy.enrol = lambda devices, inner=spy.inner: (asked.append(list(devices)), inner.enrol(devices))[1]
     play(replace(loop, engine=spy), loop.start(net), 0, 2)
@@ -458,12 +458,12 @@ def test_a_part_that_misspells_a_role_or_a_tensor_is_refused(changes, says):
         def model(self, net: Net) -> Net:
             return replace(net, **changes)
 
-    for use in (lambda: probe(Misspelt()), lambda: played(Misspelt())):
+    for use in (lambda: smoke_test_part(Misspelt()), lambda: played(Misspelt())):
         with pytest.raises(ShoalError, match=says) as error:
             use()
         assert error.value.kind.name == "bad-part"
 
 
 def test_roles_of_a_last_layer_go_when_the_layer_goes():
-    _, net = tiny_run(compose([FrozenHead(), FedNH()]))
+    _, net = build_tiny_run(compose([FrozenHead(), FedNH()]))
     assert dict(net.roles) == {"b.prototypes.weight": "server", "b.read": "personal"}

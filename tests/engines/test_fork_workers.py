@@ -33,7 +33,7 @@ from shoal.engines.workers.fork import PoolEngine
 from shoal.engines.workers.shared_memory import SharedBuffer
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import close, machine_of, memory_of, play, without_wall
 
 fcntl = pytest.importorskip("fcntl")
@@ -45,7 +45,7 @@ FORK = multiprocessing.get_context("fork")
 
 def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
     """Weights, states and memories after some rounds, and the rows."""
-    loop, net = tiny_run(compose(parts), SIZES, momentum=0.5)
+    loop, net = build_tiny_run(compose(parts), SIZES, momentum=0.5)
     machine_of(loop).crew = crew
     try:
         standing, rows = play(loop, loop.start(net), 0, rounds)
@@ -56,7 +56,7 @@ def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
 
 
 def first_round(part: Part, pool: PoolEngine):
-    loop, net = tiny_run(Method((part,)), SIZES)
+    loop, net = build_tiny_run(Method((part,)), SIZES)
     machine_of(loop).crew = pool
     return loop.play_round(loop.start(net), 0)
 
@@ -162,7 +162,7 @@ def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
 
 def test_workers_that_die_between_rounds_are_replaced():
     pool = PoolEngine(2, 2, SerialEngine)
-    loop, net = tiny_run(Method(), SIZES)
+    loop, net = build_tiny_run(Method(), SIZES)
     machine_of(loop).crew = pool
     standing, _ = play(loop, loop.start(net), 0, 1)
     for worker in pool.workers:
@@ -173,7 +173,7 @@ def test_workers_that_die_between_rounds_are_replaced():
 
 
 def course_of_fedavg(rounds: int):
-    loop, net = tiny_run(Method(), SIZES)
+    loop, net = build_tiny_run(Method(), SIZES)
     return play(loop, loop.start(net), 0, rounds)[0].params
 
 

@@ -18,7 +18,7 @@ from shoal.engines.serial import SerialEngine
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import check_part, close, machine_of, play
 
 
@@ -47,7 +47,7 @@ def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part,
     made = []
     for level in (True, False):
         own: TrainingEngine = crew()
-        loop, net = tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
+        loop, net = build_tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
         standing, rows = play(loop, loop.start(net), 0, 4)
         machine = machine_of(loop)
         assert len(machine.levels.sites) == (3 if level else 0)
@@ -60,7 +60,7 @@ def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part,
 
 def test_what_a_cut_out_model_computes_is_counted_to_the_last_product():
     """4-2-2 instead of 4-3-2: 2 x 4 + 2 x 2 = 12 products forward; backward as many again, and no input gradient."""
-    loop, net = tiny_run(Method((TwoUnits(),)), (2,))
+    loop, net = build_tiny_run(Method((TwoUnits(),)), (2,))
     _, rows = play(loop, loop.start(net), 0, 1)
     assert rows[0]["macs_forward"] == 12
     assert rows[0]["macs_work"] == 2 * (12 + 12 + 4)

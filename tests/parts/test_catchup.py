@@ -15,7 +15,7 @@ from shoal.core.streams import RandomStreams
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import machine_of, play
 
 
@@ -44,8 +44,8 @@ def test_little_travels_down_once_the_servers_change_is_ternary():
 
 
 def test_what_the_server_leaves_out_is_owed():
-    loop, net = tiny_run(Method((STC(0.3, down=True),)))
-    free, _ = tiny_run(Method((STC(0.3),)))
+    loop, net = build_tiny_run(Method((STC(0.3, down=True),)))
+    free, _ = build_tiny_run(Method((STC(0.3),)))
     with_debt, _ = play(loop, loop.start(net), 0, 1)
     without, _ = play(free, free.start(net), 0, 1)
     owed = with_debt.states["stc"]["owed"]
@@ -57,7 +57,7 @@ def test_what_the_server_leaves_out_is_owed():
 
 
 def test_a_device_that_did_not_answer_is_sent_everything():
-    loop, net = tiny_run(compose([STC(0.3, down=True), CatchUp()]), (5, 3, 4))
+    loop, net = build_tiny_run(compose([STC(0.3, down=True), CatchUp()]), (5, 3, 4))
     standing, _ = play(loop, loop.start(net), 0, 1)
     asked = loop.open_round(standing, 1)
     outcomes = machine_of(loop).fit([job for job in asked.jobs if job.device != 1])

@@ -26,7 +26,7 @@ from shoal.data.user_data import build_user_dataset
 from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias, split_weight_bias
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import Spy, check_pair, play
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_the_head_that_was_sent_on_the_features_that_were
 
 def a_round(told: list[tuple[list[int], Tensor]], weights: list[float], plans: dict[int, Plan] | None = None) -> Round:
     """Replies with gradients of these classes; the tiny net has 2 classes and 3 features, and so 8 elements."""
-    loop, net = tiny_run(Method((QUICK,)), (2,) * len(told))
+    loop, net = build_tiny_run(Method((QUICK,)), (2,) * len(told))
     round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
     replies = []
     for device, (held, slopes) in enumerate(told):
@@ -201,7 +201,7 @@ def test_retraining_is_sgd_on_the_virtual_features(bias: bool):
 
 def test_bytes_are_those_of_the_classes_that_a_device_holds():
     """The tiny run has numbers of 8 bytes and 8 elements in its last layer; its device of one sample has one class."""
-    loop, net = tiny_run(Method((QUICK,)), (5, 1))
+    loop, net = build_tiny_run(Method((QUICK,)), (5, 1))
     spy = Spy(loop.engine)
     play(replace(loop, engine=spy), loop.start(net), 0, 1)
     up = [o.message.bytes_by["creff"] for o in spy.outcomes[0] if o.message]
@@ -212,7 +212,7 @@ def test_bytes_are_those_of_the_classes_that_a_device_holds():
 def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
     ends = []
     for method in (Method(), Method((CReFF(features=5, epochs=20, lr=0.5),))):
-        loop, net = tiny_run(method, (5, 3, 4))
+        loop, net = build_tiny_run(method, (5, 3, 4))
         ends.append((loop, *play(loop, loop.start(net), 0, 3)))
     (_, plain, _), (loop, standing, rows) = ends
     assert all(torch.equal(plain.params[k], v) for k, v in standing.params.items())
@@ -224,7 +224,7 @@ def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
 
 
 def test_the_head_that_is_sent_is_the_one_retrained_the_round_before():
-    loop, net = tiny_run(Method((QUICK,)))
+    loop, net = build_tiny_run(Method((QUICK,)))
     spy = Spy(loop.engine)
     loop, before = replace(loop, engine=spy), loop.start(net)
     for number in range(3):
@@ -236,7 +236,7 @@ def test_the_head_that_is_sent_is_the_one_retrained_the_round_before():
 
 
 def test_virtual_features_are_cut_along_when_the_model_is_pruned():
-    loop, net = tiny_run(Method((QUICK, CutOnce())))
+    loop, net = build_tiny_run(Method((QUICK, CutOnce())))
     first = loop.start(net)
     pruned, rows = play(loop, first, 0, 1)
     state = pruned.states["creff"]
@@ -299,12 +299,12 @@ def test_values_out_of_range_are_refused(wrong: dict):
 
 def test_a_model_that_answers_at_every_position_is_refused():
     module = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
-    loop, _ = tiny_run(Method((QUICK,)))
+    loop, _ = build_tiny_run(Method((QUICK,)))
     with pytest.raises(ShoalError, match=r"gives a sample a row of logits, and this model gives it \(1, 4, 5\)"):
         loop.start(Net(module, (4,), 5, token_inputs=True))
 
 
 def test_a_model_without_a_linear_layer_is_refused():
-    loop, _ = tiny_run(Method((QUICK,)))
+    loop, _ = build_tiny_run(Method((QUICK,)))
     with pytest.raises(ShoalError, match="creff works on the last linear layer"):
         loop.start(Net(nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()), (1, 4), 2))

@@ -23,7 +23,7 @@ from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, compute_adaptability, compute_evenness_loss, roll_class_matrix
 from shoal.parts.mixup import Mixup, blend_batch
-from shoal.plugins.smoke_run import tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_run, prepare_local_trainings
 from shoal.testing.laws import play
 
 DOUBLE = torch.float64
@@ -161,8 +161,8 @@ def test_one_class_and_missing_classes_give_finite_losses():
 
 # the class matrix ---------------------------------------------------------------------------------------------------
 def test_the_matrix_is_the_mean_output_by_class():
-    loop, net = tiny_run(Method())
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method())
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     samples = visit.device.samples
     matrix, counts = compute_class_matrix(net, net.initial, samples)
     p, y = net.forward(net.initial, samples.take_all().inputs)[0].softmax(-1), samples.take_all().targets[0][0]
@@ -205,7 +205,7 @@ def test_the_matrix_of_an_epoch_is_used_in_the_next_one():
 def test_cadences_train_differently():
     ends = []
     for cadence in ("epoch", "batch_ema", "round"):
-        loop, net = tiny_run(Method((FedACD(cadence=cadence),)), (8, 6))
+        loop, net = build_tiny_run(Method((FedACD(cadence=cadence),)), (8, 6))
         ends.append(play(loop, loop.start(net), 0, 2)[0].params)
     assert tree.collect_tensors(ends[0])[0].tolist() != tree.collect_tensors(ends[1])[0].tolist()
 
@@ -232,7 +232,7 @@ def test_v_is_between_a_half_and_one(value):
 
 def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
     for part in (FedACD(), FedACD(weights="uniform")):
-        loop, net = tiny_run(Method((part,)), (5, 3, 4))
+        loop, net = build_tiny_run(Method((part,)), (5, 3, 4))
         asked = loop.open_round(loop.start(net), 0)
         outcomes = loop.engine.fit(asked.jobs_to_train)
         replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
@@ -243,7 +243,9 @@ def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
             continue
         for reply, weight in zip(replies, weights):
             found = compute_class_matrix(
-                net, rebuild_local_model(reply, round), visits_of(loop, loop.start(net))[reply.device].device.samples
+                net,
+                rebuild_local_model(reply, round),
+                prepare_local_trainings(loop, loop.start(net))[reply.device].device.samples,
             )
             assert float(weight) == pytest.approx(
                 float(compute_adaptability(measure_class_divergence(*found, part.tau))), rel=1e-9
@@ -285,8 +287,8 @@ def test_a_share_of_one_is_no_mixup():
 
 
 def test_shares_follow_their_beta_distribution():
-    loop, net = tiny_run(Method((Mixup(0.4),)))
-    device, generator = visits_of(loop, loop.start(net))[0].device, torch.Generator().manual_seed(0)
+    loop, net = build_tiny_run(Method((Mixup(0.4),)))
+    device, generator = prepare_local_trainings(loop, loop.start(net))[0].device, torch.Generator().manual_seed(0)
     drawn = [float(Mixup(0.4).draw(generator, device, 0)["share"]) for _ in range(2000)]
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.03)
     assert np.var(drawn) == pytest.approx(1 / (4 * (2 * 0.4 + 1)), abs=0.01)
@@ -312,7 +314,7 @@ def test_compositions_train_in_one_batch(method, caplog):
 
 def test_the_risk_of_local_models_is_over_the_labels_of_all_devices():
     labels = np.array([[5, 1], [0, 4], [2, 2]])
-    loop, net = tiny_run(Method(), (5, 3, 4))
+    loop, net = build_tiny_run(Method(), (5, 3, 4))
     asked = loop.open_round(loop.start(net), 0)
     replies, _ = loop.exchange.open_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())
     round = replace(asked.round, replies=replies)

@@ -32,7 +32,7 @@ from shoal.parts.lib.curvature import (
 )
 from shoal.parts.lib.dropout_rates import compute_device_rates, compute_neuron_rates, draw_kept_neurons
 from shoal.parts.lib.unit_scores import average_neuron_scores, compute_map_ranks, score_neurons, shape_feature_maps
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 
 IMAGES = (3, 32, 32)
 QUICK = "fedad(rule='fixed', rate=0.5, check=1, force=0)"
@@ -383,7 +383,7 @@ def test_engines_agree_on_sub_models():
 
 
 def started() -> Tree:
-    loop, net = tiny_run(Method((FedAD(),)))
+    loop, net = build_tiny_run(Method((FedAD(),)))
     return loop.start(net).states["fedad"]
 
 

@@ -25,7 +25,7 @@ from shoal.parts.lib.filter_choice import choose_kept_filters, compute_layer_rat
 from shoal.parts.lib.label_counts import compute_known_degrees
 from shoal.parts.lib.label_counts import count_labels as labels_of
 from shoal.parts.lib.unit_scores import score_neurons
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import play
 
 SHAPE = (3, 32, 32)
@@ -40,7 +40,7 @@ def pruned_by(net: Net, rate: float) -> Plan:
 
 def test_a_threshold_by_hand():
     """23 parameters of the sizes 1 to 23."""
-    _, net = tiny_run(compose([]))
+    _, net = build_tiny_run(compose([]))
     params = {k: torch.zeros_like(v) for k, v in net.initial.items()}
     params["a.weight"] = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]]).double()
     params["a.bias"] = torch.tensor([13.0, 14.0, 15.0]).double()
@@ -97,7 +97,7 @@ def test_the_last_filter_of_a_layer_stays(size, stays):
 def test_a_curvature_that_is_not_finite_is_not_counted():
     """The server's here; a device whose own is not finite sends none."""
     part = FedAP(at=1)
-    loop, net = tiny_run(compose([part]), (6, 3))
+    loop, net = build_tiny_run(compose([part]), (6, 3))
     asked = loop.open_round(loop.start(net), 0)
     outcomes = loop.engine.fit(asked.jobs_to_train)
     replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
@@ -172,7 +172,7 @@ def test_the_model_that_comes_out_is_as_large_as_was_trained():
 
 
 def test_momenta_and_memories_have_the_pruned_shape():
-    loop, net = tiny_run(
+    loop, net = build_tiny_run(
         parse_method("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", find_shipped_parts(), {})
     )
     standing, _ = play(loop, loop.start(net), 0, 2)
@@ -184,7 +184,7 @@ def test_momenta_and_memories_have_the_pruned_shape():
 
 def test_rates_are_weighed_by_samples_and_likeness():
     part = FedAP(at=1, epsilon=0.01)
-    loop, net = tiny_run(compose([part]), (6, 3))
+    loop, net = build_tiny_run(compose([part]), (6, 3))
     asked = loop.open_round(loop.start(net), 0)
     outcomes = loop.engine.fit(asked.jobs_to_train)
     replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
@@ -200,7 +200,7 @@ def test_rates_are_weighed_by_samples_and_likeness():
 
 def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
     part = FedAP(at=1, epsilon=0.01)
-    loop, net = tiny_run(compose([part]), (6, 3))
+    loop, net = build_tiny_run(compose([part]), (6, 3))
     asked = loop.open_round(loop.start(net), 0)
     round = replace(asked.round, replies=[], params=asked.round.anchor)
     assert round.server is not None
@@ -223,7 +223,7 @@ def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
 
 def test_a_device_that_lost_its_round_does_not_stop_the_pruning():
     """The round in which it is due is void: nobody answered. It comes in the next one."""
-    loop, net = tiny_run(compose([FedAP(at=2)]))
+    loop, net = build_tiny_run(compose([FedAP(at=2)]))
     standing, _ = play(loop, loop.start(net), 0, 1)
     asked = loop.open_round(standing, 1)
     void, row = loop.close_round(asked, [], 0.0)

@@ -33,7 +33,7 @@ from shoal.parts.lib.row_patterns import (
     restore_rows,
 )
 from shoal.parts.lib.submodel_units import list_rows_of_kinds
-from shoal.plugins.smoke_run import scenes_of, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.testing.laws import check_part, close, memory_of, play
 
 WORDS: dict[str, Any] = {
@@ -103,8 +103,8 @@ def test_which_rows_can_go():
 
 def steps_of(part: FedBIAD, losses: list[float], late: bool = False) -> list[dict[str, Tensor]]:
     """The patterns before each step and at the end, when the losses are these; one that is drawn is always another."""
-    loop, net = tiny_run(Method((part,)), (6,))
-    visit = visits_of(loop, loop.start(net), part.early if late else 0)[0]
+    loop, net = build_tiny_run(Method((part,)), (6,))
+    visit = prepare_local_trainings(loop, loop.start(net), part.early if late else 0)[0]
     state, patterns = visit.state.states["fedbiad"], []
     own = visit.device_for_part("fedbiad")
     generator = own.generator("draw")
@@ -155,8 +155,8 @@ def test_the_loss_of_the_first_iteration_is_never_used(first):
 
 def test_a_loss_that_is_no_number_skips_the_step_and_counts_as_a_rise():
     part = FedBIAD(rate=0.4, window=2)
-    loop, net = tiny_run(Method((part,)), (6,))
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method((part,)), (6,))
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     state, own = visit.state.states["fedbiad"], visit.device_for_part("fedbiad")
     local = Local(
         net,
@@ -173,8 +173,8 @@ def test_a_loss_that_is_no_number_skips_the_step_and_counts_as_a_rise():
 
 def test_rows_score_where_the_loss_fell_and_where_both_patterns_keep_them():
     part = FedBIAD(rate=0.4, window=1)
-    loop, net = tiny_run(Method((part,)), (6,))
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method((part,)), (6,))
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     state, own = visit.state.states["fedbiad"], visit.device_for_part("fedbiad")
     generator, update = own.generator("draw"), {k: torch.zeros_like(v) for k, v in visit.state.params.items()}
     expected = torch.zeros(3, dtype=torch.float64)
@@ -193,11 +193,11 @@ def test_rows_score_where_the_loss_fell_and_where_both_patterns_keep_them():
 def test_dropped_rows_have_no_gradient_and_do_not_move():
     """Not even by momentum and weight decay."""
     part = FedBIAD(rate=0.4)
-    loop, net = tiny_run(Method((part,)), (5,))
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method((part,)), (5,))
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     rule = StepRule(net, loop.method, Optimiser(momentum=0.9, weight_decay=0.1))
     course = rule.init_state(visit.state.params, visit.state.states)
-    for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+    for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
         course, _ = advance(rule, course, visit.device.samples.take_batch(rows), scene, compute_autograd_gradient)
     gone = visit.state.states["fedbiad"]["kept"]["a"] == 0
     assert int(gone.sum()) == 1
@@ -225,8 +225,8 @@ def test_the_posterior_of_the_papers_nets_is_too_narrow_to_see():
 
 def ends(combining: str, rate: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The first model and the one after a round without learning."""
-    loop, net = tiny_run(Method((FedBIAD(rate, combining=combining, s_tilde=0.0),)), (4, 4))
-    loop = replace(loop, work=lambda round, device: replace(tiny_run(Method())[0].work(round, device), lr=0.0))
+    loop, net = build_tiny_run(Method((FedBIAD(rate, combining=combining, s_tilde=0.0),)), (4, 4))
+    loop = replace(loop, work=lambda round, device: replace(build_tiny_run(Method())[0].work(round, device), lr=0.0))
     standing, _ = play(loop, loop.start(net), 0, 1)
     return net.initial, standing.params
 
@@ -349,7 +349,7 @@ def test_language_models_train_with_dropped_rows_alike_on_both_engines(method, m
 
 def test_a_device_keeps_its_scores_and_late_patterns_follow_them():
     part = FedBIAD(0.4, early=2, window=1, s_tilde=0.0)
-    loop, net = tiny_run(Method((part,)), (8, 8))
+    loop, net = build_tiny_run(Method((part,)), (8, 8))
     loop = replace(loop, work=lambda round, device: Work(0.0, 6, 2, 0.1))
     play(loop, loop.start(net), 0, 3)
     for device in range(2):
@@ -360,7 +360,7 @@ def test_a_device_keeps_its_scores_and_late_patterns_follow_them():
 
 def test_a_device_whose_message_cannot_be_read_is_left_out():
     """Removing it equals not having asked it; the history says why."""
-    loop, net = tiny_run(Method((FedBIAD(0.4, s_tilde=0.0),)), (4, 4))
+    loop, net = build_tiny_run(Method((FedBIAD(0.4, s_tilde=0.0),)), (4, 4))
     asked = loop.open_round(loop.start(net), 0)
     good, bad = loop.engine.fit(asked.jobs_to_train)
     assert bad.message is not None

@@ -35,7 +35,7 @@ from shoal.parts.lib.gmbs import (
     reward_pick,
 )
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import close, machine_of, play
 
 
@@ -121,7 +121,7 @@ def test_gradients_go_through_received_blocks_into_the_local_ones_before_them():
 def test_all_paths_and_no_memory_is_fedmlb():
     ends = []
     for part in (FedBR(tau=0, choose="all"), FedMLB()):
-        loop, net = tiny_run(compose([part]), (4, 4))
+        loop, net = build_tiny_run(compose([part]), (4, 4))
         ends.append(play(loop, loop.start(net), 0, 3)[0].params)
     close(ends[0], ends[1], 1e-12, "fedbr with all blocks is not fedmlb")
 
@@ -129,7 +129,7 @@ def test_all_paths_and_no_memory_is_fedmlb():
 def test_without_extra_terms_and_always_whole_it_is_fedavg():
     ends = []
     for parts in ([FedBR(tau=0, cross=0.0, distil=0.0)], []):
-        loop, net = tiny_run(compose(parts), (4, 4))
+        loop, net = build_tiny_run(compose(parts), (4, 4))
         ends.append(play(loop, loop.start(net), 0, 3)[0].params)
     close(ends[0], ends[1], 1e-12, "fedbr without its terms is not fedavg")
 
@@ -140,7 +140,7 @@ def sent(loop, standing, number):
 
 
 def test_the_whole_model_travels_every_other_round_and_to_newcomers():
-    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
     everything, last = set(net.initial), {"b.weight", "b.bias"}
     standing = loop.start(net)
     assert sent(loop, standing, 0) == {0: everything, 1: everything}
@@ -151,7 +151,7 @@ def test_the_whole_model_travels_every_other_round_and_to_newcomers():
 
 
 def test_a_device_completes_what_it_is_sent_from_its_own_model():
-    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
     machine = machine_of(loop)
     own = machine.memory.get(0)["fedbr"]["model"]
@@ -166,7 +166,7 @@ def test_a_device_completes_what_it_is_sent_from_its_own_model():
 
 
 def test_who_did_not_answer_or_is_long_gone_is_sent_everything():
-    loop, net = tiny_run(compose([FedBR(max_age=2)]), (5, 3))
+    loop, net = build_tiny_run(compose([FedBR(max_age=2)]), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
     assert len(sent(loop, standing, 5)[0]) == 4 and len(sent(loop, standing, 1)[0]) == 2
     asked = loop.open_round(standing, 1)
@@ -194,7 +194,7 @@ def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
 
 
 def test_a_bandit_on_lanes_of_different_forms():
-    loop, net = tiny_run(compose([FedBR()]), (5, 3, 4), crew=BatchedEngine(3))
+    loop, net = build_tiny_run(compose([FedBR()]), (5, 3, 4), crew=BatchedEngine(3))
     standing, rows = play(loop, loop.start(net), 0, 4)
     assert all("void" not in row for row in rows) and len(standing.states["fedbr"]["arms"]) == 3
 
@@ -204,7 +204,7 @@ def test_both_ways_of_counting_traffic():
     rows = shoal.run(method="fedbr", model="lenet", rounds=4, devices=6, sample=6, engine="serial").history.rows
     whole = rows[0]["bytes_by"]["down"]["model"]
     assert rows[0]["bytes_down_by_blocks"] == whole
-    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
     jobs = loop.open_round(standing, 1).jobs
     assert count_bytes_by_blocks(jobs, net) == 2 * tree.count_tree_bytes(net.initial) // 2
@@ -217,7 +217,7 @@ def test_always_whole_is_what_the_paper_counts():
     net = build_model("resnet18-imagenet", (3, 32, 32), 10, 0)
     size = sum(net.initial[k].nbytes for k in net.trainable)
     assert size / 2**20 == pytest.approx(42.65, abs=0.01)
-    loop, tiny = tiny_run(compose([FedBR(tau=0)]), (5, 3))
+    loop, tiny = build_tiny_run(compose([FedBR(tau=0)]), (5, 3))
     _, rows = play(loop, loop.start(tiny), 0, 3)
     assert all(row["bytes_down_by_blocks"] == row["bytes_by"]["down"]["model"] for row in rows)
 
@@ -268,7 +268,7 @@ def test_a_reward_by_hand():
 
 
 def test_the_first_time_counts_and_pays_nothing():
-    loop, net = tiny_run(compose([FedBR()]), (5, 3))
+    loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
     arms = standing.states["fedbr"]["arms"]
     assert [arm["p"] for arm in arms.values()] == [[0.0], [0.0]] and [arm["n"] for arm in arms.values()] == [

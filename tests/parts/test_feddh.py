@@ -26,14 +26,14 @@ from shoal.parts.feddh import FedDH
 from shoal.parts.lib.label_counts import count_labels, estimate_label_shares
 from shoal.parts.lib.submodel_units import device_state_key
 from shoal.parts.lib.weight_sensitivity import cap_weights, compute_weight_derivatives, project_gradient
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 
 SIZES = (6, 3, 5)
 
 
 def a_round(sizes=SIZES, masked: bool = False, seed: int = 0) -> Round:
     """Replies with random changes to the tiny net; if masked, some coordinates have one holder or none."""
-    loop, net = tiny_run(Method(), sizes)
+    loop, net = build_tiny_run(Method(), sizes)
     round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
     generator = torch.Generator().manual_seed(seed)
 

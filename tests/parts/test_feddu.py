@@ -17,13 +17,13 @@ from shoal.engines.batched.engine import BatchedEngine
 from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, compute_server_data_share, count_server_steps, evaluate_on_server
 from shoal.parts.server_momentum import FedAvgM
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import close, machine_of, play
 
 
 def half_time(part: FedDU, sizes=(5, 3)):
     """The state and the round of a tiny run when the replies are in."""
-    loop, net = tiny_run(compose([part]), sizes)
+    loop, net = build_tiny_run(compose([part]), sizes)
     asked = loop.open_round(loop.start(net), 0)
     replies, _ = loop.exchange.open_replies(asked.jobs, machine_of(loop).fit(asked.jobs_to_train), asked.round, set())
     weights = torch.tensor([r.size for r in replies], dtype=torch.float64)
@@ -95,10 +95,10 @@ def test_a_share_rises_with_the_devices_degree_and_falls_with_the_servers(low, h
 
 
 def test_a_step_that_hurts_is_undone():
-    loop, net = tiny_run(compose([FedDU(steps=10**6)]))
+    loop, net = build_tiny_run(compose([FedDU(steps=10**6)]))
     loop = replace(loop, work=lambda round, device: Work(1.0, 0, 2, 1e4 if device == -1 else 0.1))
     after, _ = play(loop, loop.start(net), 0, 1)
-    plain, _ = tiny_run(compose([]))
+    plain, _ = build_tiny_run(compose([]))
     expected, _ = play(plain, plain.start(net), 0, 1)
     close(after.params, expected.params, 1e-12, "the server's step was kept")
 
@@ -111,14 +111,14 @@ def test_without_samples_on_the_server_it_is_refused():
 def test_the_server_trains_alike_on_every_engine():
     ends = []
     for crew in (None, BatchedEngine(2)):
-        loop, net = tiny_run(compose([FedDU(steps=10**6)]), (5, 3, 4), momentum=0.5, crew=crew)
+        loop, net = build_tiny_run(compose([FedDU(steps=10**6)]), (5, 3, 4), momentum=0.5, crew=crew)
         ends.append(play(loop, loop.start(net), 0, 3)[0].params)
     close(ends[0], ends[1], 1e-9, "the server trains to other numbers")
 
 
 # momentum -----------------------------------------------------------------------------------------------------------
 def run_of(*parts):
-    loop, net = tiny_run(compose(list(parts)))
+    loop, net = build_tiny_run(compose(list(parts)))
     return play(loop, loop.start(net), 0, 3)[0].params
 
 

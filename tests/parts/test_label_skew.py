@@ -39,7 +39,7 @@ from shoal.parts.fedlc import FedLC
 from shoal.parts.fedntd import FedNTD, compute_not_true_kl
 from shoal.parts.fedrod import FedROD
 from shoal.parts.fjord import FjORD
-from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
 from shoal.testing.laws import close, machine_of, memory_of, play
@@ -83,10 +83,12 @@ def straight(classes: int) -> Net:
 
 def device_of(net: Net, labels: list[int]) -> Device:
     """A device with these labels."""
-    loop, tiny = tiny_run(Method())
+    loop, tiny = build_tiny_run(Method())
     y = torch.tensor(labels)
     samples = Samples(torch.zeros(len(y), *net.input_shape, dtype=DOUBLE), y, torch.arange(len(y)))
-    return replace(visits_of(loop, loop.start(tiny))[0].device, net=net, samples=samples, anchor=net.initial)
+    return replace(
+        prepare_local_trainings(loop, loop.start(tiny))[0].device, net=net, samples=samples, anchor=net.initial
+    )
 
 
 def seen(part: Part, batch: Batch, labels: list[int], moved: dict[str, Tensor] | None = None) -> BatchScore:
@@ -226,7 +228,7 @@ def test_blends_and_positions_are_told_apart_from_their_own_classes():
 
 def test_the_received_model_is_as_narrow_as_the_local_one():
     """Listed before fjord, at the anchor both say the same; listed behind it, the received model is the wide one."""
-    net, draws = tiny_net(), {"a": torch.tensor([1.0, 0.0, 0.0], dtype=DOUBLE)}
+    net, draws = build_tiny_net(), {"a": torch.tensor([1.0, 0.0, 0.0], dtype=DOUBLE)}
     net = replace(net, module=nn.Sequential(OrderedDict(a=nn.Linear(4, 3), relu=nn.Tanh(), b=nn.Linear(3, 5))).double())
     local = Local(net, net.initial, {}, {}, draws, {})
     score, batch = (
@@ -294,7 +296,7 @@ def test_what_cannot_be_correlated_is_not(rows: Tensor):
 
 def test_a_model_without_a_linear_layer_is_refused():
     net = Net(nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()), (1, 4, 4), 3)
-    loop, tiny = tiny_run(Method())
+    loop, tiny = build_tiny_run(Method())
     round = replace(visits_round(loop, tiny), net=net, anchor=net.initial)
     with pytest.raises(ShoalError, match="feddecorr looks at what the last linear layer reads"):
         FedDecorr().init_server(round)
@@ -309,16 +311,16 @@ def visits_round(loop, net: Net):
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_masked_and_cut_out_models_train_alike(part: Part):
     """Units that a device does not hold are no features: they are neither counted nor read."""
-    loop, net = tiny_run(compose([part, FedDrop(0.3)]), (8, 6, 7))
+    loop, net = build_tiny_run(compose([part, FedDrop(0.3)]), (8, 6, 7))
     site, changed = machine_of(loop).site, 0.0
-    for visit in visits_of(loop, loop.start(net)):
+    for visit in prepare_local_trainings(loop, loop.start(net)):
         plan, slicer = visit.job.plan, site.net.slicer
         small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
         masked, sliced = visit.state, LocalState(*(slicer.cut_tree(field, plan) for field in visit.state))
         own = replace(visit.device, net=small.net, plan=WHOLE_MODEL)
         _, state = part.begin(slicer.take(visit.context.anchor, plan), {}, own)
         sliced = sliced._replace(states=sliced.states | {part.name(): state})
-        for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+        for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
             batch = visit.device.samples.take_batch(rows)
             masked, _ = advance(site.rule, masked, batch, scene, compute_autograd_gradient)
             cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
@@ -334,7 +336,7 @@ def test_masked_and_cut_out_models_train_alike(part: Part):
 def test_the_generic_model_is_that_of_balanced_softmax():
     ends = []
     for part in (FedROD(), BalancedSoftmax()):
-        loop, net = tiny_run(Method((part,)), (5, 3), momentum=0.5)
+        loop, net = build_tiny_run(Method((part,)), (5, 3), momentum=0.5)
         ends.append(play(loop, loop.start(net), 0, 3)[0].params)
     own, expected = ends
     assert all(torch.equal(own[k], v) for k, v in expected.items())
@@ -342,7 +344,7 @@ def test_the_generic_model_is_that_of_balanced_softmax():
 
 
 def test_a_head_stays_on_its_device_and_goes_on_from_there():
-    loop, net = tiny_run(Method((FedROD(),)), (5, 3))
+    loop, net = build_tiny_run(Method((FedROD(),)), (5, 3))
     standing, _ = play(loop, loop.start(net), 0, 1)
     first = [memory_of(loop).get(d)[PERSONAL_KEY] for d in (0, 1)]
     assert set(first[0]) == {"rod.weight", "rod.bias"}

@@ -29,7 +29,7 @@ from shoal.parts.fedap import FedAP
 from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
 from shoal.parts.moon import MOON, fill_missing_units
-from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
 from shoal.testing.laws import Spy, check_pair, close, machine_of, memory_of, play
 
 DOUBLE = torch.float64
@@ -146,7 +146,7 @@ def test_features_of_0_are_finite(dead: int):
 def test_all_three_models_are_as_narrow_as_the_local_one():
     """Listed before fjord, models of the same narrow part say the same; listed behind it, the others are wide."""
     part = MOON(mu=1.0, width=4)
-    net = part.model(tiny_net())
+    net = part.model(build_tiny_net())
     draws, batch = (
         {"a": torch.tensor([1.0, 0.0, 0.0], dtype=DOUBLE)},
         Batch(drawn(2, 4), ((torch.tensor([0, 1]), None),)),
@@ -165,24 +165,24 @@ def test_all_three_models_are_as_narrow_as_the_local_one():
 
 
 def test_two_layers_stand_before_the_last_one():
-    net = MOON(width=5).model(tiny_net())
+    net = MOON(width=5).model(build_tiny_net())
     x = drawn(4, 4)
     logits, z, _, _ = net.forward(net.initial, x)
-    p, features = net.initial, tiny_net().forward(tiny_net().initial, x)[1]
+    p, features = net.initial, build_tiny_net().forward(build_tiny_net().initial, x)[1]
     hidden = (features @ p["b.hidden.weight"].T + p["b.hidden.bias"]).relu()
     torch.testing.assert_close(z, hidden @ p["b.z.weight"].T + p["b.z.bias"])
     torch.testing.assert_close(logits, z @ p["b.out.weight"].T + p["b.out.bias"])
     assert z.shape == (4, 5) and net.head_name == "b.out" and set(net.shared_trainable) == set(p)
-    assert MOON(width=0).model(tiny_net()).initial.keys() == tiny_net().initial.keys()
+    assert MOON(width=0).model(build_tiny_net()).initial.keys() == build_tiny_net().initial.keys()
 
 
 def test_new_weights_follow_from_the_layer_they_replace_and_from_nothing_else():
     before = torch.get_rng_state()
-    first, again = (MOON().model(tiny_net()).initial for _ in range(2))
+    first, again = (MOON().model(build_tiny_net()).initial for _ in range(2))
     assert torch.equal(before, torch.get_rng_state()) and tree.is_same_tree(first, again)
-    single = MOON().model(replace(tiny_net(), module=tiny_net().module.float())).initial
+    single = MOON().model(replace(build_tiny_net(), module=build_tiny_net().module.float())).initial
     torch.testing.assert_close(single, {k: v.float() for k, v in first.items()})
-    changed = tiny_net()
+    changed = build_tiny_net()
     changed.initial["b.weight"][0, 0] += 1
     assert not torch.equal(MOON().model(changed).initial["b.z.weight"], first["b.z.weight"])
     assert all(float(first[f"b.{k}.weight"].abs().max()) <= n**-0.5 for k, n in (("hidden", 3), ("z", 3), ("out", 256)))
@@ -232,8 +232,8 @@ def test_masked_and_cut_out_models_train_alike(make: Callable[[], Net], width: i
 
 def trained(part: Part, net: Net, anchor: Params, plan: Plan, last: Params, mask: Params, x: Tensor, y: Tensor):
     """The parameters after two steps of a device that remembers a model."""
-    loop, tiny = tiny_run(Method())
-    device = replace(visits_of(loop, loop.start(tiny))[0].device, net=net, anchor=anchor, plan=plan)
+    loop, tiny = build_tiny_run(Method())
+    device = replace(prepare_local_trainings(loop, loop.start(tiny))[0].device, net=net, anchor=anchor, plan=plan)
     params, state = part.begin(anchor, {"previous": last}, device)
     rule = StepRule(net, Method((part,)), Optimiser())
     course = rule.init_state(params, {part.name(): state})
@@ -250,8 +250,8 @@ def trained(part: Part, net: Net, anchor: Params, plan: Plan, last: Params, mask
 def test_at_first_contact_the_received_model_is_the_previous_one():
     """Both cosines are the same then: the term is log 2 and its gradient 0, so the round is FedAvg's."""
     part = MOON(mu=3.0, width=4)
-    loop, net = tiny_run(Method((part,)))
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method((part,)))
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     assert tree.is_same_tree(
         visit.state.states["moon"]["previous"], tree.select_params(visit.context.anchor, net.shared_trainable)
     )
@@ -259,14 +259,14 @@ def test_at_first_contact_the_received_model_is_the_previous_one():
     moved = {k: v + 0.3 for k, v in net.initial.items()}
     assert term(part, moved, net.initial, net.initial, batch, net) == pytest.approx(3 * log(2), abs=1e-12)
     first, _ = play(loop, loop.start(net), 0, 1)
-    plain, _ = tiny_run(Method((MOON(mu=0.0, width=4),)))
+    plain, _ = build_tiny_run(Method((MOON(mu=0.0, width=4),)))
     close(first.params, play(plain, plain.start(net), 0, 1)[0].params, 1e-12, "the first round is not FedAvg's")
     second, third = play(loop, first, 1, 2)[0], play(plain, first, 1, 2)[0]
     assert float((second.params["a.weight"] - third.params["a.weight"]).abs().max()) > 1e-6
 
 
 def test_the_previous_model_is_the_device_s_own_last_one():
-    loop, net = tiny_run(Method((MOON(width=4),)), (5, 3, 4))
+    loop, net = build_tiny_run(Method((MOON(width=4),)), (5, 3, 4))
     spy, standing = Spy(loop.engine), loop.start(net)
     for number in range(3):
         before = standing.params
@@ -275,18 +275,18 @@ def test_the_previous_model_is_the_device_s_own_last_one():
             assert outcome.message is not None
             own = {k: before[k] + entry["value"] for k, entry in outcome.message.body.items()}
             close(memory_of(loop).get(job.device)["moon"]["previous"], own, 1e-15, "not what the device came back with")
-    for visit in visits_of(loop, standing, 3):
+    for visit in prepare_local_trainings(loop, standing, 3):
         state = visit.state.states["moon"]["previous"]
         assert tree.is_same_tree(state, memory_of(loop).get(visit.device.id)["moon"]["previous"])
 
 
 def test_a_unit_that_a_device_never_held_is_taken_as_received():
     """In other rounds it holds other units; what it lacks now is not there, what it lacked so far is as it arrived."""
-    loop, net = tiny_run(compose([MOON(width=4), HalfWidth()]))
+    loop, net = build_tiny_run(compose([MOON(width=4), HalfWidth()]))
     standing, _ = play(loop, loop.start(net), 0, 1)
     kept = memory_of(loop).get(0)["moon"]["previous"]
     assert not kept["a.weight"][0].any() and kept["a.weight"][1:].all()
-    visit = visits_of(loop, standing, 1)[0]
+    visit = prepare_local_trainings(loop, standing, 1)[0]
     state, anchor = visit.state.states["moon"]["previous"], visit.context.anchor
     assert torch.equal(state["a.weight"][0], anchor["a.weight"][0]) and torch.equal(
         state["a.bias"][0], anchor["a.bias"][0]
@@ -304,7 +304,7 @@ def test_a_unit_that_a_device_never_held_is_taken_as_received():
 def test_at_mu_0_it_is_fedavg_on_the_same_model_bit_for_bit():
     ends = []
     for method in (Method((MOON(mu=0.0),)), Method()):
-        loop, net = tiny_run(method)
+        loop, net = build_tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
             machine_of(loop).resize(net, WHOLE_MODEL)
@@ -316,7 +316,7 @@ def test_three_forward_passes_and_one_backward_are_counted():
     """Beside FedAvg on the same model: two forward passes of the 8 samples."""
     rows = []
     for method in (Method((MOON(),)), Method()):
-        loop, net = tiny_run(method)
+        loop, net = build_tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
             machine_of(loop).resize(net, WHOLE_MODEL)
@@ -328,7 +328,7 @@ def test_three_forward_passes_and_one_backward_are_counted():
 
 
 def test_the_new_layers_travel_and_nothing_else_does():
-    loop, net = tiny_run(Method((MOON(width=4),)))
+    loop, net = build_tiny_run(Method((MOON(width=4),)))
     _, rows = play(loop, loop.start(net), 0, 1)
     size = 8 * (5 * 3 + 4 * 3 + 4 * 4 + 5 * 2)
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * size
@@ -336,7 +336,7 @@ def test_the_new_layers_travel_and_nothing_else_does():
 
 @pytest.mark.parametrize("part", [CutOnce(), FedAP(at=2, rule="fixed", rate=0.5)], ids=str)
 def test_memories_are_cut_along_when_the_model_is_pruned(part: Part):
-    loop, net = tiny_run(compose([MOON(width=4), part]), (5, 3, 4))
+    loop, net = build_tiny_run(compose([MOON(width=4), part]), (5, 3, 4))
     standing, _ = play(loop, loop.start(net), 0, 3)
     shapes = {k: v.shape for k, v in standing.params.items()}
     assert shapes["a.weight"][0] < 3 and shapes["b.hidden.weight"] == (3, shapes["a.weight"][0])

@@ -27,7 +27,7 @@ from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
 from shoal.parts.trimmed_mean import TrimmedMean
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.testing.laws import memory_of, play, site_of
 
 
@@ -100,7 +100,7 @@ def kept_after(
     method: Method, rounds: int, sample: int, part: str = "scaffold", at_server: str = "c", on_device: str = "c_k"
 ) -> tuple[Params, list[Params]]:
     """What a part keeps on the server, and on each of the uneven devices (zeros where one never took part)."""
-    loop, net = tiny_run(method, UNEVEN)
+    loop, net = build_tiny_run(method, UNEVEN)
     loop = replace(loop, sample=sample)
     standing, _ = play(loop, loop.start(net), 0, rounds)
     whole = standing.states[part][at_server]
@@ -131,7 +131,7 @@ def test_where_a_part_sets_weights_that_know_no_sizes_c_is_the_plain_mean(setter
 
 def test_with_all_devices_scaffolds_corrections_cancel_in_the_mean():
     """So the first steps of all devices move their mean as one step on all their samples would."""
-    loop, net = tiny_run(Method((Scaffold(),)), UNEVEN)
+    loop, net = build_tiny_run(Method((Scaffold(),)), UNEVEN)
     one = lambda round, device: Work(0.0, 1, 1000, 0.5)  # noqa: E731
     loop = replace(loop, work=one)
     standing, _ = play(loop, loop.start(net), 0, 3)

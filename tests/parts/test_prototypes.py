@@ -28,7 +28,7 @@ from shoal.parts.feddrop import FedDrop
 from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD
-from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.testing.laws import Spy, check_pair, play
 
 WEIGHT, READ, SCALE = "b.prototypes.weight", "b.read", "b.scale"
@@ -64,9 +64,9 @@ def told_by(
 
 
 def test_prototypes_start_at_right_angles_and_follow_from_the_layer_they_replace():
-    first = FedNH().model(tiny_net()).initial[WEIGHT]
+    first = FedNH().model(build_tiny_net()).initial[WEIGHT]
     torch.testing.assert_close(first @ first.T, torch.eye(2).double())
-    assert torch.equal(first, FedNH().model(tiny_net()).initial[WEIGHT])
+    assert torch.equal(first, FedNH().model(build_tiny_net()).initial[WEIGHT])
     other = FedNH().model(net_of(3, 2)).initial[WEIGHT]
     assert not torch.allclose(other, first)
     assert torch.equal(FedNH().model(net_of(3, 2, dtype=torch.float32)).initial[WEIGHT], other.float())
@@ -79,7 +79,7 @@ def test_more_classes_than_features_have_prototypes_of_length_1_too():
 
 
 def test_making_the_model_leaves_the_global_generator_alone():
-    net, state = tiny_net(), torch.get_rng_state()
+    net, state = build_tiny_net(), torch.get_rng_state()
     FedNH().model(net)
     assert torch.equal(state, torch.get_rng_state())
 
@@ -139,7 +139,7 @@ def test_words_are_classes_at_every_position():
 
 def a_round(told: list[tuple[list[int], list[list[float]]]], weights: list[float]) -> Round:
     """Replies with these counts and means, of the tiny net's 2 classes and 3 features."""
-    loop, net = tiny_run(Method((FedNH(),)), (2,) * len(told))
+    loop, net = build_tiny_run(Method((FedNH(),)), (2,) * len(told))
     round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
     replies = [
         Reply(d, 2, {}, {}, {"fednh": {"counts": torch.tensor(n).int(), "means": torch.tensor(z).double()}}, Outcome(d))
@@ -187,7 +187,7 @@ def test_every_reply_counts_the_same():
 
 
 def test_prototypes_are_sent_and_never_come_back():
-    loop, net = tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, crew=BatchedEngine(3))
+    loop, net = build_tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, crew=BatchedEngine(3))
     spy = Spy(loop.engine)
     standing = loop.start(net)
     for number in range(3):
@@ -203,7 +203,7 @@ def test_prototypes_are_sent_and_never_come_back():
 
 def test_bytes_are_those_of_the_classes_that_a_device_holds():
     """The tiny run has numbers of 8 bytes, 3 features and 2 classes; its device of one sample holds one class."""
-    loop, net = tiny_run(Method((FedNH(),)), (5, 1))
+    loop, net = build_tiny_run(Method((FedNH(),)), (5, 1))
     spy = Spy(loop.engine)
     play(replace(loop, engine=spy), loop.start(net), 0, 1)
     up = [o.message.bytes_by["fednh"] for o in spy.outcomes[0] if o.message]
@@ -213,7 +213,7 @@ def test_bytes_are_those_of_the_classes_that_a_device_holds():
 
 
 def test_after_pruning_prototypes_have_length_1_again():
-    loop, net = tiny_run(Method((FedNH(), CutOnce())))
+    loop, net = build_tiny_run(Method((FedNH(), CutOnce())))
     pruned, _ = play(loop, loop.start(net), 0, 1)
     assert pruned.params[WEIGHT].shape == (2, 2) and (pruned.params[WEIGHT].norm(dim=1) < 1).any()
     later, _ = play(loop, pruned, 1, 2)
@@ -240,10 +240,10 @@ def test_lenet_is_cut_with_its_prototypes():
 def test_a_narrow_step_of_fjord_reads_only_the_narrow_features():
     """The loss of every step is that of the model which its width cuts out."""
     method = Method((FedNH(), FjORD(widths="0.4,1")))
-    loop, net = tiny_run(method, (5, 3, 4, 6))
+    loop, net = build_tiny_run(method, (5, 3, 4, 6))
     narrow = 0
-    for visit in visits_of(loop, loop.start(net)):
-        for rows, scene in zip(visit.rows, scenes_of(method, visit)):
+    for visit in prepare_local_trainings(loop, loop.start(net)):
+        for rows, scene in zip(visit.rows, make_step_contexts(method, visit)):
             batch, params = visit.device.samples.take_batch(rows), visit.state.params
             scorer = StepRule(net, method, Optimiser()).make_scorer(visit.state.buffers)
             local = Local(net, scene.anchor, {}, scene.numbers, scene.draws["fjord"], {})
@@ -258,7 +258,7 @@ def test_a_narrow_step_of_fjord_reads_only_the_narrow_features():
 
 
 def test_what_reads_the_features_never_moves():
-    part, net = FedNH(), FedNH().model(tiny_net())
+    part, net = FedNH(), FedNH().model(build_tiny_net())
     local = Local(net, net.initial, {}, {}, {}, {})
     update = {k: torch.ones_like(net.initial[k]) for k in net.trainable}
     scored = StepRule(net, Method((part,)), Optimiser()).make_scorer({k: net.initial[k] for k in net.buffers})(

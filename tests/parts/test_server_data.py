@@ -33,7 +33,7 @@ from shoal.parts.feddf import FedDF, compute_distillation_loss, compute_logits
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedkt import FedKT, vote_labels
 from shoal.parts.hybridfl import HybridFL
-from shoal.plugins.smoke_run import tiny_run
+from shoal.plugins.smoke_run import build_tiny_run
 from shoal.runs.build import assemble
 from shoal.runs.recipe import Recipe
 from shoal.storage.memory import DeviceMemory
@@ -192,7 +192,7 @@ def test_a_share_is_drawn_for_each_device_once_and_for_all():
 
 
 def test_a_device_that_did_not_answer_is_sent_them_again():
-    loop, net = tiny_run(compose([DataSharing()]))
+    loop, net = build_tiny_run(compose([DataSharing()]))
     loop = replace(loop, patience=replace(loop.patience, failures=0.5))
     seen: set[int] = set()
     standing = loop.start(net)
@@ -216,7 +216,7 @@ def straight(models: list) -> tuple[Net, Round]:
     replies = [
         Reply(d, 1, {"0.weight": torch.tensor(w, dtype=DOUBLE)}, {}, {}, Outcome(d)) for d, w in enumerate(models)
     ]
-    loop, _ = tiny_run(compose([]))
+    loop, _ = build_tiny_run(compose([]))
     return net, replace(
         loop.make_round(ServerState(net, net.initial, {}), 0, EnrolmentRegister({}, loop.engine.enrol)),
         server=Samples(torch.eye(2, dtype=DOUBLE), torch.tensor([0, 0]), torch.arange(2)),
@@ -384,7 +384,7 @@ def test_fedda_doubles_what_travels():
 
 
 def test_momentum_does_not_move_what_another_part_holds():
-    loop, net = tiny_run(compose([FedDA(beta=0.5), KeepMask()]))
+    loop, net = build_tiny_run(compose([FedDA(beta=0.5), KeepMask()]))
     standing, _ = play(loop, loop.start(net), 0, 3)
     first, *others = net.trainable
     assert torch.equal(standing.params[first], net.initial[first])

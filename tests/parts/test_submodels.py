@@ -42,7 +42,7 @@ from shoal.parts.lib.submodel_units import (
 )
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
-from shoal.plugins.smoke_run import tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
 from shoal.testing.laws import check_pair, machine_of, play
 
 PARTS: list[Part] = [FedDrop(), FjORD(), HeteroFL(), AFD(), FedMP()]
@@ -156,7 +156,7 @@ def test_axes_of_recurrent_and_normalised_layers_are_told_from_the_others():
 
 
 def test_what_makes_a_unit_is_its_strength():
-    net = tiny_net()
+    net = build_tiny_net()
     weight, bias = net.initial["a.weight"], net.initial["a.bias"]
     torch.testing.assert_close(compute_unit_strengths(net, net.initial)["a"], weight.abs().sum(1) + bias.abs())
     # a unit of an LSTM has a row in each of four gates; what reads it does not count
@@ -200,7 +200,7 @@ def test_feddrop_draws_anew_for_every_device_and_round_and_for_nobody_else():
 
 def test_feddrop_on_the_mean_makes_what_the_whole_model_makes():
     # 1 of 3 units is kept and counts three times: on the mean over draws each unit counts once
-    net, part = tiny_net(), FedDrop(0.5)
+    net, part = build_tiny_net(), FedDrop(0.5)
     x = torch.ones(1, 4, dtype=torch.float64)
     total = torch.zeros(2, dtype=torch.float64)
     for number in range(2000):
@@ -211,8 +211,8 @@ def test_feddrop_on_the_mean_makes_what_the_whole_model_makes():
 
 
 def test_feddrop_scales_by_the_share_that_is_really_kept():
-    loop, net = tiny_run(Method((FedDrop(0.5),)))
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method((FedDrop(0.5),)))
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     assert visit.state.states["feddrop"]["a"].tolist() == [3.0, 3.0, 3.0]
     scored = seen(FedDrop(0.5), net, state={"a": torch.full((3,), 3.0)})
     torch.testing.assert_close(scored.logits, net.forward(thrice(net), INPUTS)[0])
@@ -240,8 +240,8 @@ def test_fjord_draws_widths_up_to_its_own_by_the_size_of_the_whole():
     part, levels = FjORD("0.2,0.4,0.6"), (0.2, 0.4, 0.6)
     widest = next(d for d in range(50) if draw_tier(RandomStreams(0), "fjord", d, levels) == 0.6)
     middle = next(d for d in range(50) if draw_tier(RandomStreams(0), "fjord", d, levels) == 0.4)
-    loop, net = tiny_run(Method((part,)))
-    device = visits_of(loop, loop.start(net))[0].device_for_part("fjord")
+    loop, net = build_tiny_run(Method((part,)))
+    device = prepare_local_trainings(loop, loop.start(net))[0].device_for_part("fjord")
     small = replace(net, axes=(replace(net.axes[0], size=5),))
     generator = torch.Generator().manual_seed(0)
     for own, counts in ((widest, {2, 3, 5}), (middle, {2, 3})):
@@ -252,7 +252,7 @@ def test_fjord_draws_widths_up_to_its_own_by_the_size_of_the_whole():
 
 
 def test_a_step_of_fjord_moves_nothing_beyond_its_width_not_even_by_weight_decay():
-    net = tiny_net()
+    net = build_tiny_net()
     rule = StepRule(net, Method((FjORD(),)), Optimiser(weight_decay=0.1))
     mask = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     numbers_now = {"lr": torch.tensor(0.1, dtype=torch.float64)}
@@ -266,7 +266,7 @@ def test_a_step_of_fjord_moves_nothing_beyond_its_width_not_even_by_weight_decay
 
 
 def test_fjord_distils_from_the_widest():
-    net = tiny_net()
+    net = build_tiny_net()
     mask = {"a": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)}
     wide, narrow = seen(FedProx(0.0), net), seen(FjORD(), net, draws=mask)
     taught = seen(FjORD(distil=True), net, draws=mask)
@@ -280,8 +280,8 @@ def test_fjord_distils_from_the_widest():
 
 
 def test_heterofl_divides_what_units_make_by_the_rate():
-    loop, net = tiny_run(Method((HeteroFL("0.5"),)))
-    visit = visits_of(loop, loop.start(net))[0]
+    loop, net = build_tiny_run(Method((HeteroFL("0.5"),)))
+    visit = prepare_local_trainings(loop, loop.start(net))[0]
     assert visit.job.plan.kept["a"].tolist() == [0, 1] and visit.job.plan.known and visit.job.plan.level
     assert visit.state.states["heterofl"]["scale"]["a"].tolist() == [2.0, 2.0, 2.0]
     state = {"scale": {"a": torch.full((3,), 3.0)}, "present": torch.tensor([True, True])}
@@ -293,7 +293,7 @@ def test_heterofl_counts_the_logits_of_absent_classes_as_0():
     state = {"scale": {}, "present": torch.tensor([True, False, True])}
     batch = Batch(torch.zeros(1, 1), ((torch.tensor([2]), None),))
     inner = lambda params, batch: BatchScore(logits.sum(), logits, logits, {}, {}, {})  # noqa: E731
-    scored = HeteroFL().objective(inner, local_of(tiny_net(), state))({}, batch)
+    scored = HeteroFL().objective(inner, local_of(build_tiny_net(), state))({}, batch)
     assert float(scored.loss.detach()) == pytest.approx(log((exp(1) + exp(0) + exp(3)) / exp(3)))
     scored.loss.backward()
     assert logits.grad is not None and logits.grad[0, 1] == 0 and logits.grad[0, 0] > 0
@@ -305,7 +305,7 @@ def test_heterofl_has_a_loss_of_its_own_only_where_it_masks():
 
 def test_heterofl_keeps_rows_of_absent_classes_at_home():
     # device 1 holds one sample, so one class; only the other device says what becomes of the other class's row
-    loop, net = tiny_run(Method((HeteroFL("1"),)), (5, 1))
+    loop, net = build_tiny_run(Method((HeteroFL("1"),)), (5, 1))
     standing = loop.start(net)
     asked = loop.open_round(standing, 0)
     outcomes = loop.engine.fit(asked.jobs_to_train)
@@ -333,8 +333,8 @@ def test_the_last_layer_is_found_by_its_rows():
 
 def test_heterofl_leaves_units_behind_a_batch_normalisation_alone():
     net = build_resnet((3, 8, 8), 4, 4)
-    loop, tiny = tiny_run(Method((HeteroFL("0.5"),)))
-    device = replace(visits_of(loop, loop.start(tiny))[0].device_for_part("heterofl"), net=net)
+    loop, tiny = build_tiny_run(Method((HeteroFL("0.5"),)))
+    device = replace(prepare_local_trainings(loop, loop.start(tiny))[0].device_for_part("heterofl"), net=net)
     _, state = HeteroFL("0.5").begin(net.initial, {}, device)
     assert state["scale"] == {}
 
@@ -364,7 +364,7 @@ def test_afd_draws_by_scores_and_treats_unknown_units_as_the_mean_of_the_known()
     assert compute_unit_chances(torch.tensor([0.4, 0.0, 0.2])).tolist() == pytest.approx(
         [0.4 / 0.9, 0.3 / 0.9, 0.2 / 0.9]
     )
-    part, net = AFD(0.6), tiny_net()
+    part, net = AFD(0.6), build_tiny_net()
     scores = {"a": torch.tensor([1e6, 1e-6, 1e-6])}
     for number in range(20):
         plans, _ = planned(part, round_of(net, number, devices=(0,)), {"device 0": {"scores": scores, "fell": False}})
@@ -390,7 +390,7 @@ def test_what_afd_knows_is_cut_when_the_model_is():
 
 
 def test_afd_reports_the_mean_loss_of_its_mini_batches_in_4_bytes():
-    loop, net = tiny_run(Method((AFD(),)), (4,))
+    loop, net = build_tiny_run(Method((AFD(),)), (4,))
     standing, rows = play(loop, loop.start(net), 0, 1)
     assert rows[0]["bytes_by"]["up"]["afd"] == 4
     assert standing.states["afd"]["device 0"]["loss"] == pytest.approx(rows[0]["train_loss"], rel=1e-6)
@@ -430,7 +430,7 @@ def test_fedmp_keeps_the_units_of_the_largest_norms():
 
 def test_fedmp_combines_what_is_missing_with_its_old_value():
     # two devices of equal weight; the second lacks the first element: there half of the first one's change is left
-    net = tiny_net()
+    net = build_tiny_net()
     change = {k: torch.ones_like(v) for k, v in net.initial.items()}
     held = torch.tensor([False, True])
     lacking = change | {"b.bias": change["b.bias"] * held}
@@ -468,7 +468,7 @@ class TwoSpeeds:
 
 @pytest.mark.parametrize("part", [FjORD("0.3"), HeteroFL("0.3"), FedMP("0.7")], ids=str)
 def test_units_that_nobody_holds_keep_their_values(part: Part):
-    loop, net = tiny_run(Method((part,)), momentum=0.5)
+    loop, net = build_tiny_run(Method((part,)), momentum=0.5)
     standing, _ = play(loop, loop.start(net), 0, 1)
     moved = (standing.params["a.weight"] != net.initial["a.weight"]).any(1)
     assert moved.sum() == 1

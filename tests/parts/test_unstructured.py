@@ -47,7 +47,7 @@ from shoal.parts.lib.weight_masks import (
     replace_masks,
 )
 from shoal.parts.prunefl import PruneFL, count_worthwhile, measure_round_seconds
-from shoal.plugins.smoke_run import scenes_of, tiny_net, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.testing.laws import Spy, play, site_of
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]
@@ -63,7 +63,7 @@ BUSY: list[Part] = [
 
 def round_of(net: Net | None = None) -> Round:
     """The first round of a tiny run, about to be planned."""
-    loop, tiny = tiny_run(Method(), (5, 3, 1, 4))
+    loop, tiny = build_tiny_run(Method(), (5, 3, 1, 4))
     net = net or tiny
     return loop.make_round(ServerState(net, net.initial, {}), 0, EnrolmentRegister({}, lambda devices: {}))
 
@@ -242,10 +242,10 @@ def test_bytes_of_feddst():
 def test_imc_prunes_at_the_end_of_the_round_it_is_told():
     """Rounds are counted from 1: `at=2` is the second one, number 1 in the history."""
     part = IMC("fixed", 0.4, at=2)
-    loop, net = tiny_run(Method((part,)))
+    loop, net = build_tiny_run(Method((part,)))
     first, _ = play(loop, loop.start(net), 0, 1)
     assert not first.states["imc"]["masks"] and all((v != 0).all() for v in first.params.values())
-    plain, plain_net = tiny_run(Method(()))
+    plain, plain_net = build_tiny_run(Method(()))
     before, _ = play(plain, plain.start(plain_net), 0, 2)
     second, _ = play(loop, first, 1, 2)
     weights = torch.cat([before.params[k].abs().flatten() for k in ("a.weight", "b.weight")])
@@ -260,9 +260,9 @@ def test_imc_prunes_at_the_end_of_the_round_it_is_told():
 
 def test_imc_finds_its_rate_on_the_samples_of_the_server():
     part = IMC(at=1, images=3, steps=5)
-    loop, net = tiny_run(Method((part,)))
+    loop, net = build_tiny_run(Method((part,)))
     standing, _ = play(loop, loop.start(net), 0, 1)
-    plain, plain_net = tiny_run(Method(()))
+    plain, plain_net = build_tiny_run(Method(()))
     before, _ = play(plain, plain.start(plain_net), 0, 1)
     assert loop.server is not None
     batch = loop.server.take_batch(loop.server.index[:3])
@@ -275,7 +275,7 @@ def test_imc_finds_its_rate_on_the_samples_of_the_server():
 
 
 def test_imc_waits_for_curvature_that_is_finite():
-    loop, net = tiny_run(Method((IMC(at=1, images=3, steps=5),)))
+    loop, net = build_tiny_run(Method((IMC(at=1, images=3, steps=5),)))
     asked = loop.open_round(loop.start(net), 0)
     state = loop.start(net).states["imc"]
     broken = {k: v * float("nan") for k, v in net.initial.items()}
@@ -323,7 +323,7 @@ def test_an_element_costs_its_way_down_and_up():
 
 def test_prunefl_by_hand():
     """Half of each matrix at first; a third of those may go, and come back or not by their gradients."""
-    net = tiny_net()
+    net = build_tiny_net()
     part = PruneFL(0.5, every=1, change=0.34)
     values = torch.arange(1.0, 13.0, dtype=torch.float64).view(3, 4)
     params = net.initial | {"a.weight": values, "b.weight": values[:2, :3]}
@@ -381,8 +381,8 @@ def test_the_share_that_is_exchanged_falls_as_half_a_cosine():
 
 def test_a_device_gives_up_its_smallest_weights_for_the_steepest_others():
     part = FedDST(0.5, alpha=0.5, every=1, until=10**6)
-    loop, net = tiny_run(Method((part,)))
-    visit = visits_of(loop, loop.start(net))[1]
+    loop, net = build_tiny_run(Method((part,)))
+    visit = prepare_local_trainings(loop, loop.start(net))[1]
     device = visit.device_for_part("feddst")
     told = part.measure(visit.device.anchor, {}, device)
     slopes = compute_loss_gradient(net, device.anchor, device.samples)
@@ -466,7 +466,7 @@ def test_values_that_do_not_fit_are_refused():
 
 
 def spied(part: Part, *others: Part) -> tuple[Loop, Net, Spy]:
-    loop, net = tiny_run(compose([part, *others]))
+    loop, net = build_tiny_run(compose([part, *others]))
     spy = Spy(loop.engine)
     return replace(loop, engine=spy), net, spy
 
@@ -486,15 +486,15 @@ def at_zero(params: dict[str, Tensor], masks: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("part", BUSY, ids=str)
 def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Part):
-    loop, net = tiny_run(Method((part,)), momentum=0.5)
+    loop, net = build_tiny_run(Method((part,)), momentum=0.5)
     rule = replace(site_of(loop).rule, optimiser=replace(loop.optimiser, weight_decay=0.1))
     standing, seen = loop.start(net), set()
     for number in range(4):
         masks = standing.states[part.name()]["masks"]
-        for visit in visits_of(loop, standing, number):
+        for visit in prepare_local_trainings(loop, standing, number):
             assert visit.job.plan.masks.keys() == masks.keys() and at_zero(visit.device.anchor, masks)
             course = visit.state
-            for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+            for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
                 course, _ = advance(
                     rule, course, visit.device.samples.take_batch(rows), scene, compute_autograd_gradient
                 )
@@ -533,11 +533,13 @@ def test_compositions(method: str):
     name = next(p.name() for p in parts if p.name() in ("imc", "prunefl", "feddst"))
     ends = []
     for crew in (None, BatchedEngine(3)):
-        loop, net = tiny_run(compose(parts), (5, 3, 4), momentum=0.5, crew=crew)
+        loop, net = build_tiny_run(compose(parts), (5, 3, 4), momentum=0.5, crew=crew)
         standing = loop.start(net)
         for number in range(5):
             before = standing.states[name]["masks"]
-            assert all(at_zero(v.device.anchor, before) for v in visits_of(loop, standing, number)), "it was sent"
+            assert all(at_zero(v.device.anchor, before) for v in prepare_local_trainings(loop, standing, number)), (
+                "it was sent"
+            )
             standing, (row,) = play(loop, standing, number, number + 1)
             assert not row.get("void") and not row.get("dropped")
             judged = loop.make_final_params(standing, number + 1)
@@ -551,7 +553,7 @@ def test_compositions(method: str):
 
 @pytest.mark.parametrize("part", BUSY, ids=str)
 def test_masks_follow_a_model_that_shrinks_and_a_server_that_trains(part: Part):
-    loop, net = tiny_run(compose([part, CutOnce(1), ServerJoins()]))
+    loop, net = build_tiny_run(compose([part, CutOnce(1), ServerJoins()]))
     standing, rows = play(loop, loop.start(net), 0, 4)
     assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
     for name, mask in standing.states[part.name()]["masks"].items():

@@ -10,8 +10,8 @@ from torch import nn
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.models import build_model
-from shoal.plugins.load import PROBED
-from shoal.plugins.smoke_run import setting_of, tiny_run
+from shoal.plugins.load import PROBED_PARTS
+from shoal.plugins.smoke_run import build_tiny_run, make_smoke_setup
 
 SMALL: dict[str, Any] = {"devices": 4, "sample": 3, "rounds": 3, "steps": "2", "batch": 4, "model": "lenet"}
 HEAD = """
@@ -117,22 +117,22 @@ def test_a_part_is_not_blamed_for_a_model_that_cannot_be_vectorised(tmp_path):
 
 def test_a_look_at_a_large_model_is_a_short_one():
     net = build_model("resnet18", (3, 32, 32), 10, 0)
-    setting = setting_of(net, torch.zeros(100, 3, 32, 32), torch.arange(100) % 10)
+    setting = make_smoke_setup(net, torch.zeros(100, 3, 32, 32), torch.arange(100) % 10)
     assert setting.sizes == (2, 2) and len(setting.targets) == 8
-    few = setting_of(build_model("lenet", (1, 8, 8), 10, 0), torch.zeros(3, 1, 8, 8), torch.arange(3))
+    few = make_smoke_setup(build_model("lenet", (1, 8, 8), 10, 0), torch.zeros(3, 1, 8, 8), torch.arange(3))
     assert few.sizes == (5, 3) and len(few.targets) == 12, "also where the data set has fewer samples than that"
 
 
 def test_the_runs_own_model_is_left_as_it_was():
     net = build_model("lenet", (1, 8, 8), 10, 0)
-    setting = setting_of(net, torch.zeros(20, 1, 8, 8), torch.arange(20) % 10)
+    setting = make_smoke_setup(net, torch.zeros(20, 1, 8, 8), torch.arange(20) % 10)
     from shoal.core.compose import Method
 
-    assert tiny_run(Method(), setting.sizes, setting=setting)[1].module is not net.module
+    assert build_tiny_run(Method(), setting.sizes, setting=setting)[1].module is not net.module
 
 
 def test_a_part_is_looked_at_once_for_each_kind_of_run(tmp_path):
     path = written(tmp_path, RIGHT["turns-labels-around"])
-    before = len(PROBED)
+    before = len(PROBED_PARTS)
     shoal.compare(["mine(mu=0.5)"], seeds=3, parts=path, engine="serial", **SMALL)
-    assert len(PROBED) == before + 1
+    assert len(PROBED_PARTS) == before + 1

@@ -214,10 +214,10 @@ def models() -> dict[str, str]:
 def methods(files: tuple[str, ...]) -> dict[str, str]:
     """Parts with their values, then presets."""
     from shoal.parts import PRESETS, find_shipped_parts
-    from shoal.plugins.load import in_files, in_packages
+    from shoal.plugins.load import load_packaged_parts, load_part_files
 
     found = {}
-    for name, part in (find_shipped_parts() | in_files(files) | in_packages()).items():
+    for name, part in (find_shipped_parts() | load_part_files(files) | load_packaged_parts()).items():
         values = ", ".join(f"{f.name}={f.default}" for f in fields(part))
         found[f"{name}({values})" if values else name] = described(part)
     return found | {name: f"= {expression or 'the empty list of parts'}" for name, expression in PRESETS.items()}

@@ -14,40 +14,42 @@ from shoal.core.part import POINTS, Part
 from shoal.core.return_checks import broken_rule_error, check_params, check_two_values
 from shoal.core.types import Batch, BatchScore, Scorer
 
-TREES = "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
+TREE_FIELDS = (
+    "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
+)
 """The fields of what parts are given that hold trees."""
 WITH_STATE = ("select", "plan", "send", "begin", "step", "end", "encode", "weigh", "combine", "serve", "prune")
 
 
-def watched(part: Part) -> Part:
+def guard_part(part: Part) -> Part:
     """A copy of a part that is checked at every point: it must not raise, change what it is given, or bend shapes."""
     cls = type(part)
 
-    def guard(point: str) -> Callable:
-        def call(self, *args):
-            before = [tree.map_tensors(Tensor.clone, contents(a)) for a in args]
-            with blame(part, point):
+    def make_point_guard(point: str) -> Callable:
+        def call_point(self, *args):
+            before = [tree.map_tensors(Tensor.clone, extract_trees(a)) for a in args]
+            with blame_part(part, point):
                 result = getattr(cls, point)(part, *args)
-            if not tree.is_same_tree(before, [contents(a) for a in args]):
+            if not tree.is_same_tree(before, [extract_trees(a) for a in args]):
                 advice = "Return new values and leave the old ones alone."
                 raise broken_rule_error(part, point, "changes what it is given", advice)
-            check_form(part, point, args, result)
-            return scoring(part, result) if point == "objective" else result
+            check_returned_form(part, point, args, result)
+            return guard_scorer(part, result) if point == "objective" else result
 
-        return call
+        return call_point
 
     points = [p for p in (*POINTS, "init_server", "init_device", "outline", "taps") if part.acts_at(p)]
-    body: dict[str, Any] = {point: guard(point) for point in points}
+    body: dict[str, Any] = {point: make_point_guard(point) for point in points}
     body["name"] = classmethod(lambda _: cls.name())
     kind = type(cls.__name__, (cls,), body)
     return kind(**{f.name: getattr(part, f.name) for f in fields(part)})
 
 
-def scoring(part: Part, scorer: Scorer) -> Scorer:
+def guard_scorer(part: Part, scorer: Scorer) -> Scorer:
     """The scorer that `objective` returned, under watch too."""
 
-    def call(params: Params, batch: Batch) -> BatchScore:
-        with blame(part, "objective"):
+    def call_scorer(params: Params, batch: Batch) -> BatchScore:
+        with blame_part(part, "objective"):
             scored = scorer(params, batch)
         if not isinstance(scored, BatchScore) or scored.loss.shape != ():
             shape = (
@@ -58,27 +60,27 @@ def scoring(part: Part, scorer: Scorer) -> Scorer:
             raise broken_rule_error(part, "objective", f"returns {shape}", "Return a Scored whose loss is one number.")
         return scored
 
-    return call
+    return call_scorer
 
 
-def check_form(part: Part, point: str, args: tuple, result: Any) -> None:
+def check_returned_form(part: Part, point: str, args: tuple, result: Any) -> None:
     """What a point returns must have the form of what it was given."""
     if point in WITH_STATE:
         check_two_values(part, point, result)
     if point in ("step", "begin", "end"):  # those of the server are looked at in every round
         check_params(part, point, args[0], result[0])
     elif point in ("measure", "send"):
-        if not all(isinstance(leaf, Tensor) for leaf in leaves(result if point == "measure" else result[0])):
+        if not all(isinstance(leaf, Tensor) for leaf in list_leaves(result if point == "measure" else result[0])):
             raise broken_rule_error(
                 part, point, "sends what is not a tensor", "Only tensors travel, and dicts of them."
             )
-    if point == "step" and structure(args[1]) != structure(result[1]):
+    if point == "step" and describe_structure(args[1]) != describe_structure(result[1]):
         why = "returns a state of another form than it was given"
         raise broken_rule_error(part, point, why, "Make the whole state in `begin`.")
 
 
 @contextmanager
-def blame(part: Part, point: str) -> Iterator[None]:
+def blame_part(part: Part, point: str) -> Iterator[None]:
     """Whatever is raised inside is the part's fault."""
     try:
         yield
@@ -88,26 +90,26 @@ def blame(part: Part, point: str) -> Iterator[None]:
         raise broken_rule_error(part, point, f"raises {describe_error(error)}", "Correct it there.") from error
 
 
-def leaves(node: Any) -> list:
-    return [leaf for v in node.values() for leaf in leaves(v)] if isinstance(node, Mapping) else [node]
+def list_leaves(node: Any) -> list:
+    return [leaf for v in node.values() for leaf in list_leaves(v)] if isinstance(node, Mapping) else [node]
 
 
-def structure(node: Any) -> Any:
+def describe_structure(node: Any) -> Any:
     if isinstance(node, Tensor):
         return tuple(node.shape), node.dtype
     if isinstance(node, Mapping):
-        return {k: structure(v) for k, v in node.items()}
+        return {k: describe_structure(v) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
-        return [structure(v) for v in node]
+        return [describe_structure(v) for v in node]
     return type(node)
 
 
-def contents(value: Any) -> Any:
+def extract_trees(value: Any) -> Any:
     """The trees inside an argument of a point, for comparison."""
     if isinstance(value, Mapping):
-        return {k: contents(v) for k, v in value.items()}
+        return {k: extract_trees(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [contents(v) for v in value]
+        return [extract_trees(v) for v in value]
     if is_dataclass(value):
-        return {k: contents(getattr(value, k)) for k in TREES if hasattr(value, k)}
+        return {k: extract_trees(getattr(value, k)) for k in TREE_FIELDS if hasattr(value, k)}
     return value if isinstance(value, (Tensor, bool, int, float, str)) else None

@@ -11,7 +11,7 @@ from shoal.core.expression import parse_method
 from shoal.core.part import Part
 from shoal.engines.part_faults import list_foreign_parts, make_part_error
 from shoal.parts import PRESETS, find_parts_in, find_shipped_parts
-from shoal.plugins.smoke_run import Setting, probe
+from shoal.plugins.smoke_run import SmokeSetup, smoke_test_part
 from shoal.storage.python_file import load_python_file
 
 
@@ -20,41 +20,41 @@ def load_method(expression: str, files: Sequence[str] = ()) -> Method:
 
     Installed packages are asked only for names that nobody else knows, so a broken one harms nobody else.
     """
-    known = find_shipped_parts() | in_files(files)
+    known = find_shipped_parts() | load_part_files(files)
     try:
         method = parse_method(expression, known, PRESETS)
     except ShoalError as error:
-        installed = in_packages() if error.kind.name == "unknown-name" else {}
+        installed = load_packaged_parts() if error.kind.name == "unknown-name" else {}
         if not installed:
             raise
         method = parse_method(expression, installed | known, PRESETS)
     return method
 
 
-def probe_strangers(method: Method, kind: str, setting: Callable[[], Setting]) -> None:
+def smoke_test_user_parts(method: Method, kind: str, setting: Callable[[], SmokeSetup]) -> None:
     """Look at parts that are not of this package before they are used; once for each `kind` of run."""
     for part in list_foreign_parts(method):
         key = (type(part), str(part), kind)
-        if key not in PROBED:
-            probe(part, setting())
-            PROBED.add(key)
+        if key not in PROBED_PARTS:
+            smoke_test_part(part, setting())
+            PROBED_PARTS.add(key)
 
 
-PROBED: set[tuple[type[Part], str, str]] = set()
+PROBED_PARTS: set[tuple[type[Part], str, str]] = set()
 """What was found in order in this process."""
 
 
-def in_packages() -> dict[str, type[Part]]:
+def load_packaged_parts() -> dict[str, type[Part]]:
     """Parts of installed packages: entry points of the group `shoal.parts`."""
-    return joined((point.name, [loaded(point)]) for point in entry_points(group="shoal.parts"))
+    return collect_parts((point.name, [load_entry_point(point)]) for point in entry_points(group="shoal.parts"))
 
 
-def in_files(files: Iterable[str]) -> dict[str, type[Part]]:
+def load_part_files(files: Iterable[str]) -> dict[str, type[Part]]:
     """Parts of the user's own files."""
-    return joined((file, parts_of(Path(file))) for file in files)
+    return collect_parts((file, read_part_file(Path(file))) for file in files)
 
 
-def joined(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]]:
+def collect_parts(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]]:
     """Parts by name; a name that is taken and a thing that is no part are refused."""
     found: dict[str, type[Part]] = {}
     for source, things in sources:
@@ -74,7 +74,7 @@ def joined(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]
     return found
 
 
-def loaded(point: EntryPoint) -> Any:
+def load_entry_point(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
@@ -83,7 +83,7 @@ def loaded(point: EntryPoint) -> Any:
         ) from error
 
 
-def parts_of(path: Path) -> list[type[Part]]:
+def read_part_file(path: Path) -> list[type[Part]]:
     """The parts that a Python file defines."""
     found = find_parts_in(load_python_file(path))
     if not found:

@@ -22,7 +22,7 @@ from shoal.models.user_call import make_model_error
 from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
-AT_ONCE = 2 * 2**30
+LOGITS_BYTES_LIMIT = 2 * 2**30
 """Bytes of logits and targets that the functions of a run may be given at once."""
 COLUMNS = frozenset(
     "round devices accuracy loss train_loss bytes_down bytes_up macs_forward macs_work sim_seconds bytes_by "
@@ -37,7 +37,9 @@ FORMS = (
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def metric_makers(specs: Sequence[str], dataset: Dataset, dtype: torch.dtype) -> dict[str, Callable[[], Metric]]:
+def load_metric_factories(
+    specs: Sequence[str], dataset: Dataset, dtype: torch.dtype
+) -> dict[str, Callable[[], Metric]]:
     """By name, what makes the metric `FILE.py:NAME` for one evaluation of a model whose logits have this type.
 
     A function of (logits, targets) is given those of the whole test set at once. Anything else is an object with
@@ -51,25 +53,25 @@ def metric_makers(specs: Sequence[str], dataset: Dataset, dtype: torch.dtype) ->
         if name in COLUMNS or name in makers:
             why = "the history has a column of that name" if name in COLUMNS else "another metric has that name"
             raise make_model_error(spec, why, "Give it another name.")
-        if piecewise(thing):
-            make = partial(fresh, spec, thing)
-        elif takes_two(thing):
+        if is_streaming_metric(thing):
+            make = partial(reset_metric, spec, thing)
+        elif takes_logits_and_targets(thing):
             functions += 1
-            refuse_large(spec, functions, dataset.test_targets, dataset.classes, dtype)
-            make = partial(AllAtOnce, thing, len(dataset.test_targets))
+            refuse_large_logits(spec, functions, dataset.test_targets, dataset.classes, dtype)
+            make = partial(WholeSetMetric, thing, len(dataset.test_targets))
         else:
-            make = partial(made, spec, thing, dataset.classes)
+            make = partial(make_metric, spec, thing, dataset.classes)
             make()
-        makers[name] = partial(Own, spec, make, undefined)
+        makers[name] = partial(GuardedMetric, spec, make, undefined)
     return makers
 
 
-def piecewise(thing: Any) -> bool:
+def is_streaming_metric(thing: Any) -> bool:
     """Whether it is an object that is given a test set piece by piece."""
     return not isinstance(thing, type) and all(callable(getattr(thing, key, None)) for key in ("update", "compute"))
 
 
-def takes_two(thing: Any) -> bool:
+def takes_logits_and_targets(thing: Any) -> bool:
     """Whether it can be called with (logits, targets)."""
     if isinstance(thing, type) or not callable(thing):
         return False
@@ -82,22 +84,22 @@ def takes_two(thing: Any) -> bool:
     return True
 
 
-def refuse_large(spec: str, functions: int, targets: Tensor, classes: int, dtype: torch.dtype) -> None:
+def refuse_large_logits(spec: str, functions: int, targets: Tensor, classes: int, dtype: torch.dtype) -> None:
     """Logits that should not be kept all at once are told of before anything is trained."""
     needed = functions * targets.numel() * (classes * dtype.itemsize + targets.element_size())
-    if needed > AT_ONCE:
+    if needed > LOGITS_BYTES_LIMIT:
         problem = (
             f"{spec} is a function of all logits at once, and those of {len(targets)} test samples "
-            f"take {needed / 2**30:.1f} GiB, more than the {AT_ONCE / 2**30:g} GiB that are kept for such functions."
+            f"take {needed / 2**30:.1f} GiB, more than the {LOGITS_BYTES_LIMIT / 2**30:g} GiB that are kept for such functions."
         )
         advice = "Write it as a class with update(logits, targets) and compute(), which is given them piece by piece."
         raise ShoalError("bad-value", problem, advice)
 
 
-def made(spec: str, thing: Any, classes: int) -> Metric:
+def make_metric(spec: str, thing: Any, classes: int) -> Metric:
     """A new object from a class, or from a function that makes one."""
     if not callable(thing):
-        raise make_model_error(spec, f"it is {described(thing)}", FORMS)
+        raise make_model_error(spec, f"it is {describe_wrong_value(thing)}", FORMS)
     try:
         takes = list(inspect.signature(thing).parameters.values())
     except (TypeError, ValueError):
@@ -105,14 +107,16 @@ def made(spec: str, thing: Any, classes: int) -> Metric:
     given = {p.name: classes for p in takes if p.name in ("classes", "num_classes")}
     if any(p.default is p.empty and p.name not in given and p.kind not in VARIABLE for p in takes):
         raise make_model_error(spec, f"it takes ({', '.join(p.name for p in takes)})", FORMS)
-    with at_fault(spec):
+    with blame_metric(spec):
         metric: Any = thing(**given)
-    if not piecewise(metric):
-        raise make_model_error(spec, f"it makes {described(metric)}, which has no `update` and `compute`", FORMS)
+    if not is_streaming_metric(metric):
+        raise make_model_error(
+            spec, f"it makes {describe_wrong_value(metric)}, which has no `update` and `compute`", FORMS
+        )
     return metric
 
 
-def fresh(spec: str, metric: Any) -> Metric:
+def reset_metric(spec: str, metric: Any) -> Metric:
     """The user's own object without what an earlier evaluation left in it."""
     if callable(getattr(metric, "reset", None)):
         metric.reset()
@@ -125,7 +129,7 @@ def fresh(spec: str, metric: Any) -> Metric:
         ) from error
 
 
-class AllAtOnce:
+class WholeSetMetric:
     """Keeps the logits and targets of a whole test set for a function of them."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Any], samples: int):
@@ -142,26 +146,26 @@ class AllAtOnce:
         return self.function(*self.kept)
 
 
-class Own:
+class GuardedMetric:
     """A metric of the user's for one evaluation: what it raises is its fault, and what it gives must be a number."""
 
     def __init__(self, spec: str, make: Callable[[], Metric], undefined: set[str]):
         self.spec, self.undefined = spec, undefined
-        with at_fault(spec):  # a reset() may raise, too
+        with blame_metric(spec):  # a reset() may raise, too
             self.metric = make()
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        with at_fault(self.spec):
+        with blame_metric(self.spec):
             self.metric.update(logits.clone(), targets.clone())
 
     def compute(self) -> float:
-        with at_fault(self.spec):
+        with blame_metric(self.spec):
             value = self.metric.compute()
-            if isinstance(value, (Tensor, np.ndarray, np.generic)) and size_of(value) == 1:
+            if isinstance(value, (Tensor, np.ndarray, np.generic)) and count_values(value) == 1:
                 value = value.item()
         if not isinstance(value, (int, float)):
             raise make_model_error(
-                self.spec, f"it gives {described(value)} and not a number", "Let it give one number."
+                self.spec, f"it gives {describe_wrong_value(value)} and not a number", "Let it give one number."
             )
         if not isfinite(value) and self.spec not in self.undefined:
             self.undefined.add(self.spec)
@@ -170,7 +174,7 @@ class Own:
 
 
 @contextmanager
-def at_fault(spec: str) -> Iterator[None]:
+def blame_metric(spec: str) -> Iterator[None]:
     """Whatever is raised is told as the fault of the metric, with its line."""
     try:
         yield
@@ -185,14 +189,14 @@ def at_fault(spec: str) -> Iterator[None]:
         ) from error
 
 
-def described(value: Any) -> str:
+def describe_wrong_value(value: Any) -> str:
     """What came in place of something else."""
     if value is None:
         return "nothing"
     if isinstance(value, (Tensor, np.ndarray)):
-        return f"{size_of(value)} values"
+        return f"{count_values(value)} values"
     return f"the text {value[:40]!r}" if isinstance(value, str) else f"something of type {type(value).__name__}"
 
 
-def size_of(value: Tensor | np.ndarray | np.generic) -> int:
+def count_values(value: Tensor | np.ndarray | np.generic) -> int:
     return value.numel() if isinstance(value, Tensor) else value.size

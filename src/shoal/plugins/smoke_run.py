@@ -31,12 +31,12 @@ from shoal.engines.batched.step import build_step
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import UniformFleet
-from shoal.plugins.guard import watched
+from shoal.plugins.guard import guard_part
 from shoal.storage.memory import DeviceMemory
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class SmokeSetup:
     """What a part is tried on: a model before any part has changed it, and some samples that it can take."""
 
     net: Net
@@ -46,24 +46,24 @@ class Setting:
     sizes: tuple[int, int] = (5, 3)
     """How many samples the two devices have."""
 
-    def first_net(self) -> Net:
+    def copy_net(self) -> Net:
         """The model, apart from the one of the run: a part may forget to copy what it changes."""
         return replace(self.net, module=copy_module(self.net))
 
 
-def tiny_setting(samples: int = 12) -> Setting:
+def make_tiny_setup(samples: int = 12) -> SmokeSetup:
     """A 4-3-2 perceptron in float64, and a handful of samples drawn by chance."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
-    return Setting(tiny_net(), x, torch.randint(0, 2, (samples,), generator=generator))
+    return SmokeSetup(build_tiny_net(), x, torch.randint(0, 2, (samples,), generator=generator))
 
 
-def setting_of(net: Net, inputs: Tensor, targets: Tensor) -> Setting:
+def make_smoke_setup(net: Net, inputs: Tensor, targets: Tensor) -> SmokeSetup:
     """The model and some samples of a run; of a large model so few that the look takes no longer than it must."""
     sizes = (2, 2) if net.macs_forward > LARGE else (5, 3)
     rows = np.random.default_rng(0).permutation(len(targets))
     index = torch.from_numpy(np.resize(rows, sum(sizes) + SHARED)).to(inputs.device)
-    return Setting(net, inputs[index], targets[index], lr=0.01, sizes=sizes)
+    return SmokeSetup(net, inputs[index], targets[index], lr=0.01, sizes=sizes)
 
 
 LARGE = 10**7
@@ -72,10 +72,10 @@ SHARED = 4
 """Samples of the server in a tiny run."""
 
 
-def probe(part: Part, setting: Setting | None = None) -> None:
+def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
     """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
-    setting = setting or tiny_setting()
-    loop, net = tiny_run(Method((watched(part),)), setting.sizes, setting=setting)
+    setting = setting or make_tiny_setup()
+    loop, net = build_tiny_run(Method((guard_part(part),)), setting.sizes, setting=setting)
     assert isinstance(loop.engine, LocalDevices)
     standing, memory = loop.start(net), loop.engine.memory
     for number in range(2):
@@ -89,28 +89,28 @@ def probe(part: Part, setting: Setting | None = None) -> None:
         raise broken_rule_error(
             part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees."
         ) from error
-    together(part, setting)
+    refuse_unvectorisable(part, setting)
 
 
-def tiny_run(
+def build_tiny_run(
     method: Method,
     sizes: tuple[int, ...] = (5, 3),
     momentum: float = 0.0,
     memory: Path | None = None,
     crew: TrainingEngine | None = None,
-    setting: Setting | None = None,
+    setting: SmokeSetup | None = None,
 ) -> tuple[Loop, Net]:
     """A whole run in miniature: a few devices and a server with a handful of samples each."""
     total = sum(sizes) + SHARED
-    setting = setting or tiny_setting(total)
-    streams, net = RandomStreams(0), method.model(setting.first_net())
+    setting = setting or make_tiny_setup(total)
+    streams, net = RandomStreams(0), method.model(setting.copy_net())
     ends = np.cumsum((0, *sizes))
 
-    def samples(device: int) -> Samples:
+    def get_samples(device: int) -> Samples:
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
         return Samples(setting.inputs, setting.targets, index)
 
-    site = TrainingSetup(method, net, streams, Optimiser(momentum), samples)
+    site = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples)
     loop = Loop(
         method,
         LocalDevices(site, DeviceMemory(memory, place=net.place), crew or SerialEngine()),
@@ -119,15 +119,15 @@ def tiny_run(
         np.array(sizes),
         len(sizes),
         lambda round, device: Work(1.0, 0, 2, setting.lr),
-        Evaluator(samples(SERVER), net.classes),
+        Evaluator(get_samples(SERVER), net.classes),
         lambda row: True,
         Optimiser(momentum),
-        server=samples(SERVER),
+        server=get_samples(SERVER),
     )
     return loop, net
 
 
-def tiny_net() -> Net:
+def build_tiny_net() -> Net:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         module = nn.Sequential()
@@ -138,7 +138,7 @@ def tiny_net() -> Net:
     return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 
-def visits_of(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalTraining]:
+def prepare_local_trainings(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalTraining]:
     """Every device of a loop as it stands before its first step of a round."""
     assert isinstance(loop.engine, LocalDevices)
     site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
@@ -151,25 +151,25 @@ def visits_of(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalT
     return [prepare_training(site, job, memory.get(job.device)) for job in jobs]
 
 
-def scenes_of(method: Method, visit: LocalTraining) -> list[StepContext]:
+def make_step_contexts(method: Method, visit: LocalTraining) -> list[StepContext]:
     """What surrounds each step of a visit, with the draws that the engine `serial` would make."""
     own = {part.name(): visit.device_for_part(part.name()) for part in method.parts_at("draw")}
     generators = {name: device.generator("draw") for name, device in own.items()}
 
-    def drawn(step: int) -> dict[str, dict[str, Tensor]]:
+    def draw_for_step(step: int) -> dict[str, dict[str, Tensor]]:
         return {p.name(): p.draw(generators[p.name()], own[p.name()], step) for p in method.parts_at("draw")}
 
-    return [visit.context_at_step(step, drawn(step)) for step in range(len(visit.rows))]
+    return [visit.context_at_step(step, draw_for_step(step)) for step in range(len(visit.rows))]
 
 
-def together(part: Part, setting: Setting) -> None:
+def refuse_unvectorisable(part: Part, setting: SmokeSetup) -> None:
     """One step of two devices in one vectorised call: what branches on data or numbers fails here."""
     try:
-        one_step(Method((part,)), setting)
+        step_two_devices(Method((part,)), setting)
     except ShoalError:
         raise
     except Exception as error:
-        if not vectorises(setting):
+        if not can_vectorise(setting):
             return  # nor does the model without the part
         text = str(error).split("\n")[0]
         branch = "data-dependent control flow" in text or ".item()" in text
@@ -179,21 +179,21 @@ def together(part: Part, setting: Setting) -> None:
         ) from error
 
 
-def one_step(method: Method, setting: Setting) -> None:
+def step_two_devices(method: Method, setting: SmokeSetup) -> None:
     """The first step of a device, twice side by side, as an engine would make it."""
-    loop, net = tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
+    loop, net = build_tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
     assert isinstance(loop.engine, LocalDevices)
-    task = Task(loop.engine.site, visits_of(loop, loop.start(net))[0].job, {})
+    task = Task(loop.engine.site, prepare_local_trainings(loop, loop.start(net))[0].job, {})
     cohort = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, turned=False)
     padded, own = next(cohort.frames.iterate_steps())
     with torch.no_grad():
         build_step(cohort, padded)(cohort.stack_initial_states(), cohort.stack_constants(), [*cohort.data, *own])
 
 
-def vectorises(setting: Setting) -> bool:
+def can_vectorise(setting: SmokeSetup) -> bool:
     """Whether the model alone can train side by side."""
     try:
-        one_step(Method(), setting)
+        step_two_devices(Method(), setting)
     except Exception:
         return False
     return True

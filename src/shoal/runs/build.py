@@ -37,9 +37,9 @@ from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
-from shoal.plugins.load import load_method, probe_strangers
-from shoal.plugins.metrics import metric_makers
-from shoal.plugins.smoke_run import setting_of
+from shoal.plugins.load import load_method, smoke_test_user_parts
+from shoal.plugins.metrics import load_metric_factories
+from shoal.plugins.smoke_run import make_smoke_setup
 from shoal.runs.given_objects import refuse_missing
 from shoal.runs.recipe import Recipe, amount
 from shoal.storage.files import read_tensors
@@ -92,7 +92,7 @@ def assemble(
     dataset = shelf[key]
     kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
     net = replace(first_net(recipe, dataset, streams, dtype, place), half=half)
-    probe_strangers(method, f"{kind}, {place}", lambda: setting_of(net, dataset.inputs, dataset.targets))
+    smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
 
     def samples(device: int) -> Samples:
@@ -242,7 +242,7 @@ def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Populat
         if ".py:" not in metric and metric not in TEST_METRICS | LOCAL:
             raise unknown_name_error("metric", metric, TEST_METRICS | LOCAL)
     specs = [metric for metric in recipe.metrics if ".py:" in metric]
-    own = metric_makers(specs, dataset, dtype)
+    own = load_metric_factories(specs, dataset, dtype)
     by_device = None
     if {"devices", "local"} & set(recipe.metrics):
         by_device = count_labels_by_device(labels, held, dataset.classes, min(len(held), 1000))

@@ -35,7 +35,7 @@ from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import PoolEngine
-from shoal.plugins.smoke_run import probe, scenes_of, tiny_run, visits_of
+from shoal.plugins.smoke_run import build_tiny_run, make_step_contexts, prepare_local_trainings, smoke_test_part
 from shoal.runs.history import plain
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import Folder
@@ -46,7 +46,7 @@ ROUNDS = 3
 def check_part(part: Part) -> None:
     """Every law that one part can keep alone; the numbers are those of the list in the documentation."""
     is_a_value(part)
-    probe(part)
+    smoke_test_part(part)
     trains_alike_on_every_engine(part)
     masked_equals_sliced(part)
     padding_leaves_no_trace(part)
@@ -79,7 +79,7 @@ def trains_alike_on_every_engine(part: Part) -> None:
     made = []
     for crew in (make() for make in crews):
         try:
-            loop, net = tiny_run(Method((part,)), sizes, momentum=0.5, crew=crew)
+            loop, net = build_tiny_run(Method((part,)), sizes, momentum=0.5, crew=crew)
             standing, rows = play(loop, loop.start(net), 0, ROUNDS)
             memories = [memory_of(loop).get(d) for d in range(len(sizes))]
             made.append(([standing.params, standing.states, memories], rows))
@@ -102,16 +102,16 @@ def same_rows(rows: list[Row], expected: list[Row], part: Part) -> None:
 
 def masked_equals_sliced(part: Part) -> None:
     """Law 3: where a plan keeps units of axes, the masked model and the cut-out one train to the same numbers."""
-    loop, net = tiny_run(Method((part,)))
+    loop, net = build_tiny_run(Method((part,)))
     site, first = site_of(loop), loop.start(net)
     later, _ = play(loop, first, 0, ROUNDS - 1)
-    for visit in (*visits_of(loop, first), *visits_of(loop, later, ROUNDS - 1)):
+    for visit in (*prepare_local_trainings(loop, first), *prepare_local_trainings(loop, later, ROUNDS - 1)):
         plan, slicer = visit.job.plan, site.net.slicer
         if not plan.kept or plan.masks:
             continue
         small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
         masked, sliced = visit.state, LocalState(*(slicer.cut_tree(field, plan) for field in visit.state))
-        for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+        for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
             batch = visit.device.samples.take_batch(rows)
             masked, _ = advance(site.rule, masked, batch, scene, compute_autograd_gradient)
             cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
@@ -126,7 +126,7 @@ def padding_leaves_no_trace(part: Part) -> None:
     rule = site_of(loop).rule
     for visit in visits:
         plain = padded = visit.state
-        for rows, scene in zip(visit.rows, scenes_of(loop.method, visit)):
+        for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
             batch = visit.device.samples.take_batch(rows)
             plain, _ = advance(rule, plain, batch, scene, compute_autograd_gradient)
             wide = with_padding(batch)
@@ -139,7 +139,7 @@ def padding_leaves_no_trace(part: Part) -> None:
 
 def bytes_are_what_travels(part: Part) -> None:
     """Law 5: the ledger's bytes are the length of what was encoded, both ways."""
-    loop, net = tiny_run(Method((part,)))
+    loop, net = build_tiny_run(Method((part,)))
     spy = Spy(loop.engine)
     loop = replace(loop, engine=spy)
     _, rows = play(loop, loop.start(net), 0, ROUNDS)
@@ -182,7 +182,7 @@ def is_neutral_where_it_says(part: Part) -> None:
     rounds = part.neutral.rounds or ROUNDS
     ends = []
     for method in (Method((neutral,)), Method()):
-        loop, net = tiny_run(method, sizes)
+        loop, net = build_tiny_run(method, sizes)
         if not method.parts:
             net = neutral.model(net)
             machine_of(loop).resize(net, WHOLE_MODEL)
@@ -209,7 +209,7 @@ def check_pair(a: Part, b: Part) -> None:
     except ShoalError as error:
         assert a.name() in str(error) and b.name() in str(error) and error.advice, str(error)
         return
-    loop, net = tiny_run(method)
+    loop, net = build_tiny_run(method)
     standing, rows = play(loop, loop.start(net), 0, 2)
     assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
 
@@ -222,13 +222,13 @@ def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[
 
 
 def course_in(disk: Folder, recipe: Recipe, part: Part, rounds: int, stop_at: int) -> tuple[list[Tree], list[Row]]:
-    loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
+    loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
     standing, rows = play(loop, loop.start(net), 0, stop_at or rounds)
     if stop_at:
         for row in rows:
             disk.append(plain(row))
         disk.save(recipe, standing, stop_at, memory_of(loop))
-        loop, net = tiny_run(Method((part,)), memory=disk.memory_folder)
+        loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
         found = disk.checkpoint(recipe, net, [part.name()])
         assert found is not None
         if found.standing.cuts:
@@ -254,8 +254,8 @@ def play(loop: Loop, standing: ServerState, first: int, rounds: int) -> tuple[Se
 
 def ready(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
     """The devices of a first round about to train, and their first batches."""
-    loop, net = tiny_run(Method((part,)), sizes)
-    visits = visits_of(loop, loop.start(net))
+    loop, net = build_tiny_run(Method((part,)), sizes)
+    visits = prepare_local_trainings(loop, loop.start(net))
     return loop, visits, [v.device.samples.take_batch(v.rows[0]) for v in visits]
 
 
