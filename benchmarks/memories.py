@@ -22,7 +22,7 @@ from shoal.core.model.tree import Tree, count_tree_bytes
 from shoal.core.part import Part
 from shoal.core.types import Round
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     DATASETS["bench"] = lambda: noise(2 * given.devices)
-    recipe = Recipe().revised(
+    recipe = Recipe().with_values(
         data="bench",
         model="resnet18-imagenet-gn",
         method="inturn+fedbr",
@@ -67,7 +67,7 @@ def main() -> None:
     )
     began = perf_counter()
     with TemporaryDirectory() as folder:
-        assembly = assemble(recipe, Path(folder))
+        assembly = assemble_run(recipe, Path(folder))
         loop = replace(assembly.loop, evaluates=lambda row: False)
         standing, rounds = loop.start(assembly.net), 3 * given.devices // (2 * given.sample)
         for number in range(rounds):

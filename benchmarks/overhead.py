@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 
 METHODS = {
@@ -30,12 +30,14 @@ PUBLISHED = {("FedDH", "lenet"): 0.086, ("FedDH", "cnn"): 0.042, ("FedDHAD", "le
 
 def recipe_of(model: str, method: str, **more) -> Recipe:
     given = {"devices": 100, "sample": 10, "batch": 10, "split": "dirichlet:0.5", "server_data": "per-class:10"}
-    return Recipe().revised(data="bench", model=model, method=method, fleet="tiers", engine="serial", **given | more)
+    return Recipe().with_values(
+        data="bench", model=model, method=method, fleet="tiers", engine="serial", **given | more
+    )
 
 
 def played(recipe: Recipe, rounds: int) -> tuple[float, float]:
     """Mean seconds of the server and of the devices in a round, the first left out."""
-    assembly = assemble(recipe)
+    assembly = assemble_run(recipe)
     loop = assembly.loop
     loop = type(loop)(**{**vars(loop), "evaluates": lambda row: False})
     standing, server, devices = loop.start(assembly.net), [], []

@@ -18,13 +18,15 @@ from statistics import median
 def measure(devices: int, rounds: int) -> None:
     import torch
 
-    from shoal.runs.build import assemble
+    from shoal.runs.build import assemble_run
     from shoal.runs.recipe import Recipe
 
     torch.set_num_threads(1)
     began = time.perf_counter()
-    recipe = Recipe().revised(split="virtual:60", devices=devices, sample=100, batch=10, eval_every=10**6, rounds=10**6)
-    assembly = assemble(recipe)
+    recipe = Recipe().with_values(
+        split="virtual:60", devices=devices, sample=100, batch=10, eval_every=10**6, rounds=10**6
+    )
+    assembly = assemble_run(recipe)
     standing = assembly.loop.start(assembly.net)
     start = time.perf_counter() - began
     spent = []

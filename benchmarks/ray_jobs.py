@@ -22,8 +22,8 @@ from shoal.data.dataset import DATASETS, Dataset
 from shoal.engines.base import TrainingEngine
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import PoolEngine
-from shoal.runs.build import Assembly, assemble
-from shoal.runs.engine_choice import Pick, crew_of
+from shoal.runs.build import Assembly, assemble_run
+from shoal.runs.engine_choice import EngineChoice, build_engine
 from shoal.runs.recipe import Recipe
 from shoal.testing.laws import machine_of
 
@@ -41,15 +41,15 @@ Make = Callable[[], TrainingEngine]
 PAIRS: list[tuple[str, Make, str, Make]] = [
     (
         "`--engine pool` (10 devices in a call)",
-        lambda: crew_of(Pick("pool", 10, 2)),
+        lambda: build_engine(EngineChoice("pool", 10, 2)),
         "`--engine ray --width 10`",
-        lambda: crew_of(Pick("ray", 10)),
+        lambda: build_engine(EngineChoice("ray", 10)),
     ),
     (
         "the same processes with `serial` in each",
         lambda: PoolEngine(2, 10, SerialEngine),
         "`--engine ray` (`serial` in each actor)",
-        lambda: crew_of(Pick("ray")),
+        lambda: build_engine(EngineChoice("ray")),
     ),
 ]
 """A pool, and the Ray cluster that does the same."""
@@ -60,7 +60,7 @@ def put_together() -> Assembly:
     data = Dataset("bench", x, y, x[:10], y[:10], 10)
     DATASETS["bench"] = lambda: data
     given = {"devices": JOB.devices, "sample": JOB.per_round, "epochs": JOB.epochs, "batch": JOB.batch, "lr": JOB.lr}
-    return assemble(Recipe().revised(data="bench", model=JOB.model, split="iid", rounds=10**6, **given))
+    return assemble_run(Recipe().with_values(data="bench", model=JOB.model, split="iid", rounds=10**6, **given))
 
 
 def seconds(assembly: Assembly, crew: TrainingEngine, rounds: int) -> float:

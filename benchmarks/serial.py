@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.core.model.net import copy_module
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.models import build_model
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 
 
@@ -84,7 +84,7 @@ class Shoal:
 
     def __init__(self, job: Job, data: Dataset, method: str):
         DATASETS["bench"] = lambda: data
-        recipe = Recipe().revised(
+        recipe = Recipe().with_values(
             method=method,
             data="bench",
             model=job.model,
@@ -96,7 +96,7 @@ class Shoal:
             eval_every=10**9,
             rounds=10**9,
         )
-        self.assembly = assemble(recipe)
+        self.assembly = assemble_run(recipe)
         self.standing = self.assembly.loop.start(self.assembly.net)
         self.number = 0
 

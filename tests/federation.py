@@ -14,10 +14,10 @@ from shoal.core.local.device import TrainingSetup
 from shoal.data.dataset import read_digits
 from shoal.engines.host import LocalDevices
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
-from shoal.runs.store import Folder
+from shoal.runs.store import RunFolder
 from shoal.service.client import DeviceClient
 from shoal.service.server_run import adapt_recipe_to_devices, play_server_run
 
@@ -55,12 +55,12 @@ class Nearby:
 
 
 def recipe(method: str, out: Path, **more: object) -> Recipe:
-    return adapt_recipe_to_devices(Recipe().revised(**BASE | {"method": method, "out": str(out)} | more))
+    return adapt_recipe_to_devices(Recipe().with_values(**BASE | {"method": method, "out": str(out)} | more))
 
 
 def samples_file(folder: Path, device: int, **more: object) -> str:
     """A Python file that loads what a device holds in the simulation of a recipe."""
-    assembly = assemble(Recipe().revised(**BASE | more))
+    assembly = assemble_run(Recipe().with_values(**BASE | more))
     assert isinstance(assembly.loop.engine, LocalDevices)
     site: TrainingSetup = assembly.loop.engine.site
     index, data = site.samples(device).index, read_digits()
@@ -86,7 +86,7 @@ def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = M
     """A run with devices in this process, from the beginning or from where it was left."""
     path = Path(found.out)
     if not path.exists():
-        Folder.create(found).close()
+        RunFolder.create(found).close()
     return play_server_run(path, post, 60, bound, 1, max_samples=max_samples)
 
 

@@ -13,13 +13,13 @@ from shoal.core.part import Neutral, Part
 from shoal.core.version import VERSION
 from shoal.runs.export import export
 from shoal.runs.failed_runs import warn_of_failed_runs
-from shoal.runs.given_objects import given_again, handed_over
+from shoal.runs.given_objects import hand_over_again, hand_over_objects
 from shoal.runs.history import History
-from shoal.runs.recipe import LIST, Recipe
+from shoal.runs.recipe import COMPARISON_FILE, Recipe
 from shoal.runs.recipe_values import fit_value
 from shoal.runs.session import Result, Watcher
-from shoal.runs.start import resume as _resume
-from shoal.runs.start import run as _run
+from shoal.runs.start import resume_run as _resume
+from shoal.runs.start import run_recipe as _run
 
 __version__ = VERSION
 
@@ -29,7 +29,7 @@ def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) 
 
     `data` may also be tensors, a torch data set, a list of (x, y) per device or a folder, `model` a module.
     """
-    result = _run(Recipe().revised(method=method, **handed_over(recipe)), watch)
+    result = _run(Recipe().with_values(method=method, **hand_over_objects(recipe)), watch)
     warn_of_failed_runs({method: [result]})
     return result
 
@@ -51,10 +51,10 @@ def resume(
     among `workers` processes, a `Comparison`.
     """
     path = Path(folder)
-    whole = (path / LIST).is_file()
+    whole = (path / COMPARISON_FILE).is_file()
     if workers > 1 and not whole:
         raise ShoalError("bad-value", f"{path} is no comparison: there is one run to do.", "Leave out `workers`.")
-    with given_again(path, data, model):
+    with hand_over_again(path, data, model):
         if whole:
             comparison = _go_on(path, watch, budgets, workers)
             warn_of_failed_runs(comparison.results)
@@ -84,7 +84,9 @@ def compare(
                 "bad-value", f"{key} is the text {given[:80]!r}, and must be a list.", "Write [...] around it."
             )
     seeds, workers = fit_value("seeds", seeds, 1), fit_value("workers", workers, 1)
-    found = _compare(list(methods), Recipe().revised(**handed_over(recipe)), seeds, watch, vary, workers=workers)
+    found = _compare(
+        list(methods), Recipe().with_values(**hand_over_objects(recipe)), seeds, watch, vary, workers=workers
+    )
     warn_of_failed_runs(found.results)
     return found
 

@@ -11,7 +11,7 @@ from shoal.data.dataset import read_digits
 from shoal.data.population import Population
 from shoal.data.server_data import draw_server_samples
 from shoal.data.splits import parse_split
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 
 LABELS = read_digits().targets.numpy()
 
@@ -100,7 +100,7 @@ def test_any_text_is_a_split_or_refused(text):
 
 
 def test_the_server_keeps_its_share_and_devices_never_see_it():
-    assembly = assemble(shoal.Recipe(server_data="share:0.05", devices=10))
+    assembly = assemble_run(shoal.Recipe(server_data="share:0.05", devices=10))
     kept, server = draw_server_samples("share:0.05", LABELS, rng()), assembly.loop.server
     assert len(kept) == round(0.05 * len(LABELS)) and server is not None
     assert len(server) == len(kept) and assembly.loop.sizes.sum() == len(LABELS) - len(kept)
@@ -116,7 +116,7 @@ def test_a_share_that_cannot_be(text):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "weighted", "uniform(share=1.0)"])
 def test_a_device_without_data_is_never_selected(method):
     recipe = {"devices": 40, "sample": 12, "split": "dirichlet:0.01", "rounds": 6, "steps": "1"}
-    sizes = assemble(shoal.Recipe(**recipe)).loop.sizes
+    sizes = assemble_run(shoal.Recipe(**recipe)).loop.sizes
     assert (sizes == 0).sum() > 5
     seen = {d for devices in shoal.run(method, **recipe).history["devices"] for d in devices}
     assert seen and all(sizes[d] > 0 for d in seen)
@@ -129,7 +129,7 @@ def test_a_round_is_smaller_when_too_few_devices_have_data():
 
 def test_devices_with_one_sample_train():
     result = shoal.run("scaffold", devices=1437, sample=30, split="iid", rounds=3, epochs="2")
-    assert assemble(result.recipe).loop.sizes.tolist() == [1] * 1437
+    assert assemble_run(result.recipe).loop.sizes.tolist() == [1] * 1437
     assert "dropped" not in result.history.to_dict()
     assert result.history["loss"][-1] < result.history["loss"][0]
 
@@ -146,6 +146,6 @@ def test_more_devices_than_samples():
 
 
 def test_the_same_seed_gives_the_same_devices_the_same_samples():
-    one, two = (assemble(shoal.Recipe(method=m, seed=3)).loop.sizes for m in ("fedavg", "scaffold"))
+    one, two = (assemble_run(shoal.Recipe(method=m, seed=3)).loop.sizes for m in ("fedavg", "scaffold"))
     assert one.tolist() == two.tolist()
-    assert one.tolist() != assemble(shoal.Recipe(seed=4)).loop.sizes.tolist()
+    assert one.tolist() != assemble_run(shoal.Recipe(seed=4)).loop.sizes.tolist()

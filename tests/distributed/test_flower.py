@@ -19,7 +19,7 @@ import shoal
 from shoal.core.errors import ShoalError
 from shoal.remote.keys import AUTHORITY, device_key_name, make_keys
 from shoal.runs.session import Result
-from shoal.runs.start import opened
+from shoal.runs.start import load_result
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import FlowerServer, end_processes, explain_refusal, start_process, start_supernode
 from shoal.service.supervisor import LOOP_PID_FILE, DeviceTerms, Supervisor, prepare_run_folder, read_played_rows
@@ -145,7 +145,7 @@ class Federation:
         path, lock = prepare_run_folder(recipe(method, self.runs / name, **more))
         lock.close()
         self.serving.play_run(path, watch)
-        return opened(path)
+        return load_result(path)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -291,7 +291,7 @@ def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federat
     federation.serving.play(path, lambda row: None)
     hunter.join()
     assert killed == ["loop"] * 5 + ["link"] + ["node"] * DEVICES
-    assert rows(opened(path)) == rows(shoal.run("scaffold", engine="serial", **{**BASE, "rounds": rounds}))
+    assert rows(load_result(path)) == rows(shoal.run("scaffold", engine="serial", **{**BASE, "rounds": rounds}))
 
 
 def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
@@ -312,7 +312,7 @@ def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
         server.wait()
         server = start_process(words, tmp_path / "server.out", os.environ)
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
-        assert rows(opened(run)) == rows(shoal.run("scaffold", engine="serial", **BASE))
+        assert rows(load_result(run)) == rows(shoal.run("scaffold", engine="serial", **BASE))
         assert "round 2, accuracy" in (tmp_path / "server.out").read_text()
     finally:
         end_processes([server, *nodes])

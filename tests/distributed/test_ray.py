@@ -25,12 +25,12 @@ from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.chunking import split_by_duration
 from shoal.engines.workers.ray_engine import RayEngine, join_cluster
 from shoal.engines.workers.tensor_pickle import pickle_with_tensors, unpickle_with_tensors, view_tensor_bytes
-from shoal.runs.build import assemble
-from shoal.runs.engine_choice import Pick, crew_of, read_pick, settled
-from shoal.runs.engine_trial import candidates
+from shoal.runs.build import assemble_run
+from shoal.runs.engine_choice import EngineChoice, build_engine, choose_engine, parse_engine_choice
+from shoal.runs.engine_trial import list_candidates
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Result, drive
-from shoal.runs.start import begun
+from shoal.runs.session import Result, play_runs
+from shoal.runs.start import prepare_new_run
 from shoal.testing.laws import close, machine_of, without_wall
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -67,7 +67,7 @@ def kept(cluster):
 
 def driven(crew: TrainingEngine, **recipe: Any) -> Result:
     """A whole run with a crew of ours."""
-    return drive([begun(Recipe().revised(**SMALL | recipe))], crew)[0]
+    return play_runs([prepare_new_run(Recipe().with_values(**SMALL | recipe))], crew)[0]
 
 
 def same(one: Result, other: Result) -> bool:
@@ -103,13 +103,13 @@ def test_the_size_of_chunks_changes_no_bit(kept):
 def test_several_devices_in_a_call_give_the_same_to_rounding():
     """The laws are of float64; the recipe's width is what the actors have."""
     wide = shoal.run("scaffold", engine="ray", width=3, precision="float64", **SMALL)
-    assert wide.engine == Pick("ray", 3)
+    assert wide.engine == EngineChoice("ray", 3)
     one = shoal.run("scaffold", engine="serial", precision="float64", **SMALL)
     close(wide.params, one.params, 1e-9, "they differ")
 
 
 def test_runs_side_by_side_give_the_bits_of_serial(kept):
-    both = drive([begun(Recipe().revised(**SMALL, seed=seed)) for seed in (0, 1)], kept)
+    both = play_runs([prepare_new_run(Recipe().with_values(**SMALL, seed=seed)) for seed in (0, 1)], kept)
     assert all(same(one, driven(SerialEngine(), seed=seed)) for seed, one in enumerate(both))
 
 
@@ -118,12 +118,12 @@ def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
     shoal.run("scaffold", engine="ray", **first)
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "ray"
     resumed = shoal.resume(tmp_path / "run", rounds=2)
-    assert resumed.engine == Pick("ray")
+    assert resumed.engine == EngineChoice("ray")
     assert same(resumed, shoal.run("scaffold", engine="serial", **SMALL))
 
 
 def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
-    assembly = assemble(Recipe().revised(**SMALL, server_data="share:0.05"))
+    assembly = assemble_run(Recipe().with_values(**SMALL, server_data="share:0.05"))
     loop, engine = assembly.loop, machine_of(assembly.loop)
     engine.crew = kept
     loop.play_round(loop.start(assembly.net), 0)
@@ -138,7 +138,7 @@ def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
 
 def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     """Whatever is kept would hold a place there; and what devices remember is always kept."""
-    assembly = assemble(Recipe().revised(**SMALL | {"method": "scaffold", "model": "mlp"}))
+    assembly = assemble_run(Recipe().with_values(**SMALL | {"method": "scaffold", "model": "mlp"}))
     loop, engine = assembly.loop, machine_of(assembly.loop)
     engine.crew = crew = RayEngine(workers=2)
     standing = loop.start(assembly.net)
@@ -331,23 +331,23 @@ def test_ray_keeps_quiet_even_when_a_worker_dies(tmp_path):
 def test_where_ray_is_missing_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "shoal.engines.workers.ray_engine", None)
     with pytest.raises(shoal.ShoalError, match=r'Ray is not installed. Run: pip install "shoal\[ray\]".') as error:
-        crew_of(Pick("ray"))
+        build_engine(EngineChoice("ray"))
     assert error.value.kind.name == "missing-extra"
 
 
 def test_an_address_needs_the_engine():
     with pytest.raises(shoal.ShoalError, match="engine is pool, which knows no cluster. Add --engine ray"):
-        settled(assemble(Recipe().revised(engine="pool", address="auto")))
-    pick = settled(assemble(Recipe().revised(engine="ray", address="ray://far:10001")))
-    assert pick == Pick("ray", address="ray://far:10001") == read_pick(pick.to_dict())
+        choose_engine(assemble_run(Recipe().with_values(engine="pool", address="auto")))
+    pick = choose_engine(assemble_run(Recipe().with_values(engine="ray", address="ray://far:10001")))
+    assert pick == EngineChoice("ray", address="ray://far:10001") == parse_engine_choice(pick.to_dict())
     assert str(pick) == "ray, the cluster at ray://far:10001, one device in a call"
-    assert str(Pick("ray", 4)) == "ray, on this machine, 4 devices in a call"
-    assert read_pick({"engine": "ray", "address": 3}) is None
+    assert str(EngineChoice("ray", 4)) == "ray, on this machine, 4 devices in a call"
+    assert parse_engine_choice({"engine": "ray", "address": 3}) is None
 
 
 def test_auto_never_picks_a_cluster():
-    net = assemble(Recipe()).net
-    assert "ray" not in {pick.engine for pick in candidates(net, 8, 100)}
+    net = assemble_run(Recipe()).net
+    assert "ray" not in {pick.engine for pick in list_candidates(net, 8, 100)}
 
 
 # the way there and back -------------------------------------------------------------------------------------------

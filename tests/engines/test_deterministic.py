@@ -11,8 +11,8 @@ from torch.backends import cudnn
 
 import shoal
 from shoal.engines.deterministic import deterministic_algorithms, explain_nondeterminism
-from shoal.runs.build import assemble
-from shoal.runs.engine_choice import Pick, settled
+from shoal.runs.build import assemble_run
+from shoal.runs.engine_choice import EngineChoice, choose_engine
 from shoal.runs.recipe import Recipe
 
 TINY: dict[str, Any] = {"devices": 4, "sample": 2, "rounds": 1, "steps": "1", "split": "iid"}
@@ -67,8 +67,10 @@ def test_a_run_computes_so_where_it_makes_a_difference(threads, wanted):
 
 
 def test_it_is_part_of_the_pick_and_of_the_fingerprint(tmp_path):
-    assert settled(assemble(Recipe().revised(engine="serial", **TWO))) == Pick("serial", threads=2, deterministic=True)
-    assert str(Pick("serial", threads=2, deterministic=True)) == "serial, 2 threads, deterministic"
+    assert choose_engine(assemble_run(Recipe().with_values(engine="serial", **TWO))) == EngineChoice(
+        "serial", threads=2, deterministic=True
+    )
+    assert str(EngineChoice("serial", threads=2, deterministic=True)) == "serial, 2 threads, deterministic"
     shoal.run(engine="serial", out=str(tmp_path / "run"), **TWO)
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["deterministic"] is True
     seen = []
@@ -81,7 +83,7 @@ def test_it_is_part_of_the_pick_and_of_the_fingerprint(tmp_path):
 
 def test_on_one_thread_of_a_processor_it_changes_nothing():
     plain, asked = (shoal.run(engine="serial", **TINY, deterministic=wanted) for wanted in (False, True))
-    assert plain.history.same_course(asked.history)
+    assert plain.history.equals_except_wall_time(asked.history)
     assert all(torch.equal(value, asked.params[name]) for name, value in plain.params.items())
 
 

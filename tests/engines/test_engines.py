@@ -32,17 +32,17 @@ from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine, train_device
 from shoal.models import MODELS
 from shoal.parts import PRESETS
-from shoal.runs.build import assemble
-from shoal.runs.engine_choice import Pick, read_pick, settled
+from shoal.runs.build import assemble_run
+from shoal.runs.engine_choice import EngineChoice, choose_engine, parse_engine_choice
 from shoal.runs.recipe import Recipe
-from shoal.runs.start import begun, taken_up
+from shoal.runs.start import prepare_new_run, prepare_resumed_run
 
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
 
 def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
     """Everything after some rounds with this crew, and the rows."""
-    assembly = assemble(Recipe().revised(**SMALL | recipe))
+    assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices)
     loop.engine.crew = crew
@@ -90,7 +90,7 @@ def words(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_language_model_trains_alike(width):
-    name = shoal.handed_over({"data": words()})["data"]
+    name = shoal.hand_over_objects({"data": words()})["data"]
     agrees(BatchedEngine(width), data=name, model="lstm", split="iid", steps="2", batch=4)
 
 
@@ -142,7 +142,7 @@ class Viewing(nn.Module):
 
 
 def own(module: nn.Module) -> str:
-    return shoal.handed_over({"model": module})["model"]
+    return shoal.hand_over_objects({"model": module})["model"]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -197,10 +197,10 @@ def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     data = [(3 * torch.randn(n, 5), torch.randint(0, 3, (n,))) for n in (10, 15, 25)]
-    given = shoal.handed_over({"model": module, "data": data})
+    given = shoal.hand_over_objects({"model": module, "data": data})
     setting: dict[str, Any] = {"split": "owner", "devices": 3, "sample": 3, "batch": 32, "steps": "4"}
     setting |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip": 0.2, "server_data": "share:0.2"}
-    assembly = assemble(Recipe().revised(**SMALL | given | setting))
+    assembly = assemble_run(Recipe().with_values(**SMALL | given | setting))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices) and loop.server is not None
     loop.engine.crew = crew()
@@ -228,7 +228,7 @@ def uneven() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox(mu=0.3)+feddyn"])
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_unequal_devices_are_padded_and_gated(method, width):
-    data = shoal.handed_over({"data": uneven()})["data"]
+    data = shoal.hand_over_objects({"data": uneven()})["data"]
     setting = {"data": data, "split": "owner", "devices": 5, "sample": 5, "batch": 8, "method": method}
     agrees(BatchedEngine(width), **setting, momentum=0.9, epochs="1-3")
 
@@ -505,7 +505,7 @@ def test_the_pick_is_stored_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
     stored = json.loads((out / "engine.json").read_text())
     assert stored["engine"] == "batched"
     (out / "engine.json").write_text(json.dumps(stored | {"width": 3}))
-    ride = taken_up(out, changes={"rounds": 3})
+    ride = prepare_resumed_run(out, changes={"rounds": 3})
     assert ride.pick.width == 3
     assert ride.folder
     ride.folder.close()
@@ -513,7 +513,7 @@ def test_the_pick_is_stored_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("found", [None, {}, {"engine": "warp"}, {"engine": "batched", "width": 0}, {"x": 1}])
 def test_a_stored_pick_that_makes_no_sense_is_not_used(found):
-    assert read_pick(found) is None
+    assert parse_engine_choice(found) is None
 
 
 def test_resume_is_bit_for_bit_on_every_engine(tmp_path):
@@ -522,7 +522,7 @@ def test_resume_is_bit_for_bit_on_every_engine(tmp_path):
         straight = ran(setting, rounds=4)
         ran(setting, out=str(tmp_path / engine))
         resumed = shoal.resume(tmp_path / engine, rounds=4)
-        assert straight.history.same_course(resumed.history)
+        assert straight.history.equals_except_wall_time(resumed.history)
         assert tree.is_same_tree(straight.params, resumed.params)
 
 
@@ -582,12 +582,12 @@ def test_tf32_is_refused_where_there_is_none():
 
 
 def test_engines_on_a_processor_have_widths_by_the_model():
-    def found(**recipe: Any) -> Pick:
-        return settled(assemble(Recipe().revised(**recipe)))
+    def found(**recipe: Any) -> EngineChoice:
+        return choose_engine(assemble_run(Recipe().with_values(**recipe)))
 
     assert found(engine="batched", model="lenet").width == 1
     assert found(engine="batched", sample=15).width == 10
-    assert found(engine="serial") == Pick("serial")
+    assert found(engine="serial") == EngineChoice("serial")
     assert found(engine="pool").workers >= 1
     assert found(engine="batched", model="lenet", width=3).width == found(engine="pool", width=3).width == 3
 
@@ -595,11 +595,11 @@ def test_engines_on_a_processor_have_widths_by_the_model():
 @pytest.mark.parametrize("engine, why", [("auto", "finds its own"), ("serial", "trains one device at a time")])
 def test_a_width_needs_an_engine_that_has_one(engine, why):
     with pytest.raises(shoal.ShoalError, match=f"width is 3, and engine is {engine}, which {why}. Add --engine b"):
-        settled(assemble(Recipe().revised(engine=engine, width=3)))
-    assert settled(assemble(Recipe().revised(engine="serial", width=1))) == Pick("serial")
+        choose_engine(assemble_run(Recipe().with_values(engine=engine, width=3)))
+    assert choose_engine(assemble_run(Recipe().with_values(engine="serial", width=1))) == EngineChoice("serial")
 
 
 def test_a_ride_that_cannot_begin_lets_go_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.runs.start.settled", lambda assembly: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        begun(replace(Recipe(), out=str(tmp_path / "r")))
+        prepare_new_run(replace(Recipe(), out=str(tmp_path / "r")))

@@ -13,10 +13,10 @@ import torch
 import shoal
 from shoal.compare.comparison import go_on
 from shoal.engines.threads import use_threads
-from shoal.runs.build import assemble
-from shoal.runs.engine_choice import Pick, read_pick, settled
+from shoal.runs.build import assemble_run
+from shoal.runs.engine_choice import EngineChoice, choose_engine, parse_engine_choice
 from shoal.runs.recipe import Recipe
-from shoal.runs.start import opened
+from shoal.runs.start import load_result
 
 SETTING: dict[str, Any] = {"devices": 4, "sample": 2, "split": "iid", "rounds": 1, "steps": "3", "batch": 32}
 """With batches of this size a model like LeNet gives other bits with two threads than with one."""
@@ -40,7 +40,7 @@ def ran(threads_around: int, **more: Any) -> shoal.Result:
 
 def same_bits(one: shoal.Result, other: shoal.Result) -> bool:
     params = all(torch.equal(value, other.params[name]) for name, value in one.params.items())
-    return params and one.history.same_course(other.history)
+    return params and one.history.equals_except_wall_time(other.history)
 
 
 def stored(folder: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_what_the_server_trains_has_the_same_bits_too():
 
 def test_asked_for_threads_are_used_and_are_in_the_bits():
     one, two = (ran(1, model="lenet", engine="serial", threads=n) for n in (1, 2))
-    assert one.engine == Pick("serial") and two.engine == Pick("serial", threads=2)
+    assert one.engine == EngineChoice("serial") and two.engine == EngineChoice("serial", threads=2)
     assert not same_bits(one, two), "a setting in which the number of threads changes nothing tests nothing"
     assert same_bits(two, ran(2, model="lenet", engine="serial", threads=2))
 
@@ -73,7 +73,7 @@ def test_a_resumed_run_goes_on_with_its_own_number(tmp_path, threads):
     assert stored(tmp_path / "run")["threads"] == (threads or 1)
     with around(2 if threads != 2 else 1):
         resumed = shoal.resume(tmp_path / "run", rounds=2)
-        again = opened(tmp_path / "run")
+        again = load_result(tmp_path / "run")
     assert same_bits(straight, resumed) and same_bits(straight, again)
 
 
@@ -107,8 +107,8 @@ def test_runs_of_a_comparison_that_remember_other_threads_keep_them(tmp_path):
 def test_processes_with_a_core_each_have_no_further_threads():
     for engine in ("pool", "ray"):
         with pytest.raises(shoal.ShoalError, match=f"threads is 2, and engine is {engine}, .* Add --engine"):
-            settled(assemble(Recipe().revised(engine=engine, threads=2)))
-    assert settled(assemble(Recipe().revised(engine="pool", threads=1))).threads == 1
+            choose_engine(assemble_run(Recipe().with_values(engine=engine, threads=2)))
+    assert choose_engine(assemble_run(Recipe().with_values(engine="pool", threads=1))).threads == 1
 
 
 def test_threads_are_as_before_after_an_error():
@@ -121,9 +121,9 @@ def test_threads_are_as_before_after_an_error():
 
 @pytest.mark.parametrize("found", [-1, "2", True, 10**9, None])
 def test_a_stored_number_that_makes_no_sense_is_not_used(found):
-    assert read_pick({"engine": "serial", "threads": found}) is None
+    assert parse_engine_choice({"engine": "serial", "threads": found}) is None
 
 
 def test_threads_are_told():
-    assert str(Pick("serial", threads=4)) == "serial, 4 threads"
-    assert str(Pick("serial")) == "serial"
+    assert str(EngineChoice("serial", threads=4)) == "serial, 4 threads"
+    assert str(EngineChoice("serial")) == "serial"

@@ -56,7 +56,7 @@ def make(target: Path) -> None:
             shutil.copytree(there / f"home-{device}", target / f"device-{device}")
         whole_server = played(recipe("scaffold", there / "whole", rounds=WHOLE), Nearby(seats(there)))
         expected["server"] = rows(whole_server)
-    full = Recipe().revised(method=METHOD, rounds=WHOLE, **RUN)
+    full = Recipe().with_values(method=METHOD, rounds=WHOLE, **RUN)
     (target / "recipe.toml").write_text(full.to_toml())
     expected["fingerprint"] = full.fingerprint()
     (target / "expected.json").write_text(json.dumps(expected))

@@ -40,7 +40,7 @@ from shoal.parts.fedntd import FedNTD, compute_not_true_kl
 from shoal.parts.fedrod import FedROD
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.testing.laws import close, machine_of, memory_of, play
 
@@ -392,7 +392,7 @@ def test_blends_and_positions_reach_the_head():
 
 def test_the_head_learns_what_its_device_has():
     """On devices of few classes, the sum of both is right more often than the generic model alone."""
-    assembly = assemble(Recipe().revised(method="fedrod", devices=4, sample=4, split="dirichlet:0.1", rounds=8))
+    assembly = assemble_run(Recipe().with_values(method="fedrod", devices=4, sample=4, split="dirichlet:0.1", rounds=8))
     loop, memory = assembly.loop, assembly.memory
     standing = loop.start(assembly.net)
     for number in range(8):
@@ -421,7 +421,7 @@ class Pooled(nn.Module):
 
 
 def test_a_model_that_goes_on_behind_its_last_layer_is_refused():
-    model = shoal.handed_over({"model": Pooled()})["model"]
+    model = shoal.hand_over_objects({"model": Pooled()})["model"]
     with pytest.raises(ShoalError, match="fedrod adds logits of shape"):
         shoal.run(method="fedrod", model=model, rounds=1, devices=4, sample=2, engine="serial")
 
@@ -432,7 +432,7 @@ SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "f
 
 def ends(crew: TrainingEngine, **recipe: Any) -> list[Any]:
     """Everything after two rounds with this crew, and what devices keep."""
-    assembly = assemble(Recipe().revised(**SMALL | recipe))
+    assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices)
     loop.engine.crew = crew
@@ -471,14 +471,14 @@ class Normed(nn.Module):
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_they_train_side_by_side_with_padding_and_layers_that_mix_or_draw(part: Part, caplog):
     torch.manual_seed(0)
-    model = shoal.handed_over({"model": Normed()})["model"]
+    model = shoal.hand_over_objects({"model": Normed()})["model"]
     agrees(caplog, method=str(part), model=model, batch=8, momentum=0.5)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_they_train_language_models(part: Part, caplog):
     text = torch.randint(0, 11, (60, 6), generator=torch.Generator().manual_seed(0))
-    data = shoal.handed_over({"data": (text[:, :-1].contiguous(), text[:, 1:].contiguous())})["data"]
+    data = shoal.hand_over_objects({"data": (text[:, :-1].contiguous(), text[:, 1:].contiguous())})["data"]
     agrees(caplog, method=str(part), data=data, model="lstm", split="iid", steps="1", batch=3, sample=2)
 
 

@@ -246,9 +246,9 @@ def test_values_out_of_range_are_refused():
 
 
 def sizes_of(**recipe) -> list[int]:
-    from shoal.runs.build import assemble
+    from shoal.runs.build import assemble_run
 
-    return assemble(shoal.Recipe().revised(**recipe)).loop.sizes.tolist()
+    return assemble_run(shoal.Recipe().with_values(**recipe)).loop.sizes.tolist()
 
 
 def test_everything_is_in_double_precision_where_asked():

@@ -34,7 +34,7 @@ from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedkt import FedKT, vote_labels
 from shoal.parts.hybridfl import HybridFL
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.storage.memory import DeviceMemory
 from shoal.testing.laws import check_pair, close, machine_of, play
@@ -311,7 +311,7 @@ def test_a_reply_that_does_not_count_teaches_nothing():
 def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> list[Any]:
     """Where the server comes to."""
     given = {"devices": 6, "sample": 4, "server_data": "share:0.02", "split": "dirichlet:0.5", "precision": "float64"}
-    loop, net = (made := assemble(Recipe(**(given | recipe)))).loop, made.net
+    loop, net = (made := assemble_run(Recipe(**(given | recipe)))).loop, made.net
     machine_of(loop).crew = crew
     standing, _ = play(loop, loop.start(net), 0, rounds)
     return [standing.params, standing.states]
@@ -341,14 +341,14 @@ class Normed(nn.Module):
 @pytest.mark.parametrize("method", ["datasharing", "hybridfl", "feddf(steps=5)", "fedkt(epochs=1)", "fedda"])
 def test_layers_that_mix_or_draw(method: str, caplog):
     torch.manual_seed(0)
-    model = shoal.handed_over({"model": Normed()})["model"]
+    model = shoal.hand_over_objects({"model": Normed()})["model"]
     agrees(caplog, method=method, model=model, batch=8, momentum=0.5)
 
 
 @pytest.mark.parametrize("method", ["datasharing", "feddf(steps=5)", "fedkt(epochs=1)"])
 def test_language_models(method: str, caplog):
     text = torch.randint(0, 11, (60, 6), generator=torch.Generator().manual_seed(0))
-    data = shoal.handed_over({"data": (text[:, :-1].contiguous(), text[:, 1:].contiguous())})["data"]
+    data = shoal.hand_over_objects({"data": (text[:, :-1].contiguous(), text[:, 1:].contiguous())})["data"]
     agrees(caplog, method=method, data=data, model="lstm", split="iid", server_data="share:0.1", steps="1", batch=3)
 
 

@@ -18,9 +18,9 @@ from shoal.parts import find_shipped_parts
 from shoal.report.citations import CITATIONS, cited
 from shoal.report.plots import draw_split, highest
 from shoal.report.write import write_report
-from shoal.runs.loggers import KINDS, logger, numbers
+from shoal.runs.loggers import KINDS, flatten_numbers, open_logger
 from shoal.runs.recipe import Recipe
-from shoal.runs.start import run
+from shoal.runs.start import run_recipe
 
 EVIL = "</script><script>alert(1)</script>"
 TINY = Recipe(devices=6, sample=2, rounds=4, batch=32, lr=0.05, target=0.2)
@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
     """A comparison of two methods and two seeds, and one run apart from it; made once, and only read."""
     place = tmp_path_factory.mktemp("runs")
     compare(["fedavg", "scaffold"], replace(TINY, out=str(place / "both")), seeds=2)
-    run(replace(TINY, out=str(place / "slow"), lr=0.01, eval_every=2))
+    run_recipe(replace(TINY, out=str(place / "slow"), lr=0.01, eval_every=2))
     return place
 
 
@@ -354,7 +354,7 @@ def browsed(address: str, place: Path, size: str, scheme: int) -> tuple[str, str
 
 def test_numbers_of_a_row_for_loggers():
     row = {"round": 3, "devices": [1, 2], "accuracy": None, "loss": 0.5, "void": True, "bytes_by": {"up": {"a b": 3}}}
-    assert dict(numbers(row)) == {"devices": 2, "loss": 0.5, "bytes_by/up/a-b": 3}
+    assert dict(flatten_numbers(row)) == {"devices": 2, "loss": 0.5, "bytes_by/up/a-b": 3}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -362,7 +362,7 @@ def test_tensorboard_gets_every_number(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # pyright: ignore
 
-    result = run(TINY, logger(f"tensorboard:{tmp_path / 'board'}"))
+    result = run_recipe(TINY, open_logger(f"tensorboard:{tmp_path / 'board'}"))
     events = EventAccumulator(str(tmp_path / "board" / "fedavg-seed-0"))
     events.Reload()
     for column in ("accuracy", "bytes_up", "sim_seconds", "train_loss"):
@@ -375,7 +375,7 @@ def test_mlflow_gets_every_number(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     where = (tmp_path / "store").as_uri()
-    result = run(TINY, logger(f"mlflow:{where}"))
+    result = run_recipe(TINY, open_logger(f"mlflow:{where}"))
     client = mlflow.MlflowClient(where)
     [found] = client.search_runs([client.get_experiment_by_name("shoal").experiment_id])
     assert found.info.status == "FINISHED" and found.data.params["method"] == "fedavg"
@@ -388,7 +388,7 @@ def test_a_logger_that_is_not_installed_says_how_to_get_it(spec, monkeypatch):
     name = spec.partition(":")[0]
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(ShoalError, match=re.escape(f"pip install 'shoal[{name}]'")) as error:
-        logger(spec)
+        open_logger(spec)
     assert error.value.kind.name == "missing-extra"
 
 
@@ -397,7 +397,7 @@ def test_a_logger_that_is_not_installed_says_how_to_get_it(spec, monkeypatch):
 )
 def test_a_logger_that_cannot_be_meant_is_refused(spec, kind):
     with pytest.raises(ShoalError) as error:
-        logger(spec)
+        open_logger(spec)
     assert error.value.kind.name == kind
 
 
@@ -410,7 +410,7 @@ def test_a_logger_that_fails_is_told_in_one_sentence(monkeypatch):
 
     monkeypatch.setitem(KINDS, "mlflow", broken)
     with pytest.raises(ShoalError, match="The logger mlflow failed .ConnectionError: nobody there"):
-        run(TINY, logger("mlflow:x"))
+        run_recipe(TINY, open_logger("mlflow:x"))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -418,7 +418,7 @@ def test_wandb_gets_every_number(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     for key, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(key, value)
-    run(TINY, logger("wandb:mine"))
+    run_recipe(TINY, open_logger("wandb:mine"))
     [found] = tmp_path.glob("wandb/offline-run-*/*.wandb")
     until = time.monotonic() + 60  # another process writes the file, and on a busy machine it is not done at once
     while b"accuracy" not in found.read_bytes() and time.monotonic() < until:

@@ -22,7 +22,7 @@ from shoal.reproduce.figures import NEVER, Figure, all_published, bytes_of, figu
 from shoal.reproduce.run import reproduce
 from shoal.reproduce.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts
 from shoal.reproduce.table_file import SHIPPED, from_keys, read_table, tables
-from shoal.runs.build import assemble
+from shoal.runs.build import assemble_run
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
 ROUNDS = {"FedDHAD": 500, "FedBIAD": 60, "FedACD": 200, "FedDUMAP": 500, "FedBR": 200}
@@ -201,7 +201,7 @@ def test_smoke_keeps_shape_and_classes(data, shape, classes):
     table = from_keys("x", keys_)
     recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {})
     assert (recipe.data, recipe.model, recipe.batch, recipe.rounds) == (f"noise-{data}", "lenet", 5, 2)
-    net = assemble(recipe).net
+    net = assemble_run(recipe).net
     assert (net.input_shape, net.classes) == (shape, classes)
 
 

@@ -9,13 +9,13 @@ import pytest
 
 import shoal
 from shoal.runs import engine_trial
-from shoal.runs.build import assemble
-from shoal.runs.engine_choice import Pick, settled
-from shoal.runs.engine_trial import candidates, decide, find_quickest
-from shoal.runs.engine_trial_cache import CHANGED, OLD, PastTrials, measure_load
+from shoal.runs.build import assemble_run
+from shoal.runs.engine_choice import EngineChoice, choose_engine
+from shoal.runs.engine_trial import find_quickest_engine, list_candidates, pick_winner
+from shoal.runs.engine_trial_cache import CHANGED, OLD, TrialCache, measure_load
 from shoal.runs.recipe import Recipe
 
-SERIAL, BATCHED, POOL = Pick("serial"), Pick("batched", 10), Pick("pool", 1, 2)
+SERIAL, BATCHED, POOL = EngineChoice("serial"), EngineChoice("batched", 10), EngineChoice("pool", 1, 2)
 
 
 @pytest.fixture
@@ -35,64 +35,64 @@ def test_a_short_run_is_trained_serially_and_says_so(cache, caplog):
 def test_a_trial_is_made_and_remembered(cache, monkeypatch):
     monkeypatch.setattr(engine_trial, "SHORT", 0.0)
     monkeypatch.setattr(engine_trial, "TURN", 0.02)
-    assembly = assemble(Recipe().revised(sample=2, devices=4))
-    found = find_quickest(assembly, 2)
+    assembly = assemble_run(Recipe().with_values(sample=2, devices=4))
+    found = find_quickest_engine(assembly, 2)
     assert found.engine in ("serial", "batched", "pool") and "in a trial of " in found.why
     [entry] = json.loads(cache.read_text()).values()
     assert entry["pick"] == found.to_dict()
-    assert PastTrials(assembly, 2).read(entry["load"]) == found
+    assert TrialCache(assembly, 2).read(entry["load"]) == found
     cache.write_text(json.dumps({key: entry | {"load": 1e9} for key in json.loads(cache.read_text())}))
-    find_quickest(assembly, 2)
+    find_quickest_engine(assembly, 2)
     assert next(iter(json.loads(cache.read_text()).values()))["load"] < 1e9, "the load had changed, nothing was tried"
 
 
 def test_what_is_tried_depends_on_the_model():
-    wide = assemble(Recipe().revised(sample=80, devices=100)).net
-    assert {p.width for p in candidates(wide, 2, 80)} == {1, 5, 10, 20}
-    assert {p.width for p in candidates(assemble(Recipe().revised(model="lenet")).net, 2, 80)} == {1}
-    assert {p.engine for p in candidates(wide, 1, 80)} == {"batched"}
+    wide = assemble_run(Recipe().with_values(sample=80, devices=100)).net
+    assert {p.width for p in list_candidates(wide, 2, 80)} == {1, 5, 10, 20}
+    assert {p.width for p in list_candidates(assemble_run(Recipe().with_values(model="lenet")).net, 2, 80)} == {1}
+    assert {p.engine for p in list_candidates(wide, 1, 80)} == {"batched"}
 
 
 def test_threads_that_were_asked_for_are_in_every_trial():
-    net = assemble(Recipe()).net
-    assert {(p.engine, p.threads) for p in candidates(net, 4, 80, threads=3)} == {("batched", 3)}
-    assert {(p.engine, p.threads) for p in candidates(net, 4, 80, threads=1)} == {("batched", 1), ("pool", 1)}
-    assert settled(assemble(Recipe().revised(threads=3, rounds=1))).threads == 3
+    net = assemble_run(Recipe()).net
+    assert {(p.engine, p.threads) for p in list_candidates(net, 4, 80, threads=3)} == {("batched", 3)}
+    assert {(p.engine, p.threads) for p in list_candidates(net, 4, 80, threads=1)} == {("batched", 1), ("pool", 1)}
+    assert choose_engine(assemble_run(Recipe().with_values(threads=3, rounds=1))).threads == 3
 
 
 # what is believed -----------------------------------------------------------------------------------------------------
 def test_what_is_faster_every_time_is_taken_and_told_without_boasting():
-    found = decide({SERIAL: [10, 11, 10.5, 12, 10], POOL: [5, 6, 5.5, 5.2, 5]}, 9)
+    found = pick_winner({SERIAL: [10, 11, 10.5, 12, 10], POOL: [5, 6, 5.5, 5.2, 5]}, 9)
     assert found.engine == "pool" and found.why == "at least 1.8 times as fast as serial in a trial of 9"
 
 
 @pytest.mark.parametrize("turn", range(5))
 def test_one_turn_that_something_got_in_the_way_of_decides_nothing(turn):
     slow = [330.0 if i == turn else 10.0 for i in range(5)]
-    assert decide({SERIAL: slow, BATCHED: [10.0] * 5}, 2).engine == "serial"
-    found = decide({SERIAL: [20.0] * 5, BATCHED: slow}, 2)
+    assert pick_winner({SERIAL: slow, BATCHED: [10.0] * 5}, 2).engine == "serial"
+    found = pick_winner({SERIAL: [20.0] * 5, BATCHED: slow}, 2)
     assert found.engine == "batched" and "at least 2 times as fast" in found.why
 
 
 def test_a_spread_that_is_larger_than_the_difference_is_a_tie_and_the_plain_one_is_taken():
     noisy = {SERIAL: [8, 12, 9, 14, 11], BATCHED: [7, 11, 8, 13, 10], POOL: [7, 12, 9, 9, 12]}
-    assert decide(noisy, 3) == Pick("serial", why="nothing was clearly faster in a trial of 3")
+    assert pick_winner(noisy, 3) == EngineChoice("serial", why="nothing was clearly faster in a trial of 3")
 
 
 def test_of_two_that_are_alike_the_plainer_is_taken():
-    assert decide({SERIAL: [10] * 5, BATCHED: [5.1] * 5, POOL: [5] * 5}, 3).engine == "batched"
-    assert decide({SERIAL: [10] * 5, BATCHED: [5.1] * 5, POOL: [4] * 5}, 3).engine == "pool"
+    assert pick_winner({SERIAL: [10] * 5, BATCHED: [5.1] * 5, POOL: [5] * 5}, 3).engine == "batched"
+    assert pick_winner({SERIAL: [10] * 5, BATCHED: [5.1] * 5, POOL: [4] * 5}, 3).engine == "pool"
 
 
 def test_further_threads_must_be_worth_more():
-    two = Pick("serial", threads=2)
-    assert decide({SERIAL: [12] * 5, two: [10] * 5}, 2).threads == 1
-    assert decide({SERIAL: [14] * 5, two: [10] * 5}, 2).threads == 2
+    two = EngineChoice("serial", threads=2)
+    assert pick_winner({SERIAL: [12] * 5, two: [10] * 5}, 2).threads == 1
+    assert pick_winner({SERIAL: [14] * 5, two: [10] * 5}, 2).threads == 2
 
 
 # for how long ---------------------------------------------------------------------------------------------------------
-def past(**recipe: Any) -> PastTrials:
-    return PastTrials(assemble(Recipe().revised(**recipe)), 2)
+def past(**recipe: Any) -> TrialCache:
+    return TrialCache(assemble_run(Recipe().with_values(**recipe)), 2)
 
 
 def test_a_trial_grows_old(cache):

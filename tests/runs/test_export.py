@@ -18,7 +18,7 @@ import shoal
 from shoal.cli.commands import main
 from shoal.core.errors import ERROR_KINDS
 from shoal.data.dataset import DATASETS
-from shoal.runs.export import Exported
+from shoal.runs.export import ExportedModel
 from shoal.storage.files import read_tree, write_tree
 
 ENDINGS = ("pt2", "onnx", "safetensors")
@@ -117,7 +117,7 @@ def kept_runs() -> dict[str, shoal.Result]:
 
 
 @pytest.fixture(scope="module")
-def kept_files() -> dict[str, Exported]:
+def kept_files() -> dict[str, ExportedModel]:
     return {}
 
 
@@ -136,10 +136,10 @@ def run(workshop, kept_runs, monkeypatch) -> Callable[[str], shoal.Result]:
 
 
 @pytest.fixture
-def file(run, kept_files) -> Callable[[str, str], Exported]:
+def file(run, kept_files) -> Callable[[str, str], ExportedModel]:
     """The model of such a run in a file, made once."""
 
-    def made(name: str, ending: str) -> Exported:
+    def made(name: str, ending: str) -> ExportedModel:
         if ending == "onnx":
             need_onnx()
         run(name)
@@ -326,7 +326,7 @@ def test_a_run_that_came_to_nothing(tmp_path, ending):
 def test_a_run_of_a_machine_with_a_gpu(tmp_path):
     """The same folder, as if its recipe had said so from the start."""
     result = shoal.run(**TINY, out=str(tmp_path / "x"))
-    there = result.recipe.revised(compute="cuda", precision="tf32")
+    there = result.recipe.with_values(compute="cuda", precision="tf32")
     (tmp_path / "x/recipe.toml").write_text(there.to_toml())
     state = read_tree(tmp_path / "x/checkpoint.safetensors")
     write_tree(tmp_path / "x/checkpoint.safetensors", state | {"recipe": there.fingerprint()})

@@ -20,9 +20,9 @@ from shoal.cli.commands import main
 from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
 from shoal.data.user_data import build_user_dataset
-from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
+from shoal.runs.fingerprint import fingerprint_architecture, fingerprint_dataset, fingerprint_weights
 from shoal.runs.recipe import Recipe
-from shoal.runs.start import run
+from shoal.runs.start import run_recipe
 from shoal.storage.python_file import load_named_object
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=4, batch=8, split="iid", engine="serial", checkpoint_every=1)
@@ -72,7 +72,7 @@ def broken_off(out: Path, rounds: int = 2, **more: Any) -> ShoalError:
 
 
 def assert_same(result: shoal.Result, wanted: shoal.Result) -> None:
-    assert result.history.same_course(wanted.history)
+    assert result.history.equals_except_wall_time(wanted.history)
     assert all(torch.equal(v, wanted.params[k]) for k, v in result.params.items())
 
 
@@ -94,56 +94,56 @@ def refused(kind: str, words: str, folder: Path, **given: Any) -> ShoalError:
 def test_data_are_called_after_what_is_in_them():
     x, y = samples()
     sparse = torch.stack([x, x], -1)[..., 0]
-    name = shoal.handed_over({"data": (x, y, x, y)})["data"]
+    name = shoal.hand_over_objects({"data": (x, y, x, y)})["data"]
     for same in (
         (sparse, y, x.double(), y.tolist()),
         (TensorDataset(x, y), TensorDataset(x, y)),
         build_user_dataset((x, y, x, y)),
     ):
-        assert shoal.handed_over({"data": same})["data"] == name
+        assert shoal.hand_over_objects({"data": same})["data"] == name
     other_x, other_y = x.clone(), y.clone()
     other_x[59, 2] += 1e-6
     other_y[0] = 1 - other_y[0]
     others = [(other_x, y, x, y), (x, other_y, x, y), (x, y, other_x, y), (x, y, x, other_y), (x[:59], y[:59], x, y)]
     others += [(x[:, None], y, x[:, None], y), ({"x": x, "y": y, "owners": y, "test_x": x, "test_y": y})]
-    names = {shoal.handed_over({"data": other})["data"] for other in others}
+    names = {shoal.hand_over_objects({"data": other})["data"] for other in others}
     assert len(names) == len(others) and name not in names
-    assert dataset_fingerprint(build_user_dataset((x, y, x, y), classes=3)) != dataset_fingerprint(
+    assert fingerprint_dataset(build_user_dataset((x, y, x, y), classes=3)) != fingerprint_dataset(
         build_user_dataset((x, y, x, y))
     )
 
 
 def test_pieces_and_places_of_tensors_do_not_matter(monkeypatch):
     data = build_user_dataset((*samples(), *samples(1)))
-    once = dataset_fingerprint(data)
+    once = fingerprint_dataset(data)
     monkeypatch.setattr("shoal.runs.fingerprint.PIECE", 50)
-    assert dataset_fingerprint(data) == once
+    assert fingerprint_dataset(data) == once
 
 
 def test_a_module_is_known_by_its_layers_settings_and_weights():
     frozen, one = seeded(), seeded()
     frozen.first.weight.requires_grad_(False)
-    assert architecture_fingerprint(one) == architecture_fingerprint(seeded(1))
-    assert weights_fingerprint(one) == weights_fingerprint(seeded()) != weights_fingerprint(seeded(1))
+    assert fingerprint_architecture(one) == fingerprint_architecture(seeded(1))
+    assert fingerprint_weights(one) == fingerprint_weights(seeded()) != fingerprint_weights(seeded(1))
     others = [one, seeded(width=6), seeded(slope=0.2), frozen, nn.Sequential(one), nn.Sequential(*one.children())]
     others += [nn.Sequential(nn.Linear(3, 2), nn.ReLU()), nn.Sequential(nn.Linear(3, 2), nn.Tanh())]
     others += [nn.Sequential(nn.Linear(3, 2), nn.Dropout(p)) for p in (0.1, 0.2)]
-    assert len(set(map(architecture_fingerprint, others))) == len(others)
+    assert len(set(map(fingerprint_architecture, others))) == len(others)
     normed = nn.BatchNorm1d(3)
-    before = weights_fingerprint(normed)
+    before = fingerprint_weights(normed)
     normed(torch.randn(4, 3))
-    assert weights_fingerprint(normed) != before
+    assert fingerprint_weights(normed) != before
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(3, 4), nn.TransformerEncoderLayer(8, 2), nn.LazyLinear(3)])
 def test_weights_are_no_part_of_the_architecture(layer):
-    before = architecture_fingerprint(layer)
+    before = fingerprint_architecture(layer)
     with torch.no_grad():
         for p in layer.parameters():
             if not nn.parameter.is_lazy(p):
                 p += 1
-    assert architecture_fingerprint(layer) == before
-    weights_fingerprint(layer)
+    assert fingerprint_architecture(layer) == before
+    fingerprint_weights(layer)
 
 
 def test_a_module_is_known_by_its_code_wherever_it_is_defined(tmp_path):
@@ -152,7 +152,7 @@ def test_a_module_is_known_by_its_code_wherever_it_is_defined(tmp_path):
     found = {}
     for name, change in changes.items():
         (tmp_path / f"{name}.py").write_text(text + change)
-        found[name] = architecture_fingerprint(load_named_object(f"{tmp_path}/{name}.py:Net")(3, 2))
+        found[name] = fingerprint_architecture(load_named_object(f"{tmp_path}/{name}.py:Net")(3, 2))
     assert found["one"] == found["commented"] and len(set(found.values())) == 3
 
 
@@ -233,9 +233,9 @@ def test_a_folder_without_fingerprints_takes_what_it_is_given_and_says_so(tmp_pa
     out, data = tmp_path / "x", build_user_dataset(samples())
     datasets.HANDED_OVER["own-0"] = data
     models.HANDED_OVER["own-0"] = lambda shape, classes: models.user_model.build_user_net(seeded(), shape, classes)
-    recipe = Recipe().revised(method="scaffold", data="own-0", model="own-0", out=str(out), **TINY)
+    recipe = Recipe().with_values(method="scaffold", data="own-0", model="own-0", out=str(out), **TINY)
     with pytest.raises(ShoalError, match="Stopped"):
-        run(recipe, stop_after(2))
+        run_recipe(recipe, stop_after(2))
     end_of_program()
     shoal.run("scaffold", data=samples(1), model=seeded(1), **TINY)
     refused("no-data", "used data and a model", out)

@@ -12,7 +12,7 @@ from golden.make import WHOLE, numbers
 from safetensors.torch import load_file
 
 import shoal
-from shoal.runs.recipe import Recipe, from_file
+from shoal.runs.recipe import Recipe, read_recipe_file
 
 VERSIONS = sorted(p for p in (Path(__file__).parents[1] / "golden").iterdir() if (p / "expected.json").is_file())
 
@@ -67,5 +67,5 @@ def test_devices_go_on_with_what_they_remember(golden, tmp_path):
 
 
 def test_a_recipe_means_what_it_meant(golden):
-    found = Recipe().revised(**from_file(golden / "recipe.toml"))
+    found = Recipe().with_values(**read_recipe_file(golden / "recipe.toml"))
     assert found.fingerprint() == expected_of(golden)["fingerprint"]

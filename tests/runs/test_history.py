@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import History, ShoalError
-from shoal.runs.history import SUMMED, SUMMED_WHERE_TOLD, line, plain, read_history, rewrite
+from shoal.runs.history import (
+    SUMMED,
+    SUMMED_WHERE_TOLD,
+    clear_nonfinite_values,
+    encode_row,
+    read_history,
+    write_history,
+)
 
 
 def row(number: int, accuracy: float | None, **more) -> dict:
@@ -39,7 +46,7 @@ def test_to_pandas_is_the_same_table():
 def test_an_empty_history():
     empty = History()
     assert (len(empty), empty.to_dict(), empty.last("accuracy"), empty.total("bytes_up")) == (0, {}, None, 0)
-    assert empty.to_target(0.5) is None and len(empty.to_pandas()) == 0
+    assert empty.cost_to_target(0.5) is None and len(empty.to_pandas()) == 0
 
 
 def test_last_is_the_newest_value_that_is_there():
@@ -53,10 +60,10 @@ def test_total_adds_columns():
 
 
 def test_to_target_is_the_cost_until_the_first_round_that_reached_it():
-    assert History(ROWS).to_target(0.6) == {"rounds": 3, "sim_seconds": 1.5, "bytes": 340, "macs": 21}
-    assert History(ROWS).to_target(0.1) == {"rounds": 1, "sim_seconds": 0.5, "bytes": 110, "macs": 7}
-    assert History(ROWS).to_target(0.61) == {"rounds": 5, "sim_seconds": 4.0, "bytes": 560, "macs": 35}
-    assert History(ROWS).to_target(0.95) is None
+    assert History(ROWS).cost_to_target(0.6) == {"rounds": 3, "sim_seconds": 1.5, "bytes": 340, "macs": 21}
+    assert History(ROWS).cost_to_target(0.1) == {"rounds": 1, "sim_seconds": 0.5, "bytes": 110, "macs": 7}
+    assert History(ROWS).cost_to_target(0.61) == {"rounds": 5, "sim_seconds": 4.0, "bytes": 560, "macs": 35}
+    assert History(ROWS).cost_to_target(0.95) is None
 
 
 def test_total_of_what_only_some_rounds_tell():
@@ -78,11 +85,11 @@ def test_at_a_budget_by_hand():
     """Seconds add up to 0.5, 1, 1.5, 2 and 4; bytes to 110, 230, 340, 450 and 560; round 1 is not evaluated."""
     history = History(ROWS)
     budgets = (0.4, 0.5, 1.2, 1.5, 3.9, 4.0, 9.0)
-    assert [history.at_budget(b, "sim_seconds") for b in budgets] == [None, 0.1, 0.1, 0.6, 0.5, 0.9, 0.9]
-    both = [history.at_budget(b, "bytes_down", "bytes_up") for b in (109, 110, 339, 340, 559, 560)]
+    assert [history.accuracy_at_budget(b, "sim_seconds") for b in budgets] == [None, 0.1, 0.1, 0.6, 0.5, 0.9, 0.9]
+    both = [history.accuracy_at_budget(b, "bytes_down", "bytes_up") for b in (109, 110, 339, 340, 559, 560)]
     assert both == [None, 0.1, 0.1, 0.6, 0.5, 0.9]
-    assert History().at_budget(1.0, "sim_seconds") is None
-    assert History([row(0, None)]).at_budget(1.0, "sim_seconds") is None
+    assert History().accuracy_at_budget(1.0, "sim_seconds") is None
+    assert History([row(0, None)]).accuracy_at_budget(1.0, "sim_seconds") is None
 
 
 costs = st.floats(0, 1e6) | st.integers(0, 10**12)
@@ -97,31 +104,33 @@ def course(drawn: list[tuple[float, float, bool]]) -> History:
 @given(courses, costs)
 def test_no_round_at_a_budget_exceeds_it_and_none_later_fits(drawn, budget):
     history = course(drawn)
-    at = history.at_budget(budget, "bytes_down") or 0
+    at = history.accuracy_at_budget(budget, "bytes_down") or 0
     spent = zip(history["accuracy"], accumulate(history["bytes_down"]))
     assert all((cost <= budget) == (number <= at) for number, cost in spent if number is not None)
 
 
 @given(courses, costs, costs)
 def test_more_budget_is_never_an_earlier_round(drawn, one, other):
-    small, large = (course(drawn).at_budget(b, "bytes_down", "bytes_up") or 0 for b in sorted((one, other)))
+    small, large = (course(drawn).accuracy_at_budget(b, "bytes_down", "bytes_up") or 0 for b in sorted((one, other)))
     assert small <= large
 
 
 @given(courses)
 def test_what_was_spent_in_all_is_enough_for_the_last_round(drawn):
     for columns in (["sim_seconds"], ["bytes_down"], ["bytes_down", "bytes_up"]):
-        assert course(drawn).at_budget(course(drawn).total(*columns), *columns) == course(drawn).last("accuracy")
+        assert course(drawn).accuracy_at_budget(course(drawn).total(*columns), *columns) == course(drawn).last(
+            "accuracy"
+        )
 
 
 def test_two_runs_are_the_same_course_whatever_the_clock_said():
-    assert History([row(0, 0.1)]).same_course(History([row(0, 0.1, wall_seconds=9.0)]))
-    assert not History([row(0, 0.1)]).same_course(History([row(0, 0.2)]))
-    assert not History(ROWS[:1]).same_course(History(ROWS[:2]))
+    assert History([row(0, 0.1)]).equals_except_wall_time(History([row(0, 0.1, wall_seconds=9.0)]))
+    assert not History([row(0, 0.1)]).equals_except_wall_time(History([row(0, 0.2)]))
+    assert not History(ROWS[:1]).equals_except_wall_time(History(ROWS[:2]))
 
 
 def test_what_is_no_number_is_nothing():
-    assert plain({"round": 0, "loss": nan, "train_loss": -inf, "accuracy": 0.5}) == {
+    assert clear_nonfinite_values({"round": 0, "loss": nan, "train_loss": -inf, "accuracy": 0.5}) == {
         "round": 0,
         "loss": None,
         "train_loss": None,
@@ -130,7 +139,7 @@ def test_what_is_no_number_is_nothing():
 
 
 def test_rewrite_and_read(tmp_path):
-    rewrite(tmp_path / "h.jsonl", History(ROWS))
+    write_history(tmp_path / "h.jsonl", History(ROWS))
     assert read_history(tmp_path / "h.jsonl").rows == ROWS
     assert read_history(tmp_path / "h.jsonl", 2).rows == ROWS[:2]
     assert read_history(tmp_path / "h.jsonl", 0).rows == []
@@ -141,7 +150,7 @@ def test_no_file_is_no_history(tmp_path):
 
 
 def test_a_row_is_one_line_of_json():
-    assert line({"round": 0, "text": "ü\n\u2028"}) == b'{"round":0,"text":"\\u00fc\\n\\u2028"}\n'
+    assert encode_row({"round": 0, "text": "ü\n\u2028"}) == b'{"round":0,"text":"\\u00fc\\n\\u2028"}\n'
 
 
 COSTS = dict.fromkeys(SUMMED, 1)
@@ -159,7 +168,7 @@ def file(tmp_path_factory) -> Path:
 @given(tables)
 def test_any_table_comes_back(file, table):
     rows = [{**cells, **COSTS, "round": number} for number, cells in enumerate(table)]
-    rewrite(file, History(rows))
+    write_history(file, History(rows))
     assert read_history(file).rows == rows
 
 
@@ -168,7 +177,7 @@ def test_any_table_comes_back(file, table):
 def test_a_file_that_ends_anywhere_keeps_its_whole_lines(file, table, data):
     """What a kill leaves: the first so many bytes."""
     rows = [{**cells, **COSTS, "round": number} for number, cells in enumerate(table)]
-    content = b"".join(map(line, rows))
+    content = b"".join(map(encode_row, rows))
     cut = data.draw(st.integers(0, len(content)))
     file.write_bytes(content[:cut])
     assert read_history(file).rows == rows[: content[:cut].count(b"\n")]
@@ -188,5 +197,5 @@ def test_any_bytes_are_a_history_or_damaged(file, content):
 
 def test_a_history_is_written_without_what_json_does_not_know():
     with pytest.raises(ValueError):
-        line({"round": 0, "loss": nan})
-    assert json.loads(line(plain({"round": 0, "loss": nan})))["loss"] is None
+        encode_row({"round": 0, "loss": nan})
+    assert json.loads(encode_row(clear_nonfinite_values({"round": 0, "loss": nan})))["loss"] is None

@@ -20,7 +20,7 @@ import shoal
 from shoal import Result
 from shoal.cli.commands import main
 from shoal.compare.comparison import go_on
-from shoal.runs.start import opened
+from shoal.runs.start import load_result
 from shoal.storage import durable
 
 METHODS = ("fedavg", "scaffold", "feddyn", "fedprox+scaffold+fedavgm")
@@ -127,7 +127,7 @@ def test_what_a_kill_leaves_of_a_file_is_removed_when_the_folder_is_opened(tmp_p
     process.kill()
     process.join()
     assert strays(folder) == [stray]
-    shoal.resume(folder, rounds=1 + len(opened(folder).history))
+    shoal.resume(folder, rounds=1 + len(load_result(folder).history))
     assert not strays(folder)
 
 
@@ -180,7 +180,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(number, code, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == code and "Traceback" not in errors
     assert f"{'interrupted' if code == 130 else 'terminated'}: Stopped after" in errors and "shoal resume" in errors
-    assert opened(folder).history.rows
+    assert load_result(folder).history.rows
     assert_same(folder, shoal.resume(folder), whole("scaffold"))
 
 
@@ -201,7 +201,7 @@ def test_sigterm_to_every_process_of_a_pool(tmp_path):
     _, errors = process.communicate()
     assert process.returncode == 143 and "terminated: Stopped after" in errors, errors
     assert workers and not any(Path(f"/proc/{number}").exists() for number in workers)
-    assert len(opened(folder).history) == len(rows(folder)) >= 5
+    assert len(load_result(folder).history) == len(rows(folder)) >= 5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for child processes in /proc")
@@ -219,7 +219,7 @@ def test_sigterm_to_the_processes_of_a_comparison(all_of_them, tmp_path):
     assert process.returncode == 143 and "Traceback" not in errors, errors
     assert f"shoal resume {tmp_path / 'x'}" in errors.replace("\n", " ")
     for folder in folders:
-        assert len(opened(folder).history) == len(rows(folder)) >= 5
+        assert len(load_result(folder).history) == len(rows(folder)) >= 5
 
 
 def terminate_at(rounds: int):
@@ -256,7 +256,7 @@ def test_sigterm_while_several_runs_are_saved_costs_none_of_them(tmp_path, monke
     with pytest.raises(shoal.ShoalError, match="Stopped after 3 rounds") as told:
         shoal.compare(["scaffold"], watch=stop, out=str(tmp_path / "x"), **many)
     assert told.value.kind.name == "terminated"
-    assert [len(opened(folder).history) for folder in tmp_path.glob("x/*/seed-*")] == [3, 3]
+    assert [len(load_result(folder).history) for folder in tmp_path.glob("x/*/seed-*")] == [3, 3]
 
 
 def test_handlers_of_others_are_kept(tmp_path):

@@ -16,8 +16,8 @@ from shoal import Recipe, ShoalError
 from shoal.cli.commands import resolved
 from shoal.core.streams import RandomStreams
 from shoal.models import build_model
-from shoal.runs.build import workload
-from shoal.runs.recipe import from_file, from_text
+from shoal.runs.build import make_work_schedule
+from shoal.runs.recipe import parse_recipe_pairs, read_recipe_file
 
 
 def kind(call, *args: Any, **more: Any) -> str:
@@ -59,7 +59,7 @@ def values(field) -> st.SearchStrategy:
 
 
 recipes = st.fixed_dictionaries({}, optional={f.name: values(f) for f in fields(Recipe) if f.name != "sample"}).map(
-    lambda given: Recipe().revised(sample=1, **given)
+    lambda given: Recipe().with_values(sample=1, **given)
 )
 
 
@@ -67,14 +67,14 @@ recipes = st.fixed_dictionaries({}, optional={f.name: values(f) for f in fields(
 @given(recipes)
 def test_any_recipe_comes_back_from_its_file(file, recipe):
     file.write_bytes(recipe.to_toml().encode())
-    assert Recipe().revised(**from_file(file)) == recipe
+    assert Recipe().with_values(**read_recipe_file(file)) == recipe
 
 
 @settings(deadline=None)
 @given(recipes)
 def test_any_recipe_comes_back_from_text(recipe):
     numbers = [f.name for f in fields(Recipe) if isinstance(f.default, (int, float))]
-    found = Recipe().revised(**from_text([f"{name}={getattr(recipe, name)}" for name in numbers]))
+    found = Recipe().with_values(**parse_recipe_pairs([f"{name}={getattr(recipe, name)}" for name in numbers]))
     assert all(getattr(found, name) == getattr(recipe, name) for name in numbers)
 
 
@@ -89,29 +89,39 @@ LINES += ["self = 1", "lr = " + "9" * 400, "lr = 1e999", "devices = 1e3", "epoch
 )
 def test_any_file_is_a_recipe_or_refused(file, content):
     file.write_bytes(content)
-    assert kind(lambda: Recipe().revised(**from_file(file))) in ("", "bad-recipe", "bad-value", "unknown-name")
+    assert kind(lambda: Recipe().with_values(**read_recipe_file(file))) in (
+        "",
+        "bad-recipe",
+        "bad-value",
+        "unknown-name",
+    )
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: repr(line)[:20])
 def test_a_strange_line_is_read_or_refused(file, line):
     file.write_text(line)
-    assert kind(lambda: Recipe().revised(**from_file(file))) in ("", "bad-recipe", "bad-value", "unknown-name")
+    assert kind(lambda: Recipe().with_values(**read_recipe_file(file))) in (
+        "",
+        "bad-recipe",
+        "bad-value",
+        "unknown-name",
+    )
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "{b=" * 50_000, "a" + ".a" * 2_000 + " = 1"])
 def test_deep_nesting_is_refused(file, text):
     file.write_text(text)
-    assert kind(from_file, file) == "bad-recipe"
+    assert kind(read_recipe_file, file) == "bad-recipe"
 
 
 def test_a_folder_is_no_recipe(tmp_path):
-    assert kind(from_file, tmp_path) == "bad-recipe"
+    assert kind(read_recipe_file, tmp_path) == "bad-recipe"
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udcffb"])
 def test_text_that_no_file_can_hold_is_refused(text):
     """Lone surrogates, as they come from names that are not UTF-8."""
-    assert kind(lambda: Recipe().revised(data_dir=text).to_toml().encode()) in ("", "bad-value")
+    assert kind(lambda: Recipe().with_values(data_dir=text).to_toml().encode()) in ("", "bad-value")
 
 
 # precedence and types -------------------------------------------------------------------------------------------------
@@ -150,7 +160,7 @@ def test_a_value_that_is_overruled_cannot_be_wrong(file):
     ],
 )
 def test_a_word_takes_the_type_of_its_field(word, key, value):
-    found = getattr(Recipe().revised(**from_text([word])), key)
+    found = getattr(Recipe().with_values(**parse_recipe_pairs([word])), key)
     assert found == value and type(found) is type(value)
 
 
@@ -205,7 +215,7 @@ MISFITS = [
 def test_a_value_of_another_type_is_told_with_its_key_and_what_to_write(file, line, says):
     """The same from a file, from Python and from `Recipe` itself."""
     file.write_text(line)
-    given = from_file(file)
+    given = read_recipe_file(file)
     for use in (lambda: resolved(file, [], {}), lambda: shoal.run(**given), lambda: Recipe(**given)):
         with pytest.raises(ShoalError) as error:
             use()
@@ -215,18 +225,18 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_to_write(file, li
 @pytest.mark.parametrize("f", fields(Recipe), ids=lambda f: f.name)
 def test_text_is_no_number_for_any_key(f):
     if isinstance(f.default, (bool, int, float)):
-        assert kind(Recipe().revised, **{f.name: str(f.default).lower()}) == "bad-value"
-        assert from_text([f"{f.name}={f.default}"]) == {f.name: f.default}
+        assert kind(Recipe().with_values, **{f.name: str(f.default).lower()}) == "bad-value"
+        assert parse_recipe_pairs([f"{f.name}={f.default}"]) == {f.name: f.default}
     if not isinstance(f.default, bool):
-        assert kind(Recipe().revised, **{f.name: True}) == "bad-value"
+        assert kind(Recipe().with_values, **{f.name: True}) == "bad-value"
 
 
 def test_words_of_the_command_line_that_cannot_be_read_are_told_with_what_to_write():
     for word, says in (("lr=fast", "a number, like 0.1"), ("rounds=2.5", "a whole number, like 30")):
         with pytest.raises(ShoalError, match=says):
-            from_text([word])
+            parse_recipe_pairs([word])
     with pytest.raises(ShoalError, match="true or false, like false"):
-        from_text(["normalise=yes"])
+        parse_recipe_pairs(["normalise=yes"])
 
 
 @pytest.mark.parametrize(
@@ -245,19 +255,19 @@ def test_what_compare_is_given_has_its_type_too(given, says):
 
 
 def test_numbers_of_numpy_are_numbers():
-    found = Recipe().revised(lr=np.float32(0.5), rounds=np.int64(3), epochs=np.float64(0.5))
+    found = Recipe().with_values(lr=np.float32(0.5), rounds=np.int64(3), epochs=np.float64(0.5))
     assert found == Recipe(lr=0.5, rounds=3, epochs="0.5") and type(found.rounds) is int and type(found.lr) is float
-    assert kind(Recipe().revised, rounds=np.float64(3)) == kind(Recipe().revised, lr=10**5000) == "bad-value"
+    assert kind(Recipe().with_values, rounds=np.float64(3)) == kind(Recipe().with_values, lr=10**5000) == "bad-value"
 
 
 @pytest.mark.parametrize("f", [f for f in fields(Recipe) if f.metadata["low"] is not None], ids=lambda f: f.name)
 def test_a_number_has_its_bounds(f):
     low, high = f.metadata["low"], f.metadata["high"]
-    assert kind(Recipe().revised, **{f.name: low - 1}) == "bad-value"
-    assert high is None or kind(Recipe().revised, **{f.name: high + 1}) == "bad-value"
+    assert kind(Recipe().with_values, **{f.name: low - 1}) == "bad-value"
+    assert high is None or kind(Recipe().with_values, **{f.name: high + 1}) == "bad-value"
     if isinstance(f.default, float):
-        assert kind(Recipe().revised, **{f.name: float("nan")}) == "bad-value"
-        assert kind(Recipe().revised, **{f.name: float("inf")}) == "bad-value"
+        assert kind(Recipe().with_values, **{f.name: float("nan")}) == "bad-value"
+        assert kind(Recipe().with_values, **{f.name: float("inf")}) == "bad-value"
 
 
 def test_no_more_devices_in_a_round_than_there_are():
@@ -267,12 +277,12 @@ def test_no_more_devices_in_a_round_than_there_are():
 
 @pytest.mark.parametrize("key", ["round", "self", "cls", "", "lr_", "Rounds"])
 def test_an_unknown_key_is_refused(key):
-    assert kind(lambda: Recipe().revised(**{key: 1})) == "unknown-name"
+    assert kind(lambda: Recipe().with_values(**{key: 1})) == "unknown-name"
 
 
 # amounts of work ------------------------------------------------------------------------------------------------------
 def works(**given: Any):
-    return workload(Recipe(**given), RandomStreams(0))
+    return make_work_schedule(Recipe(**given), RandomStreams(0))
 
 
 def test_whole_epochs_are_drawn_per_device_and_round():
@@ -300,14 +310,14 @@ def test_half_an_epoch_is_half_the_batches():
 
 
 def test_numbers_will_do_as_well_as_text():
-    assert Recipe().revised(epochs=2).epochs == "2"
-    assert Recipe().revised(epochs=0.5).epochs == "0.5"
-    assert Recipe().revised(steps=999_999).steps == "999999"
+    assert Recipe().with_values(epochs=2).epochs == "2"
+    assert Recipe().with_values(epochs=0.5).epochs == "0.5"
+    assert Recipe().with_values(steps=999_999).steps == "999999"
 
 
 @pytest.mark.parametrize("epochs", [1 / 3, 0.00001])
 def test_a_number_of_epochs_keeps_its_digits(epochs):
-    assert workload(Recipe().revised(epochs=epochs), RandomStreams(0))(0, 0).epochs == epochs
+    assert make_work_schedule(Recipe().with_values(epochs=epochs), RandomStreams(0))(0, 0).epochs == epochs
 
 
 @pytest.mark.parametrize(
@@ -346,7 +356,7 @@ WHERE_AND_HOW_LONG = {
 
 @pytest.mark.parametrize("key", WHERE_AND_HOW_LONG)
 def test_where_and_how_long_do_not_steer(key):
-    assert Recipe().revised(**{key: WHERE_AND_HOW_LONG[key]}).fingerprint() == Recipe().fingerprint()
+    assert Recipe().with_values(**{key: WHERE_AND_HOW_LONG[key]}).fingerprint() == Recipe().fingerprint()
 
 
 OTHER: dict[str, Any] = {"epochs": "2", "steps": "2", "precision": "float64", "parts": ("x.py",), "devices": 9}
@@ -358,7 +368,7 @@ STEERING = [f for f in fields(Recipe) if f.name not in WHERE_AND_HOW_LONG and le
 def test_everything_else_steers(f):
     other = {bool: True, int: 3, float: 3.0, str: "x"}
     value = OTHER[f.name] if f.name in OTHER else other[type(f.default)]
-    assert Recipe().revised(**{f.name: value}).fingerprint() != Recipe().fingerprint()
+    assert Recipe().with_values(**{f.name: value}).fingerprint() != Recipe().fingerprint()
 
 
 def test_a_fingerprint_stays_what_it_is():

@@ -20,8 +20,8 @@ from safetensors.torch import save
 import shoal
 from shoal.core.errors import ERROR_KINDS
 from shoal.report.run_groups import read_run
-from shoal.runs.start import opened
-from shoal.runs.store import Folder
+from shoal.runs.start import load_result
+from shoal.runs.store import RunFolder
 from shoal.storage.files import read_tree, write_tree
 
 TINY: dict[str, Any] = {"method": "scaffold", "devices": 4, "sample": 2, "steps": "2", "batch": 8}
@@ -65,13 +65,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 def refusal(folder: Path) -> str:
     """The kind of the error that both resume and export end with; neither may touch the folder."""
     before = contents(folder)
-    kinds = {kind(shoal.resume, folder, rounds=6), kind(opened, folder)}
+    kinds = {kind(shoal.resume, folder, rounds=6), kind(load_result, folder)}
     assert contents(folder) == before and len(kinds) == 1
     return kinds.pop()
 
 
 def assert_same(result: shoal.Result, wanted: shoal.Result) -> None:
-    assert result.history.same_course(wanted.history)
+    assert result.history.equals_except_wall_time(wanted.history)
     assert all(torch.equal(result.params[k], wanted.params[k]) for k in wanted.params)
 
 
@@ -251,14 +251,14 @@ def test_a_row_with_a_wrong_cell_is_refused_by_all_who_read_it(folder, cell):
 def test_rows_that_the_history_lost_are_in_the_checkpoint(folder, rows, rest):
     lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "history.jsonl").write_bytes(b"".join(lines[:rows]) + rest)
-    assert opened(folder).history.same_course(whole(4).history)
+    assert load_result(folder).history.equals_except_wall_time(whole(4).history)
     assert_same(shoal.resume(folder, rounds=6), whole(6))
     assert (folder / "history.jsonl").read_bytes().splitlines(keepends=True)[:4] == lines
 
 
 def test_a_history_that_is_gone_is_in_the_checkpoint(folder):
     (folder / "history.jsonl").unlink()
-    assert opened(folder).history.same_course(whole(4).history)
+    assert load_result(folder).history.equals_except_wall_time(whole(4).history)
     assert_same(shoal.resume(folder, rounds=6), whole(6))
 
 
@@ -303,7 +303,7 @@ def test_an_empty_folder_will_do(tmp_path):
     assert_same(shoal.run(rounds=4, out=str(tmp_path), **TINY), whole(4))
 
 
-@pytest.mark.parametrize("call", [shoal.resume, opened])
+@pytest.mark.parametrize("call", [shoal.resume, load_result])
 @pytest.mark.parametrize("where", ["empty", "missing", "file"])
 def test_a_folder_without_a_run(tmp_path, where, call):
     (tmp_path / "empty").mkdir()
@@ -313,7 +313,7 @@ def test_a_folder_without_a_run(tmp_path, where, call):
 
 def test_a_run_that_has_no_checkpoint_yet_has_no_model(folder):
     (folder / "checkpoint.safetensors").unlink()
-    assert kind(opened, folder) == "no-run"
+    assert kind(load_result, folder) == "no-run"
 
 
 def test_a_bad_recipe_leaves_no_folder(tmp_path):
@@ -327,7 +327,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 
 def test_a_second_process_is_kept_out(folder):
-    held, before = Folder.open(folder), contents(folder)
+    held, before = RunFolder.open(folder), contents(folder)
     command = [sys.executable, "-m", "shoal.cli", "resume", str(folder), "-s", "rounds=9"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == ERROR_KINDS["folder-exists"].code
@@ -402,7 +402,7 @@ def test_a_disk_that_fills_up_later_keeps_what_was_saved(disk):
     disk.fill(but=8_192)
     assert kind(shoal.resume, folder, rounds=6) == "disk"
     disk.empty()
-    assert opened(folder).history.same_course(whole(3).history)
+    assert load_result(folder).history.equals_except_wall_time(whole(3).history)
     assert_same(shoal.resume(folder, rounds=6), whole(6))
 
 
@@ -442,7 +442,7 @@ def test_a_run_in_the_place_of_a_deleted_one_is_left_alone(tmp_path):
 
     with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced"):
         shoal.run(rounds=6, out=str(tmp_path / "x"), watch=away(replace), **TINY)
-    assert_same(opened(tmp_path / "x"), whole(4))
+    assert_same(load_result(tmp_path / "x"), whole(4))
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "history.jsonl"])
@@ -467,7 +467,7 @@ def test_runs_side_by_side_keep_theirs_when_the_folder_of_one_goes_away(tmp_path
     with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced"):
         shoal.compare(rounds=4, out=str(tmp_path / "x"), watch=delete, **many)
     [other] = tmp_path.glob("x/*/seed-*")
-    assert other.name == "seed-1" and len(opened(other).history) >= 2
+    assert other.name == "seed-1" and len(load_result(other).history) >= 2
 
 
 # what is never used ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
 from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, read_reply_bytes, reply_to_bytes
 from shoal.runs.session import Result
-from shoal.runs.start import opened
+from shoal.runs.start import load_result
 from shoal.service.client import DeviceClient
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
 from shoal.service.supervisor import read_played_rows
@@ -66,7 +66,7 @@ def test_a_server_that_stopped_goes_on_with_what_devices_remember(tmp_path):
 
 def test_a_run_on_real_devices_says_so_and_is_not_simulated_on(tmp_path):
     result = played(recipe("fedavg", tmp_path / "run"), Nearby(seats(tmp_path)))
-    assert str(result.engine) == str(opened(tmp_path / "run").engine) == "flower, real devices"
+    assert str(result.engine) == str(load_result(tmp_path / "run").engine) == "flower, real devices"
     with pytest.raises(ShoalError, match="real devices") as refusal:
         shoal.resume(tmp_path / "run", rounds=4)
     assert "shoal server" in refusal.value.advice

@@ -13,7 +13,7 @@ import torch
 from power import RememberingDisk, Step, World, materialise
 
 import shoal
-from shoal.runs.store import refuse_taken
+from shoal.runs.store import refuse_nonempty_folder
 from shoal.storage import durable
 from shoal.storage.files import read_tree
 
@@ -65,7 +65,7 @@ def assert_goes_on(root: Path, files: dict[str, bytes], told: int, whole: shoal.
     folder = root / "x"
     if not (folder / "recipe.toml").exists():
         assert not told
-        return refuse_taken(folder)  # nothing is left that would be in the way of starting again
+        return refuse_nonempty_folder(folder)  # nothing is left that would be in the way of starting again
     kept = read_tree(folder / "checkpoint.safetensors")["rounds"] if (folder / "checkpoint.safetensors").exists() else 0
     assert kept >= told // EVERY * EVERY
     assert (folder / "history.jsonl").read_bytes().count(b"\n") >= kept if kept else True

@@ -22,7 +22,7 @@ from shoal.core.interrupts import stop_on_sigterm, was_terminated
 from shoal.reproduce.run import reproduce as reproduced
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.runs.history import History
-from shoal.runs.recipe import Recipe, from_file, from_text
+from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file
 from shoal.runs.session import Watcher
 
 app = typer.Typer(
@@ -81,8 +81,8 @@ def takes_recipe(command: Callable) -> Callable:
 
 def resolved(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
     """Defaults, then the file, then -s, then flags."""
-    found = from_file(file) if file else {}
-    return Recipe().revised(**found | from_text(sets or []) | dict(given))
+    found = read_recipe_file(file) if file else {}
+    return Recipe().with_values(**found | parse_recipe_pairs(sets or []) | dict(given))
 
 
 @app.command()
@@ -97,7 +97,7 @@ def run(
     given: dict[str, Any],
 ) -> None:
     """Run one method."""
-    from shoal.runs.start import run as start
+    from shoal.runs.start import run_recipe as start
 
     with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
         result = start(resolved(file, sets, given), watcher(progress, log))
@@ -172,7 +172,7 @@ def reproduce(
     if table is None:
         return Console().print(listing("tables", ()))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
-        sheet = reproduced(table, scale, seeds, only or (), out, from_text(sets or []), fading(progress))
+        sheet = reproduced(table, scale, seeds, only or (), out, parse_recipe_pairs(sets or []), fading(progress))
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:
@@ -193,21 +193,21 @@ def resume(
 ) -> None:
     """Go on with a run or a comparison that was stopped."""
     from shoal.compare.comparison import go_on
-    from shoal.compare.spec import LIST
+    from shoal.compare.spec import COMPARISON_FILE
     from shoal.report.write import need_plotting
-    from shoal.runs.start import resume as again
+    from shoal.runs.start import resume_run as again
 
-    whole = (folder / LIST).is_file()
+    whole = (folder / COMPARISON_FILE).is_file()
     if workers > 1 and not whole:
         raise ShoalError("bad-value", f"{folder} is no comparison: there is one run to do.", "Leave out --workers.")
     with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1, quiet=quiet) as progress:
         if whole:
             need_plotting()
-            comparison = go_on(folder, progress.row, from_text(sets or []), workers)
+            comparison = go_on(folder, progress.row, parse_recipe_pairs(sets or []), workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
         else:
-            comparison, result = None, again(folder, progress.row, from_text(sets or []))
+            comparison, result = None, again(folder, progress.row, parse_recipe_pairs(sets or []))
             warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if comparison:
         tell(comparison, str(folder), quiet, as_json)
@@ -247,9 +247,9 @@ def watcher(progress: Progress, log: str | None) -> Watcher:
     """Who is told of every round: the bar, and a logger where one is asked for."""
     if not log:
         return progress.row
-    from shoal.runs.loggers import logger
+    from shoal.runs.loggers import open_logger
 
-    also = logger(log)
+    also = open_logger(log)
 
     def both(recipe: Recipe, row: dict[str, Any], history: History) -> None:
         progress.row(recipe, row, history)

@@ -15,7 +15,7 @@ from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.remote.keys import AUTHORITY, make_keys
 from shoal.runs.failed_runs import refuse_all_void
 from shoal.runs.history import read_history
-from shoal.runs.recipe import Recipe, from_file, from_text
+from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file
 from shoal.service.client import DeviceClient
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import (
@@ -84,7 +84,7 @@ def server(
         problem = f"--host {host} can be reached from other machines, and a server is not to be reached directly."
         advice = "Leave it out and let devices in by `shoal proxy`; --behind-proxy is for a proxy on another machine."
         raise ShoalError("bad-value", problem, advice)
-    found = Recipe().revised(**from_file(recipe) | from_text(sets or []) | {"out": str(out)})
+    found = Recipe().with_values(**read_recipe_file(recipe) | parse_recipe_pairs(sets or []) | {"out": str(out)})
     found = adapt_recipe_to_devices(found)
     secured = None if insecure else check_key_folder(keys, found.devices)
     path, lock = prepare_run_folder(found)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from shoal.cli.render import listing
-from shoal.runs.recipe import Recipe, from_text
+from shoal.runs.recipe import Recipe, parse_recipe_pairs
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
 
@@ -40,10 +40,10 @@ def show(
 ) -> None:
     """Draw how a data set is spread over devices: shoal data show split=dirichlet:0.1 devices=20."""
     from shoal.report.plots import draw_split
-    from shoal.runs.build import spread_of
+    from shoal.runs.build import describe_split
 
-    recipe = Recipe().revised(**from_text(sets or []))
-    found = spread_of(recipe)
+    recipe = Recipe().with_values(**parse_recipe_pairs(sets or []))
+    found = describe_split(recipe)
     draw_split(found, out)
     sizes = found["sizes"]
     typer.echo(f"{recipe.data}, {recipe.split}: {recipe.devices} devices, {min(sizes)} to {max(sizes)} samples each")

@@ -118,7 +118,7 @@ def summary(result) -> Table:
     if dropped:
         table.add_row("replies dropped", str(dropped))
     if result.recipe.target:
-        cost = history.to_target(result.recipe.target)
+        cost = history.cost_to_target(result.recipe.target)
         told = (
             f"round {cost['rounds']}, {format_size(cost['bytes'])}, {format_seconds(cost['sim_seconds'])}"
             if cost

@@ -51,7 +51,7 @@ CHEAPEST = Budgets()
 
 def within(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
     """What one method reached within a budget, which is given by seed."""
-    ends = [r.history.at_budget(budget[r.recipe.seed], *SPENT[kind]) for r in results]
+    ends = [r.history.accuracy_at_budget(budget[r.recipe.seed], *SPENT[kind]) for r in results]
     there = [end for end in ends if end is not None]
     return {
         "cost": kind,

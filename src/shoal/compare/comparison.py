@@ -15,14 +15,14 @@ from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOP_KINDS
 from shoal.engines.part_faults import list_foreign_parts
 from shoal.plugins.load import load_method
-from shoal.runs.build import Shelf, assemble
-from shoal.runs.engine_choice import Pick, crew_of
-from shoal.runs.given_objects import is_handed_over, refuse_missing, way_to_resume
+from shoal.runs.build import DatasetCache, assemble_run
+from shoal.runs.engine_choice import EngineChoice, build_engine
+from shoal.runs.given_objects import describe_way_to_resume, is_handed_over, refuse_missing_objects
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Result, Ride, Watcher, drive, spent
-from shoal.runs.start import BUDGETS, begun, opened, rebudgeted, taken_up
-from shoal.runs.store import Folder, refuse_taken
-from shoal.runs.warn_once import each_warning_once
+from shoal.runs.session import ActiveRun, Result, Watcher, is_run_over, play_runs
+from shoal.runs.start import BUDGET_KEYS, change_budgets, load_result, prepare_new_run, prepare_resumed_run
+from shoal.runs.store import RunFolder, refuse_nonempty_folder
+from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
@@ -88,7 +88,7 @@ class Comparison:
         if told:
             row["bytes_down_by_blocks"] = mean(h.total("bytes_down_by_blocks") for h in told)
         if self.target:
-            reached = [h.to_target(self.target) for h in histories]
+            reached = [h.cost_to_target(self.target) for h in histories]
             hits = [cost for cost in reached if cost is not None]
             row["reached"] = len(hits)
             for key in ("rounds", "sim_seconds", "bytes", "macs"):
@@ -113,11 +113,11 @@ def compare(
     runs = listing.runs()
     for each in runs.values():
         if list_foreign_parts(load_method(each[0].method, each[0].parts)):
-            assemble(each[0])  # whatever is wrong with one part is told before another method trains
+            assemble_run(each[0])  # whatever is wrong with one part is told before another method trains
     if workers > 1 and is_handed_over(recipe.model):
         pickled_model(recipe.model)  # what is refused leaves no folder
     if recipe.out:
-        refuse_taken(Path(recipe.out))
+        refuse_nonempty_folder(Path(recipe.out))
         remove_strays(Path(recipe.out))
         write_list(Path(recipe.out), listing)
     return replace(played(runs, recipe.target, watch, workers), budgets=budgets)
@@ -129,10 +129,10 @@ def go_on(
     """Finish a comparison that was broken off, or let all of it run longer; runs that are complete are only read."""
     listing = listed_in(path)
     for own in listing.runs().values():
-        refuse_missing(own[0], path)
+        refuse_missing_objects(own[0], path)
     remove_strays(path)
     if changes:
-        listing = replace(listing, recipe=rebudgeted(listing.recipe, changes))
+        listing = replace(listing, recipe=change_budgets(listing.recipe, changes))
         write_list(path, listing)
     return replace(played(listing.runs(), listing.recipe.target, watch, workers), budgets=listing.budgets)
 
@@ -142,7 +142,7 @@ def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher |
     results: dict[Recipe, Result] = {}
     every = [recipe for own in runs.values() for recipe in own]
     try:
-        with each_warning_once():
+        with suppress_repeated_warnings():
             if workers > 1 and len(every) > 1:
                 results = apart(every, workers, watch)
             else:
@@ -152,7 +152,9 @@ def played(runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher |
         if error.kind.name not in STOP_KINDS or not every[0].out:
             raise
         whole = Path(every[0].out).parent.parent
-        raise ShoalError(error.kind.name, error.problem, f"{way_to_resume(whole)} goes on from there.") from None
+        raise ShoalError(
+            error.kind.name, error.problem, f"{describe_way_to_resume(whole)} goes on from there."
+        ) from None
     return Comparison({label: [results[recipe] for recipe in own] for label, own in runs.items()}, target)
 
 
@@ -170,19 +172,19 @@ def alike(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
 def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Recipe, Result]:
     """Runs of one kind: side by side where the engine gains by it, else one after the other."""
     results: dict[Recipe, Result] = {}
-    shelf: Shelf = {}
-    waiting: dict[Pick, list[tuple[Recipe, Ride]]] = {}
+    shelf: DatasetCache = {}
+    waiting: dict[EngineChoice, list[tuple[Recipe, ActiveRun]]] = {}
     for recipe in recipes:
         ride = opened_up(recipe, watch, shelf)
         if isinstance(ride, Result):
             results[recipe] = ride
         elif ride.pick.engine == "serial":
-            results[recipe] = drive([ride], crew_of(ride.pick))[0]
+            results[recipe] = play_runs([ride], build_engine(ride.pick))[0]
         else:
             waiting.setdefault(replace(ride.pick, why=""), []).append((recipe, ride))
     try:
         for pick, own in waiting.items():  # those that are taken up again may have been begun in other ways
-            ends = drive([ride for _, ride in own], crew_of(pick, len(own)))
+            ends = play_runs([ride for _, ride in own], build_engine(pick, len(own)))
             results |= {recipe: end for (recipe, _), end in zip(own, ends)}
     finally:
         for _, ride in chain(*waiting.values()):
@@ -193,19 +195,19 @@ def brought_to_end(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Rec
 
 def rows_on_disk(folder: Path) -> int:
     """How many rows the history of a run has, of which a checkpoint may know more."""
-    file = Folder(folder, None).history_file
+    file = RunFolder(folder, None).history_file
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
-def opened_up(recipe: Recipe, watch: Watcher | None, shelf: Shelf) -> Ride | Result:
+def opened_up(recipe: Recipe, watch: Watcher | None, shelf: DatasetCache) -> ActiveRun | Result:
     """A run as it stands: not begun, broken off, or complete."""
     folder = Path(recipe.out)
     if not recipe.out or not (folder / "recipe.toml").is_file():
-        return begun(recipe, watch, shelf)
-    changes = {key: getattr(recipe, key) for key in BUDGETS}
+        return prepare_new_run(recipe, watch, shelf)
+    changes = {key: getattr(recipe, key) for key in BUDGET_KEYS}
     if (folder / "checkpoint.safetensors").is_file():
-        result = opened(folder)
-        if spent(recipe, result.history) and rows_on_disk(folder) >= len(result.history):
+        result = load_result(folder)
+        if is_run_over(recipe, result.history) and rows_on_disk(folder) >= len(result.history):
             return result
         changes = {key: value for key, value in changes.items() if value != getattr(result.recipe, key)}
-    return taken_up(folder, watch, changes, shelf)
+    return prepare_resumed_run(folder, watch, changes, shelf)

@@ -25,7 +25,7 @@ from shoal.core.interrupts import stop_error, stop_on_sigterm
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, Watcher
-from shoal.runs.start import opened
+from shoal.runs.start import load_result
 from shoal.runs.warn_once import warn_once
 
 PATIENCE = 60
@@ -35,9 +35,9 @@ PATIENCE = 60
 def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dict[Recipe, Result]:
     """Every run brought to its end, by so many processes."""
     with TemporaryDirectory(prefix="shoal-runs-") as place:
-        placed = [r if r.out else r.revised(out=f"{place}/{i}") for i, r in enumerate(recipes)]
+        placed = [r if r.out else r.with_values(out=f"{place}/{i}") for i, r in enumerate(recipes)]
         follow(placed, min(workers, len(placed)), watch, luggage_of(recipes, Path(place)))
-        made = {recipe: opened(Path(own.out)) for recipe, own in zip(recipes, placed)}
+        made = {recipe: load_result(Path(own.out)) for recipe, own in zip(recipes, placed)}
     return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
 
 

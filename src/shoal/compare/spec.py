@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shoal.compare.budgets import CHEAPEST, SPENT, Budgets
 from shoal.core.errors import ShoalError
-from shoal.runs.recipe import LIST, Recipe, from_file, from_text, split_pairs
-from shoal.runs.recipe_values import toml
+from shoal.runs.recipe import COMPARISON_FILE, Recipe, parse_recipe_pairs, read_recipe_file, split_pairs
+from shoal.runs.recipe_values import format_toml
 from shoal.storage.files import write_bytes
 
 LISTED = {kind: f"budget_{kind}" for kind in SPENT}
@@ -52,7 +52,9 @@ class Listing:
             label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
             folder = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
             place = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
-            own = self.recipe.revised(method=method, **from_text([f"{key}={value}" for key, value in other.items()]))
+            own = self.recipe.with_values(
+                method=method, **parse_recipe_pairs([f"{key}={value}" for key, value in other.items()])
+            )
             seeds = range(own.seed, own.seed + self.seeds)
             found[label] = [replace(own, seed=s, out=f"{place}/seed-{s}" if place else "") for s in seeds]
         return found
@@ -61,25 +63,29 @@ class Listing:
 def write_list(path: Path, listing: Listing) -> None:
     """What a comparison consists of, as a file."""
     own = replace(listing.recipe, method=listing.methods[0])
-    listed = f"methods = {toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {toml(listing.vary)}\n"
+    listed = f"methods = {format_toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {format_toml(listing.vary)}\n"
     given = {key: getattr(listing.budgets, kind) for kind, key in LISTED.items()}
-    listed += "".join(f"{key} = {toml(budgets)}\n" for key, budgets in given.items() if budgets)
-    write_bytes(path / LIST, (listed + own.to_toml()).encode())
+    listed += "".join(f"{key} = {format_toml(budgets)}\n" for key, budgets in given.items() if budgets)
+    write_bytes(path / COMPARISON_FILE, (listed + own.to_toml()).encode())
 
 
 def listed_in(path: Path) -> Listing:
     """What the file in a comparison's folder says; its runs lie in that folder."""
-    found = from_file(path / LIST)
+    found = read_recipe_file(path / COMPARISON_FILE)
     methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
     budgets = {kind: found.pop(key, []) for kind, key in LISTED.items()}
     texts = [methods, vary]
     if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
         raise ShoalError(
-            "damaged", f"{path / LIST} names no methods and seeds.", "Restore it, or start anew in another folder."
+            "damaged",
+            f"{path / COMPARISON_FILE} names no methods and seeds.",
+            "Restore it, or start anew in another folder.",
         )
     if not all(isinstance(given, list) for given in budgets.values()):
         raise ShoalError(
-            "damaged", f"A budget in {path / LIST} is no list of costs.", "Restore it, or take that line out."
+            "damaged",
+            f"A budget in {path / COMPARISON_FILE} is no list of costs.",
+            "Restore it, or take that line out.",
         )
     listed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
-    return Listing(tuple(methods), Recipe().revised(**found | {"out": str(path)}), seeds, tuple(vary), listed)
+    return Listing(tuple(methods), Recipe().with_values(**found | {"out": str(path)}), seeds, tuple(vary), listed)

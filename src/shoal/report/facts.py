@@ -13,7 +13,7 @@ from shoal.compare.comparison import Comparison
 from shoal.report.plots import cause_colours, cause_order
 from shoal.report.run_groups import PLACES, Group, Run
 from shoal.runs.history_rows import METRICS
-from shoal.runs.recipe_values import toml
+from shoal.runs.recipe_values import format_toml
 
 POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
 """The most points of a curve, bars of a stack, devices and classes of a split that a page shows."""
@@ -185,7 +185,7 @@ def recipe_lines(groups: Sequence[Group]) -> list[list[tuple[str, str, bool]]]:
     recipes = [asdict(group.recipe) for group in groups]
     lines = []
     for group, recipe in zip(groups, recipes):
-        shown = {key: toml(value) for key, value in recipe.items() if key not in PLACES}
+        shown = {key: format_toml(value) for key, value in recipe.items() if key not in PLACES}
         shown["seed"] = ", ".join(str(run.recipe.seed) for run in group.runs)
         differs = {key: key != "seed" and any(r[key] != recipe[key] for r in recipes) for key in shown}
         lines.append([(key, value, differs[key]) for key, value in shown.items()])

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compare.budgets import Budgets
-from shoal.compare.spec import LIST, listed_in
+from shoal.compare.spec import COMPARISON_FILE, listed_in
 from shoal.core.errors import ShoalError
 from shoal.runs.history import History, read_history
 from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
 from shoal.runs.recipe import Recipe
-from shoal.runs.store import Folder
+from shoal.runs.store import RunFolder
 from shoal.storage.files import damaged_file_error, explain_disk_errors
 from shoal.storage.strict_json import parse_json
 
@@ -63,25 +63,25 @@ def groups_in(folders: Sequence[Path]) -> list[Group]:
 
 def run_folders(path: Path) -> list[Path]:
     """The folder of a run, or those of a comparison that are there already."""
-    if not (path / LIST).is_file():
+    if not (path / COMPARISON_FILE).is_file():
         return [path]
     try:
         found = [Path(r.out) for own in listed_in(path).runs().values() for r in own]
     except (ShoalError, ValueError) as error:
-        raise damaged_file_error(path / LIST, getattr(error, "problem", error)) from error
+        raise damaged_file_error(path / COMPARISON_FILE, getattr(error, "problem", error)) from error
     return [folder for folder in found if (folder / "recipe.toml").is_file()]
 
 
 def budgets_in(folders: Sequence[Path]) -> Budgets:
     """All budgets at which these comparisons were asked to compare."""
-    asked = [listed_in(path).budgets for path in folders if (path / LIST).is_file()]
+    asked = [listed_in(path).budgets for path in folders if (path / COMPARISON_FILE).is_file()]
     return Budgets(tuple(b for own in asked for b in own.seconds), tuple(b for own in asked for b in own.bytes))
 
 
 def read_run(path: Path) -> Run:
-    folder = Folder.open(path, to_write=False)
+    folder = RunFolder.open(path, to_write=False)
     try:
-        recipe = folder.recipe()
+        recipe = folder.read_recipe()
     except ShoalError as error:
         raise damaged_file_error(folder.recipe_file, error.problem) from error
     history = read_history(folder.history_file)

@@ -226,9 +226,9 @@ def within(history: History, rest: str) -> float | None:
     if unit == "rounds":
         found = History([row for row in history.rows if row["round"] < budget]).last("accuracy")
     elif unit == "s":
-        found = history.at_budget(budget, "sim_seconds")
+        found = history.accuracy_at_budget(budget, "sim_seconds")
     else:
-        found = history.at_budget(budget * GB, *ways(history)) if unit == "GB" else None
+        found = history.accuracy_at_budget(budget * GB, *ways(history)) if unit == "GB" else None
     return None if found is None else 100 * found
 
 

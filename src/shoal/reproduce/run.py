@@ -17,8 +17,8 @@ from shoal.reproduce.table_file import RESERVED, read_table
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.history import History, read_history
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Watcher, spent
-from shoal.runs.store import Folder, refuse_taken
+from shoal.runs.session import Watcher, is_run_over
+from shoal.runs.store import RunFolder, refuse_nonempty_folder
 from shoal.storage.durable import remove_strays
 
 MARK = "table.json"
@@ -59,7 +59,7 @@ def reproduce(
             refuse_other(recipe)
     sheet = Sheet(table, scale, seeds)
     if not (place / MARK).is_file():
-        refuse_taken(place)
+        refuse_nonempty_folder(place)
         sheet.write(place)
     remove_strays(place)
     for column in table.columns:
@@ -131,7 +131,7 @@ def complete(cell: Cell) -> list[History] | None:
     """The histories of a cell whose runs are all over; None if one is not, or if it has to be looked at for damage."""
     found = []
     for recipe in cell.recipes:
-        folder = Folder(Path(recipe.out), None)
+        folder = RunFolder(Path(recipe.out), None)
         if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
             return None
         try:
@@ -140,7 +140,7 @@ def complete(cell: Cell) -> list[History] | None:
             if error.kind.name != "damaged":
                 raise
             return None  # rows after the checkpoint may be torn; whoever resumes the run finds out
-        if not spent(recipe, history):
+        if not is_run_over(recipe, history):
             return None
         found.append(history)
     return found
@@ -148,10 +148,10 @@ def complete(cell: Cell) -> list[History] | None:
 
 def refuse_other(recipe: Recipe) -> None:
     """A folder that holds a run of another recipe is not gone on with."""
-    folder = Folder(Path(recipe.out), None)
+    folder = RunFolder(Path(recipe.out), None)
     if not folder.recipe_file.is_file():
         return
-    there = folder.recipe()
+    there = folder.read_recipe()
     if there.fingerprint() == recipe.fingerprint():
         return
     steering = [f.name for f in fields(Recipe) if f.metadata.get("steers", True)]

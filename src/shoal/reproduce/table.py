@@ -80,7 +80,7 @@ class Table:
         if scale == "smoke":
             keys = keys | SMOKE | dict(self.smoke)
             keys["data"] = stand_in(str(keys.get("data", Recipe.data)))
-        return Recipe().revised(**keys, method=row.expression(column)).revised(**changes)
+        return Recipe().with_values(**keys, method=row.expression(column)).with_values(**changes)
 
 
 def stand_in(data: str) -> str:

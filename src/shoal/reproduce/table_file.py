@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.reproduce.table import Column, Keys, Row, Table, folder_name
-from shoal.runs.recipe import LARGEST, Recipe
+from shoal.runs.recipe import MAX_RECIPE_BYTES, Recipe
 
 SHIPPED = Path(__file__).with_name("tables")
 OWN = Path("recipes")
@@ -25,7 +25,7 @@ def tables() -> dict[str, Path]:
 
 def is_table(file: Path) -> bool:
     try:
-        return file.stat().st_size <= LARGEST and b"[[row]]" in file.read_bytes()
+        return file.stat().st_size <= MAX_RECIPE_BYTES and b"[[row]]" in file.read_bytes()
     except OSError:
         return False
 
@@ -54,8 +54,8 @@ def read_table(name: str) -> Table:
 def parsed(file: Path) -> dict[str, Any]:
     """The keys of a TOML file with tables in it."""
     try:
-        if file.stat().st_size > LARGEST:
-            raise ValueError(f"it has more than {LARGEST} bytes")
+        if file.stat().st_size > MAX_RECIPE_BYTES:
+            raise ValueError(f"it has more than {MAX_RECIPE_BYTES} bytes")
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ShoalError("bad-recipe", f"{file} cannot be read: {error.strerror}.", "Check the path.") from error

@@ -40,8 +40,8 @@ from shoal.models import build_model
 from shoal.plugins.load import load_method, smoke_test_user_parts
 from shoal.plugins.metrics import load_metric_factories
 from shoal.plugins.smoke_run import make_smoke_setup
-from shoal.runs.given_objects import refuse_missing
-from shoal.runs.recipe import Recipe, amount
+from shoal.runs.given_objects import refuse_missing_objects
+from shoal.runs.recipe import Recipe, parse_amount
 from shoal.storage.files import read_tensors
 from shoal.storage.memory import DeviceMemory
 
@@ -64,13 +64,13 @@ class Assembly:
     """What the user should hear about the data before a first round."""
 
 
-Shelf = dict[tuple, Dataset]
+DatasetCache = dict[tuple, Dataset]
 """Data sets as they are trained on; runs that share a shelf share them."""
 
 
 @use_threads(1)
-def assemble(
-    recipe: Recipe, memory_folder: Path | None = None, shelf: Shelf | None = None, elsewhere: bool = False
+def assemble_run(
+    recipe: Recipe, memory_folder: Path | None = None, shelf: DatasetCache | None = None, elsewhere: bool = False
 ) -> Assembly:
     """Put the pieces together; whatever is wrong with the recipe is told here, before anything is computed.
 
@@ -78,24 +78,24 @@ def assemble(
     """
     method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
-    place = compute_device(recipe.compute)
+    place = parse_compute_device(recipe.compute)
     if recipe.deterministic and place.type == "cuda":
         fix_cublas_workspace()
-    dtype, half = numbers_of(recipe.precision, place)
-    dataset = dataset_of(recipe, streams)
+    dtype, half = set_precision(recipe.precision, place)
+    dataset = load_recipe_dataset(recipe, streams)
     labels = dataset.targets.numpy()
-    held, server = spread(recipe, dataset, streams, elsewhere)
+    held, server = split_dataset(recipe, dataset, streams, elsewhere)
     key = (recipe.data, recipe.data_dir, recipe.normalise, dtype, place, recipe.validation and recipe.seed)
     shelf = {} if shelf is None else shelf
     if key not in shelf:
-        shelf[key] = placed(dataset, recipe.normalise, dtype, place)
+        shelf[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
     dataset = shelf[key]
     kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
-    net = replace(first_net(recipe, dataset, streams, dtype, place), half=half)
+    net = replace(build_first_net(recipe, dataset, streams, dtype, place), half=half)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
 
-    def samples(device: int) -> Samples:
+    def get_samples(device: int) -> Samples:
         index = server if device == SERVER else held[device]
         return Samples(dataset.inputs, dataset.targets, torch.from_numpy(index))
 
@@ -104,11 +104,11 @@ def assemble(
         if recipe.batch < 2:
             raise ShoalError("bad-value", "batch is 1, and batch norm needs several samples.", "Give 2 or more.")
         sizes = np.where(sizes < 2, 0, sizes)
-    shared = samples(SERVER) if len(server) else None
+    shared = get_samples(SERVER) if len(server) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    site = TrainingSetup(method, net, streams, optimiser, samples, parse_augment(recipe.augment), kind=kind)
+    site = TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment), kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
-    judge = judge_of(recipe, dataset, labels, held, dtype)
+    judge = build_evaluator(recipe, dataset, labels, held, dtype)
     loop = Loop(
         method=method,
         engine=LocalDevices(site, memory, SerialEngine()),
@@ -116,32 +116,32 @@ def assemble(
         streams=streams,
         sizes=sizes,
         sample=recipe.sample,
-        work=workload(recipe, streams),
+        work=make_work_schedule(recipe, streams),
         judge=judge,
         evaluates=lambda row: True,
         optimiser=optimiser,
         patience=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
         server=shared,
-        look=LocalModelEvaluator(judge, samples, select_local_metrics(recipe.metrics)),
+        look=LocalModelEvaluator(judge, get_samples, select_local_metrics(recipe.metrics)),
     )
     split = lambda: summarise_population(labels, held, server, dataset.classes)  # noqa: E731
     return Assembly(recipe, method, net, loop, memory, judge, split, lambda: find_doubts(dataset, held.sizes))
 
 
-def spread_of(recipe: Recipe) -> dict:
+def describe_split(recipe: Recipe) -> dict:
     """What the split of a recipe looks like; nothing else of the recipe is put together."""
     streams = RandomStreams(recipe.seed)
-    dataset = dataset_of(recipe, streams)
-    held, server = spread(recipe, dataset, streams)
+    dataset = load_recipe_dataset(recipe, streams)
+    held, server = split_dataset(recipe, dataset, streams)
     return summarise_population(dataset.targets.numpy(), held, server, dataset.classes)
 
 
-def placed(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
+def convert_dataset(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
     dataset = dataset.to(dtype, place)
     return dataset.normalise() if normalise else dataset
 
 
-def numbers_of(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
+def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
     """The type of weights and inputs, and whether layers compute in bfloat16; sets how a GPU multiplies float32."""
     gpu = place.type == "cuda"
     if precision == "auto" and gpu:
@@ -153,7 +153,7 @@ def numbers_of(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
     return torch.float64 if precision == "float64" else torch.float32, precision == "bf16"
 
 
-def compute_device(name: str) -> torch.device:
+def parse_compute_device(name: str) -> torch.device:
     try:
         place = torch.device(name)
     except RuntimeError:
@@ -168,9 +168,9 @@ def compute_device(name: str) -> torch.device:
     return place
 
 
-def dataset_of(recipe: Recipe, streams: RandomStreams) -> Dataset:
+def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
-    refuse_missing(recipe)
+    refuse_missing_objects(recipe)
     own = Path(recipe.data).expanduser()
     if recipe.data in HANDED_OVER:
         dataset = HANDED_OVER[recipe.data]
@@ -189,7 +189,7 @@ def dataset_of(recipe: Recipe, streams: RandomStreams) -> Dataset:
     )
 
 
-def spread(
+def split_dataset(
     recipe: Recipe, dataset: Dataset, streams: RandomStreams, elsewhere: bool = False
 ) -> tuple[Population, np.ndarray]:
     """The samples of each device and of the server."""
@@ -208,7 +208,9 @@ def spread(
     return split(labels[left], recipe.devices, streams.make_numpy_generator("split"), owners).renumber(left), server
 
 
-def first_net(recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device) -> Net:
+def build_first_net(
+    recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device
+) -> Net:
     """The model with its first weights: drawn from the stream `init`, or read from a file."""
     net = build_model(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"))
     if recipe.init:
@@ -236,7 +238,9 @@ def first_net(recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: t
     return net
 
 
-def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, dtype: torch.dtype) -> Evaluator:
+def build_evaluator(
+    recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, dtype: torch.dtype
+) -> Evaluator:
     """The test half and the metrics that the recipe asks for; of a huge population the first devices are looked at."""
     for metric in recipe.metrics:
         if ".py:" not in metric and metric not in TEST_METRICS | LOCAL:
@@ -251,11 +255,11 @@ def judge_of(recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Populat
     return Evaluator(samples, dataset.classes, recipe.metrics, by_device, own)
 
 
-def workload(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Work]:
+def make_work_schedule(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Work]:
     """How much each device trains in each round; unequal amounts come from the stream `work`."""
-    epochs, steps = amount("epochs", recipe.epochs), amount("steps", recipe.steps)
+    epochs, steps = parse_amount("epochs", recipe.epochs), parse_amount("steps", recipe.steps)
 
-    def drawn(ends: tuple[float, float], round: int, device: int) -> float:
+    def draw_amount(ends: tuple[float, float], round: int, device: int) -> float:
         low, high = ends
         if low == high:
             return low
@@ -263,13 +267,13 @@ def workload(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Wor
         whole = low == int(low) and high == int(high)
         return float(generator.integers(int(low), int(high) + 1) if whole else generator.uniform(low, high))
 
-    def work(round: int, device: int) -> Work:
+    def make_work(round: int, device: int) -> Work:
         try:
             lr = recipe.lr * recipe.lr_decay**round
         except OverflowError:
             lr = inf
         if steps:
-            return Work(0.0, max(1, int(drawn(steps, round, device))), recipe.batch, lr)
-        return Work(drawn(epochs or (1.0, 1.0), round, device), 0, recipe.batch, lr)
+            return Work(0.0, max(1, int(draw_amount(steps, round, device))), recipe.batch, lr)
+        return Work(draw_amount(epochs or (1.0, 1.0), round, device), 0, recipe.batch, lr)
 
-    return work
+    return make_work

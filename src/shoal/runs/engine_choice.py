@@ -30,7 +30,7 @@ LONG = 100_000
 
 
 @dataclass(frozen=True)
-class Pick:
+class EngineChoice:
     """An engine and its settings; stored with a run, so that it goes on as it began."""
 
     engine: str
@@ -65,11 +65,11 @@ class Pick:
         return told + (f" ({self.why})" if self.why else "")
 
 
-def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
+def parse_engine_choice(found: Mapping[str, Any] | None) -> EngineChoice | None:
     """The pick that a run was begun with; None where there is none, or none that can be used here."""
     given: dict[str, Any] = {"threads": 0} | dict(found or {})  # earlier versions took as many as the program had
     try:
-        pick = Pick(**given)
+        pick = EngineChoice(**given)
     except TypeError:
         return None
     numbers = ((pick.width, 1, 10**6), (pick.workers, 1, 10**4), (pick.threads, 0, 10**4))
@@ -78,9 +78,9 @@ def read_pick(found: Mapping[str, Any] | None) -> Pick | None:
     return pick if sound else None
 
 
-def recall_pick(found: Mapping[str, Any] | None, assembly: "Assembly") -> Pick:
+def restore_engine_choice(found: Mapping[str, Any] | None, assembly: "Assembly") -> EngineChoice:
     """How a run is taken up again: as it was begun; where nobody knows how, as its recipe says."""
-    pick = read_pick(found) or settled(assembly)
+    pick = parse_engine_choice(found) or choose_engine(assembly)
     if pick.threads or assembly.net.place.type != "cpu":
         return pick
     pick = replace(pick, threads=torch.get_num_threads())
@@ -90,13 +90,13 @@ def recall_pick(found: Mapping[str, Any] | None, assembly: "Assembly") -> Pick:
 
 
 @contextmanager
-def computing_as(pick: Pick) -> Iterator[None]:
+def use_engine_settings(pick: EngineChoice) -> Iterator[None]:
     """Compute in here as a run does that was picked so; as before afterwards."""
     with use_threads(pick.threads), deterministic_algorithms(pick.deterministic):
         yield
 
 
-def crew_of(pick: Pick, runs: int = 1) -> TrainingEngine:
+def build_engine(pick: EngineChoice, runs: int = 1) -> TrainingEngine:
     """Who trains; for several runs at once, with room for the devices of all of them."""
     keep_freed_memory()
     match pick.engine:
@@ -105,11 +105,11 @@ def crew_of(pick: Pick, runs: int = 1) -> TrainingEngine:
         case "pool":
             return PoolEngine(pick.workers, pick.width, lambda: BatchedEngine(pick.width))
         case "ray":
-            return cluster_of(pick, runs)
+            return build_ray_engine(pick, runs)
     return SerialEngine()
 
 
-def cluster_of(pick: Pick, runs: int) -> TrainingEngine:
+def build_ray_engine(pick: EngineChoice, runs: int) -> TrainingEngine:
     """A Ray cluster: one device after the other, as `serial` does it, or many in a call."""
     try:
         from shoal.engines.workers.ray_engine import RayEngine
@@ -117,17 +117,17 @@ def cluster_of(pick: Pick, runs: int) -> TrainingEngine:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
     lanes = pick.width * runs if pick.width > 1 else 1
 
-    def inner() -> TrainingEngine:
+    def make_inner_engine() -> TrainingEngine:
         if pick.deterministic:
             require_deterministic_algorithms()
         return BatchedEngine(lanes, compiled=pick.compiled) if pick.width > 1 else SerialEngine()
 
-    return RayEngine(pick.address, inner, lanes)
+    return RayEngine(pick.address, make_inner_engine, lanes)
 
 
-def settled(assembly: "Assembly") -> Pick:
+def choose_engine(assembly: "Assembly") -> EngineChoice:
     """The recipe's engine with its settings."""
-    recipe, pick = assembly.recipe, engine_of(assembly)
+    recipe, pick = assembly.recipe, choose_engine_by_recipe(assembly)
     if recipe.deterministic and (assembly.net.place.type != "cpu" or pick.threads > 1):  # a single thread always is
         pick = replace(pick, deterministic=True)
     if recipe.engine == "auto":
@@ -135,33 +135,33 @@ def settled(assembly: "Assembly") -> Pick:
     return pick
 
 
-def engine_of(assembly: "Assembly") -> Pick:
+def choose_engine_by_recipe(assembly: "Assembly") -> EngineChoice:
     """The engine that was asked for, or that is quickest."""
     recipe, net = assembly.recipe, assembly.net
-    refuse_contradictions(recipe)
+    refuse_contradictory_settings(recipe)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = recipe.threads or 1
     if recipe.engine == "serial":
-        return Pick("serial", threads=threads)
+        return EngineChoice("serial", threads=threads)
     if recipe.engine == "ray" and net.place.type == "cpu":
-        return Pick("ray", recipe.width or 1, address=recipe.address)
+        return EngineChoice("ray", recipe.width or 1, address=recipe.address)
     if net.place.type == "cuda":
         width = recipe.width or min(assembly.loop.patience.count_devices_to_ask(recipe.sample), 512)
-        steps = recipe.rounds * steps_of(assembly)
+        steps = recipe.rounds * estimate_local_steps(assembly)
         compiled = steps > LONG and not recipe.deterministic  # compilers choose by the clock
-        pick = Pick("batched", width, compiled=compiled, why="on a GPU", threads=recipe.threads)
+        pick = EngineChoice("batched", width, compiled=compiled, why="on a GPU", threads=recipe.threads)
         return replace(pick, engine="ray", address=recipe.address) if recipe.engine == "ray" else pick
-    usual = recipe.width or min(recipe.sample, 1 if convolves(net) else 10)
+    usual = recipe.width or min(recipe.sample, 1 if has_convolutions(net) else 10)
     if recipe.engine == "batched":
-        return Pick("batched", usual, threads=threads)
+        return EngineChoice("batched", usual, threads=threads)
     if recipe.engine == "pool":
-        return Pick("pool", usual, cores)
-    from shoal.runs.engine_trial import find_quickest  # which needs picks and crews itself
+        return EngineChoice("pool", usual, cores)
+    from shoal.runs.engine_trial import find_quickest_engine  # which needs picks and crews itself
 
-    return find_quickest(assembly, cores)
+    return find_quickest_engine(assembly, cores)
 
 
-def refuse_contradictions(recipe: Recipe) -> None:
+def refuse_contradictory_settings(recipe: Recipe) -> None:
     """Settings that the recipe's engine has no use for."""
     if recipe.address and recipe.engine != "ray":
         problem = f"address is {recipe.address!r}, and engine is {recipe.engine}, which knows no cluster."
@@ -178,12 +178,12 @@ def refuse_contradictions(recipe: Recipe) -> None:
         raise ShoalError("bad-value", "engine is flower, and real devices come to a server.", advice)
 
 
-def convolves(net: Net) -> bool:
+def has_convolutions(net: Net) -> bool:
     """Convolutions of several devices in one call are slow on a processor."""
     return any(isinstance(m, _ConvNd) for m in net.module.modules())
 
 
-def steps_of(assembly: "Assembly") -> float:
+def estimate_local_steps(assembly: "Assembly") -> float:
     """About how many steps a device takes in a round."""
     loop = assembly.loop
     work, sizes = loop.work(0, 0), loop.sizes[loop.sizes > 0]

@@ -13,8 +13,14 @@ from shoal.core.types import Work
 from shoal.engines.base import Task
 from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
-from shoal.runs.engine_choice import Pick, computing_as, convolves, crew_of, steps_of
-from shoal.runs.engine_trial_cache import PastTrials, measure_load
+from shoal.runs.engine_choice import (
+    EngineChoice,
+    build_engine,
+    estimate_local_steps,
+    has_convolutions,
+    use_engine_settings,
+)
+from shoal.runs.engine_trial_cache import TrialCache, measure_load
 
 if TYPE_CHECKING:
     from shoal.runs.build import Assembly
@@ -33,59 +39,59 @@ WORTH, WORTH_THREADS = 1.1, 1.3
 
 
 @use_threads(1)
-def find_quickest(assembly: "Assembly", cores: int) -> Pick:
+def find_quickest_engine(assembly: "Assembly", cores: int) -> EngineChoice:
     """By a trial, or by one of the past; a run so short that the trial would cost more than it saves is not tried."""
-    recipe, usual = assembly.recipe, ceil(steps_of(assembly))
-    plain = Pick("serial", threads=recipe.threads or 1)
+    recipe, usual = assembly.recipe, ceil(estimate_local_steps(assembly))
+    plain = EngineChoice("serial", threads=recipe.threads or 1)
     try:
-        alone = quick_look(plain, assembly, usual)
+        alone = estimate_step_seconds(plain, assembly, usual)
     except Exception:  # whatever it is, the run itself will meet it and tell it better
         return plain
-    total = alone * steps_of(assembly) * recipe.sample * recipe.rounds
+    total = alone * estimate_local_steps(assembly) * recipe.sample * recipe.rounds
     if total < SHORT:
         return replace(plain, why=f"about {max(1, round(total))} s of work")
-    past, load = PastTrials(assembly, cores), measure_load(cores)
+    past, load = TrialCache(assembly, cores), measure_load(cores)
     if pick := past.read(load):
         return pick
-    picks = [plain, *candidates(assembly.net, cores, recipe.sample, recipe.threads)]
+    picks = [plain, *list_candidates(assembly.net, cores, recipe.sample, recipe.threads)]
     if not recipe.threads:
         for threads in sorted({min(4, cores), cores} - {1}):
             many = replace(plain, threads=threads)
-            if quick_look(many, assembly, usual) * WORTH_THREADS < alone:
-                picks += [many, Pick("batched", 1, threads=threads)]
-    found = measured([Contender(pick, assembly, usual, alone) for pick in picks])
+            if estimate_step_seconds(many, assembly, usual) * WORTH_THREADS < alone:
+                picks += [many, EngineChoice("batched", 1, threads=threads)]
+    found = measure_contenders([Contender(pick, assembly, usual, alone) for pick in picks])
     if not found:
         return plain
-    pick = decide(found, len(picks))
+    pick = pick_winner(found, len(picks))
     past.write(pick, load)
     return pick
 
 
-def candidates(net: Net, cores: int, sample: int, threads: int = 0) -> list[Pick]:
+def list_candidates(net: Net, cores: int, sample: int, threads: int = 0) -> list[EngineChoice]:
     """What to try on a processor, the plainest first: one device or several in a call, in one process or many."""
-    widths = [1] if convolves(net) else [1, 5, 10, 20]
+    widths = [1] if has_convolutions(net) else [1, 5, 10, 20]
     fitting = [w for w in widths if w == 1 or 2 * w * cores <= sample]
-    found = [Pick("batched", width, threads=threads or 1) for width in fitting]
+    found = [EngineChoice("batched", width, threads=threads or 1) for width in fitting]
     if cores > 1 and threads < 2 and hasattr(os, "fork"):
-        found += [Pick("pool", width, cores) for width in fitting]
+        found += [EngineChoice("pool", width, cores) for width in fitting]
     return found
 
 
 class Contender:
     """An engine under trial, and the seconds that a step of one device took at each of its turns."""
 
-    def __init__(self, pick: Pick, assembly: "Assembly", usual: int, alone: float):
+    def __init__(self, pick: EngineChoice, assembly: "Assembly", usual: int, alone: float):
         count = min(assembly.recipe.sample, 4 * pick.workers * pick.width)
         steps = min(usual, max(4, round(TURN * pick.workers / (alone * count))))
-        self.pick, self.crew = pick, crew_of(pick)
-        self.tasks = shortened_tasks(assembly, count, steps)
+        self.pick, self.crew = pick, build_engine(pick)
+        self.tasks = make_short_tasks(assembly, count, steps)
         self.seconds: list[float] = []
 
     def take_turn(self) -> bool:
         """Whether it can train these devices at all."""
         began = perf_counter()
         try:
-            with computing_as(self.pick):
+            with use_engine_settings(self.pick):
                 self.crew.train(self.tasks)
         except Exception as error:
             log.debug("engine %s cannot be tried: %s", self.pick, error)
@@ -100,7 +106,7 @@ class Contender:
         return sound and self.take_turn()
 
 
-def measured(contenders: Sequence[Contender]) -> dict[Pick, list[float]]:
+def measure_contenders(contenders: Sequence[Contender]) -> dict[EngineChoice, list[float]]:
     """Seconds of the finalists, which took turns: whatever else the machine does meanwhile hits all of them."""
     plain, finalists = contenders[0], []
     try:
@@ -118,7 +124,7 @@ def measured(contenders: Sequence[Contender]) -> dict[Pick, list[float]]:
             contender.crew.close()
 
 
-def decide(found: Mapping[Pick, Sequence[float]], tried: int) -> Pick:
+def pick_winner(found: Mapping[EngineChoice, Sequence[float]], tried: int) -> EngineChoice:
     """The quickest of what was measured, if it is so beyond doubt; else the plainest, which comes first.
 
     The slower quarter of what is quicker is set against the quicker quarter of what is slower, so that neither a single
@@ -127,23 +133,23 @@ def decide(found: Mapping[Pick, Sequence[float]], tried: int) -> Pick:
     plain = best = next(iter(found))
     for pick, seconds in found.items():
         worth = WORTH_THREADS if pick.threads > best.threads else WORTH
-        if times_as_fast(seconds, found[best]) > worth:
+        if compute_speedup(seconds, found[best]) > worth:
             best = pick
     if best == plain:
         return replace(plain, why=f"nothing was clearly faster in a trial of {tried}")
-    speed = times_as_fast(found[best], found[plain])
+    speed = compute_speedup(found[best], found[plain])
     return replace(best, why=f"at least {speed:.2g} times as fast as serial in a trial of {tried}")
 
 
-def times_as_fast(own: Sequence[float], other: Sequence[float]) -> float:
+def compute_speedup(own: Sequence[float], other: Sequence[float]) -> float:
     """How many times as fast at least."""
     return sorted(other)[len(other) // 4] / sorted(own)[-1 - len(own) // 4]
 
 
-def quick_look(pick: Pick, assembly: "Assembly", usual: int) -> float:
+def estimate_step_seconds(pick: EngineChoice, assembly: "Assembly", usual: int) -> float:
     """About how many seconds a step takes, from a few steps of one device."""
-    crew, tasks, times = crew_of(pick), shortened_tasks(assembly, 1, min(4, usual)), []
-    with computing_as(pick):
+    crew, tasks, times = build_engine(pick), make_short_tasks(assembly, 1, min(4, usual)), []
+    with use_engine_settings(pick):
         for _ in range(3):
             began = perf_counter()
             crew.train(tasks)
@@ -151,7 +157,7 @@ def quick_look(pick: Pick, assembly: "Assembly", usual: int) -> float:
     return min(times[1:]) / tasks[0].job.work.steps
 
 
-def shortened_tasks(assembly: "Assembly", count: int, steps: int) -> list[Task]:
+def make_short_tasks(assembly: "Assembly", count: int, steps: int) -> list[Task]:
     """Tasks of the first round, cut down to a few steps; nothing of them is kept."""
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices)

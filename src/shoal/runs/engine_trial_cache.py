@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.engines.threads import use_threads
-from shoal.runs.engine_choice import Pick, read_pick
+from shoal.runs.engine_choice import EngineChoice, parse_engine_choice
 
 if TYPE_CHECKING:
     from shoal.runs.build import Assembly
@@ -24,7 +24,7 @@ CHANGED = 1.3
 """How many times as long as then, or as short, the machine takes for the same work when its load has changed."""
 
 
-class PastTrials:
+class TrialCache:
     """One file of trials, by all that they depend on."""
 
     def __init__(self, assembly: "Assembly", cores: int):
@@ -34,35 +34,37 @@ class PastTrials:
         self.key = blake2b(repr((depends, machine)).encode(), digest_size=12).hexdigest()
         self.file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "engines.json"
 
-    def read(self, load: float) -> Pick | None:
+    def read(self, load: float) -> EngineChoice | None:
         """What such a trial found, if it still holds."""
-        found = self._young().get(self.key)
+        found = self._read_recent().get(self.key)
         if not found or not 1 / CHANGED < found["load"] / load < CHANGED:
             return None
-        return read_pick(found["pick"])
+        return parse_engine_choice(found["pick"])
 
-    def write(self, pick: Pick, load: float) -> None:
+    def write(self, pick: EngineChoice, load: float) -> None:
         """Best effort: a cache that cannot be written costs another trial, nothing else. What is old goes."""
         found = {"when": time.time(), "load": load, "pick": pick.to_dict()}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(self._young() | {self.key: found}))
+            temporary.write_text(json.dumps(self._read_recent() | {self.key: found}))
             temporary.replace(self.file)
         except OSError:
             pass
 
-    def _young(self) -> dict[str, dict[str, Any]]:
+    def _read_recent(self) -> dict[str, dict[str, Any]]:
         """The trials that are not too old; a file that makes no sense has none."""
         try:
             found = json.loads(self.file.read_text())
         except (OSError, ValueError, RecursionError):
             return {}
         entries = found.items() if isinstance(found, dict) else ()
-        return {key: entry for key, entry in entries if sound(entry) and 0 <= time.time() - entry["when"] < OLD}
+        return {
+            key: entry for key, entry in entries if is_valid_trial(entry) and 0 <= time.time() - entry["when"] < OLD
+        }
 
 
-def sound(entry: Any) -> bool:
+def is_valid_trial(entry: Any) -> bool:
     """Whether this is a trial with its time and its load; those of earlier versions had neither."""
     return (
         isinstance(entry, dict)
@@ -77,13 +79,13 @@ def measure_load(cores: int) -> float:
     """
     square, times = torch.ones(256, 256), []
 
-    def work(_: int) -> None:
+    def multiply_matrices(_: int) -> None:
         for _ in range(20):
             torch.mm(square, square)
 
     with use_threads(1), ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as team:
         for _ in range(4):
             began = time.perf_counter()
-            list(team.map(work, range(cores)))
+            list(team.map(multiply_matrices, range(cores)))
             times.append(time.perf_counter() - began)
     return min(times[1:])

@@ -6,54 +6,65 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
-from shoal.runs.export_formats import Tried, Written, need_onnx, onnx, pt2, safetensors
-from shoal.runs.given_objects import given_again
+from shoal.runs.export_formats import (
+    ExportDeviation,
+    ExportOutput,
+    export_onnx,
+    export_pt2,
+    export_safetensors,
+    require_onnx,
+)
+from shoal.runs.given_objects import hand_over_again
 from shoal.runs.session import Result
-from shoal.runs.trained_model import BATCHES, Trained, trained_in
+from shoal.runs.trained_model import BATCHES, TrainedModel, load_trained_model
 from shoal.storage.files import explain_disk_errors, write_bytes
 
-ENDINGS: dict[str, Callable[[Trained], Written]] = {".pt2": pt2, ".onnx": onnx, ".safetensors": safetensors}
+WRITERS: dict[str, Callable[[TrainedModel], ExportOutput]] = {
+    ".pt2": export_pt2,
+    ".onnx": export_onnx,
+    ".safetensors": export_safetensors,
+}
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """A file with a model in it; as text, what somebody who uses it has to know."""
 
     path: Path
     about: dict[str, Any]
     """The facts that are in the file, too."""
-    tried: Tried | None
+    deviation: ExportDeviation | None
     """How far what the file computes is from what the model does; None where nobody looked."""
 
     def __str__(self) -> str:
-        return "\n".join(told(self))
+        return "\n".join(describe_export(self))
 
 
 def export(
     run: str | Path | Result, path: str | Path, *, data: Any = None, model: Any = None, force: bool = False
-) -> Exported:
+) -> ExportedModel:
     """Write the judged model of a run folder, at its newest checkpoint: `export("runs/first", "model.onnx")`.
 
     The ending says how: .pt2, .onnx or .safetensors. `force` replaces a file that is there. A run that was begun with
     `data` or `model` as objects needs the same ones again, unless the program still has them from then.
     """
-    folder, path = folder_of(run), Path(path)
-    write = ENDINGS.get(path.suffix.lower())
+    folder, path = get_run_folder(run), Path(path)
+    write = WRITERS.get(path.suffix.lower())
     if write is None:
-        raise ShoalError("bad-value", f"{path} has no ending that is known.", f"End it with {' or '.join(ENDINGS)}.")
-    refuse_taken(path, folder, force)
-    if write is onnx:
-        need_onnx()
-    with given_again(folder, data, model):
-        trained = trained_in(folder)
-    if write is onnx:
-        trained = trained.single()
+        raise ShoalError("bad-value", f"{path} has no ending that is known.", f"End it with {' or '.join(WRITERS)}.")
+    refuse_overwrite(path, folder, force)
+    if write is export_onnx:
+        require_onnx()
+    with hand_over_again(folder, data, model):
+        trained = load_trained_model(folder)
+    if write is export_onnx:
+        trained = trained.to_float32()
     content, tried = write(trained)
     write_bytes(path, content)
-    return Exported(path, trained.about, tried)
+    return ExportedModel(path, trained.about, tried)
 
 
-def refuse_taken(path: Path, folder: Path, force: bool) -> None:
+def refuse_overwrite(path: Path, folder: Path, force: bool) -> None:
     """A file that is there is replaced only when asked for, and the checkpoint never."""
     with explain_disk_errors(path):
         there, own = path.exists(), path.resolve() == (folder / "checkpoint.safetensors").resolve()
@@ -64,14 +75,14 @@ def refuse_taken(path: Path, folder: Path, force: bool) -> None:
         raise ShoalError("bad-value", f"{path} is already there.", advice)
 
 
-def folder_of(run: str | Path | Result) -> Path:
+def get_run_folder(run: str | Path | Result) -> Path:
     where = run.recipe.out if isinstance(run, Result) else run
     if not str(where):
         raise ShoalError("no-run", "The run has no folder to export from.", "Run it with out='runs/NAME'.")
     return Path(where)
 
 
-def told(made: Exported) -> list[str]:
+def describe_export(made: ExportedModel) -> list[str]:
     """A few lines about a file."""
     about, bare = made.about, made.path.suffix.lower() == ".safetensors"
     rounds, after = about["rounds"], about["accuracy_after"]
@@ -80,8 +91,8 @@ def told(made: Exported) -> list[str]:
     lines = [
         f"{made.path}: {about['model']} trained by {about['method']} for {rounds} round{'s' * (rounds != 1)}",
         f"{about['parameters']:,} numbers, {judged}",
-        f"takes {about['input_dtype']} {shaped(about['input_shape'])} as read from the data, {low:g} to {high:g}",
-        f"gives logits {shaped(about['output_shape'])}",
+        f"takes {about['input_dtype']} {format_shape(about['input_shape'])} as read from the data, {low:g} to {high:g}",
+        f"gives logits {format_shape(about['output_shape'])}",
     ]
     if "kept" in about:
         lines.append("pruned: " + ", ".join(f"{len(units)} units of {axis}" for axis, units in about["kept"].items()))
@@ -90,8 +101,8 @@ def told(made: Exported) -> list[str]:
         values = [f"{k} {' '.join(f'{v:.4g}' for v in vs)}" for k, vs in about["normalise"].items()]
         what = " and ".join(values) if few else "the mean and the deviation in its metadata"
         lines.append(f"normalise inputs first, by {what}" if bare else f"normalises inputs itself, by {what}")
-    if made.tried:
-        sizes, (apart, reach) = " and ".join(map(str, BATCHES)), made.tried
+    if made.deviation:
+        sizes, (apart, reach) = " and ".join(map(str, BATCHES)), made.deviation
         lines.append(
             f"tried on batches of {sizes}: logits up to {reach:.2g}, at most {apart:.1g} away from the model's"
         )
@@ -100,5 +111,5 @@ def told(made: Exported) -> list[str]:
     return lines
 
 
-def shaped(shape: list[int]) -> str:
+def format_shape(shape: list[int]) -> str:
     return f"({', '.join(map(str, ['batch', *shape]))})"

@@ -14,21 +14,21 @@ from torch import Tensor
 from torch.nn import Module
 
 from shoal.core.errors import ShoalError, describe_error
-from shoal.runs.trained_model import BATCHES, Trained
+from shoal.runs.trained_model import BATCHES, TrainedModel
 
 
-class Tried(NamedTuple):
+class ExportDeviation(NamedTuple):
     """How far what a file computes is from what the model does, at most, and how large that gets."""
 
-    apart: float
-    reach: float
+    max_error: float
+    max_logit: float
 
 
-Written = tuple[bytes, Tried | None]
+ExportOutput = tuple[bytes, ExportDeviation | None]
 """What goes into the file, and what came of trying it; None where nobody did."""
 
 
-def safetensors(model: Trained) -> Written:
+def export_safetensors(model: TrainedModel) -> ExportOutput:
     """The tensors by name, and what is known about them as JSON under `about` in the metadata.
 
     `shoal` holds the three facts of the first version of this file. The header is written here, since safetensors
@@ -45,21 +45,21 @@ def safetensors(model: Trained) -> Written:
     return len(header).to_bytes(8, "little") + header + content[8 + size :], None
 
 
-def pt2(model: Trained) -> Written:
+def export_pt2(model: TrainedModel) -> ExportOutput:
     """A program for `torch.export.load`, for batches of any size; `about.json` is among its extra files."""
-    with exporting(model):
+    with wrap_export_errors(model):
         file = BytesIO()
-        torch.export.save(program_of(model), file, extra_files={"about.json": json.dumps(model.about)})
+        torch.export.save(trace_program(model), file, extra_files={"about.json": json.dumps(model.about)})
         content = file.getvalue()
         loaded: Any = torch.export.load(BytesIO(content)).module()
-        return content, tried(model, loaded)
+        return content, compare_outputs(model, loaded)
 
 
-def onnx(model: Trained) -> Written:
+def export_onnx(model: TrainedModel) -> ExportOutput:
     """An ONNX model with one input, `input`, and one output, `logits`; `about` is in its metadata."""
-    with exporting(model):
+    with wrap_export_errors(model):
         made = torch.onnx.export(
-            program_of(model),
+            trace_program(model),
             dynamo=True,
             verbose=False,
             dynamic_shapes=({0: "batch"},),
@@ -78,10 +78,10 @@ def onnx(model: Trained) -> Written:
         quiet = onnxruntime.SessionOptions()
         quiet.log_severity_level = 3
         session = onnxruntime.InferenceSession(content, quiet, providers=["CPUExecutionProvider"])
-        return content, tried(model, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
+        return content, compare_outputs(model, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
 
 
-def need_onnx() -> None:
+def require_onnx() -> None:
     """Say what is missing before anything is read."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
@@ -90,7 +90,7 @@ def need_onnx() -> None:
 
 
 # what both programs share ---------------------------------------------------------------------------------------------
-def program_of(model: Trained) -> torch.export.ExportedProgram:
+def trace_program(model: TrainedModel) -> torch.export.ExportedProgram:
     """The model as a graph of tensor operations, followed on zeros; the paths of source files do not stay in it."""
     zeros, sizes = torch.zeros_like(model.samples[:2]), ({0: torch.export.Dim("batch")},)
     with torch.no_grad():
@@ -104,22 +104,22 @@ def program_of(model: Trained) -> torch.export.ExportedProgram:
 
 
 @torch.no_grad()
-def tried(model: Trained, loaded: Callable[[Tensor], Tensor] | Module) -> Tried:
+def compare_outputs(model: TrainedModel, loaded: Callable[[Tensor], Tensor] | Module) -> ExportDeviation:
     """Compare what a file computes with what the model does, on batches of several sizes."""
-    most = Tried(0.0, 0.0)
+    most = ExportDeviation(0.0, 0.0)
     for size in BATCHES:
         wanted, found = model.module(model.samples[:size]), loaded(model.samples[:size])
         finite = wanted.isfinite()
         gap, reach = (float(torch.where(finite, v, 0).abs().max()) for v in (found - wanted, wanted))
-        most = Tried(max(most.apart, gap), max(most.reach, reach))
+        most = ExportDeviation(max(most.max_error, gap), max(most.max_logit, reach))
         if not torch.equal(found.isfinite(), finite) or gap > 1e-3 * max(1.0, reach):
             why = f"what the file computes is up to {gap:.1g} away from what the model does"
-            raise refused(model, why, "Take what is drawn at random out of its forward")
+            raise not_exportable_error(model, why, "Take what is drawn at random out of its forward")
     return most
 
 
 @contextmanager
-def exporting(model: Trained) -> Iterator[None]:
+def wrap_export_errors(model: TrainedModel) -> Iterator[None]:
     """What torch says on the way is for its developers; what it cannot do is told in one sentence."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -130,12 +130,12 @@ def exporting(model: Trained) -> Iterator[None]:
     except ShoalError:
         raise
     except Exception as error:
-        raise refused(model, reason(error)) from error
+        raise not_exportable_error(model, explain_export_error(error)) from error
     finally:
         logging.disable(before)
 
 
-def reason(error: BaseException) -> str:
+def explain_export_error(error: BaseException) -> str:
     while error.__cause__:
         error = error.__cause__
     if "Constraints violated" in str(error):
@@ -143,6 +143,8 @@ def reason(error: BaseException) -> str:
     return f"torch cannot follow its forward ({describe_error(error).rstrip('.')})"
 
 
-def refused(model: Trained, why: str, advice: str = "Use tensor operations alone in its forward") -> ShoalError:
+def not_exportable_error(
+    model: TrainedModel, why: str, advice: str = "Use tensor operations alone in its forward"
+) -> ShoalError:
     problem = f"{model.about['model']} cannot be exported: {why}."
     return ShoalError("bad-part", problem, f"{advice}, or export to .safetensors.")

@@ -16,7 +16,7 @@ ADVICE = {
 """What helps against the usual reasons why replies cannot be used."""
 
 
-def all_rounds_void(history: History) -> bool:
+def are_all_rounds_void(history: History) -> bool:
     return len(history) > 0 and all(row.get("void") for row in history.rows)
 
 
@@ -28,7 +28,7 @@ def has_diverged(history: History) -> bool:
 
 def explain_failure(history: History) -> tuple[str, str] | None:
     """Why a run failed to learn and what may help; None where it did not fail."""
-    if all_rounds_void(history):
+    if are_all_rounds_void(history):
         return explain_void_rounds(history)
     if not has_diverged(history):
         return None
@@ -53,7 +53,7 @@ def explain_void_rounds(history: History) -> tuple[str, str]:
 
 def warn_of_failed_runs(runs: Mapping[str, Sequence[Result]], unless_all_void: bool = False) -> None:
     """One line for each kind of run that failed to learn, whatever the number of seeds."""
-    if unless_all_void and all(all_rounds_void(r.history) for results in runs.values() for r in results):
+    if unless_all_void and all(are_all_rounds_void(r.history) for results in runs.values() for r in results):
         return
     for label, results in runs.items():
         failed = [why for why in (explain_failure(result.history) for result in results) if why]
@@ -66,5 +66,5 @@ def warn_of_failed_runs(runs: Mapping[str, Sequence[Result]], unless_all_void: b
 def refuse_all_void(histories: Iterable[History]) -> None:
     """Where not one of the runs has learnt anything, the program ends with a code of its own; what it wrote stays."""
     histories = list(histories)
-    if histories and all(map(all_rounds_void, histories)):
+    if histories and all(map(are_all_rounds_void, histories)):
         raise ShoalError("nothing-learnt", *explain_void_rounds(histories[0]))

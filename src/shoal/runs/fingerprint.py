@@ -21,44 +21,44 @@ NOT_OWN = frozenset(vars(nn.Module()))
 """What every module keeps about itself."""
 
 
-def dataset_fingerprint(dataset: Dataset) -> str:
+def fingerprint_dataset(dataset: Dataset) -> str:
     """16 digits for the contents, shapes and types of both halves, the owners and the number of classes."""
     found = sha256(f"{dataset.classes} classes".encode())
     for name in ("inputs", "targets", "test_inputs", "test_targets"):
-        feed(found, name, getattr(dataset, name))
+        hash_tensor(found, name, getattr(dataset, name))
     if dataset.owners is not None:
-        feed(found, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
+        hash_tensor(found, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
     return found.hexdigest()[:16]
 
 
-def architecture_fingerprint(module: nn.Module) -> str:
+def fingerprint_architecture(module: nn.Module) -> str:
     """8 digits for the layers with their settings and code, and the names, shapes and types of all tensors.
 
     Modules that torch itself defines count by their name. Where a class is defined does not matter: a program that
     imports it makes the same model as the one that holds it.
     """
-    lines = [f"{name}: {line}" for name, layer in module.named_modules() for line in settings_of(layer)]
-    for name, tensor in tensors_of(module):
+    lines = [f"{name}: {line}" for name, layer in module.named_modules() for line in describe_layer(layer)]
+    for name, tensor in iterate_tensors(module):
         shape = "not known yet" if is_lazy(tensor) else tuple(tensor.shape)
         lines.append(f"{name}: {tensor.dtype} {shape} {tensor.requires_grad}")
     return sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
-def weights_fingerprint(module: nn.Module) -> str:
+def fingerprint_weights(module: nn.Module) -> str:
     """8 digits for the values of all parameters and buffers."""
     found = sha256()
-    for name, tensor in tensors_of(module):
+    for name, tensor in iterate_tensors(module):
         if not is_lazy(tensor):
-            feed(found, name, tensor)
+            hash_tensor(found, name, tensor)
     return found.hexdigest()[:8]
 
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iterate_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
-def feed(found: Any, name: str, tensor: Tensor) -> None:
+def hash_tensor(found: Any, name: str, tensor: Tensor) -> None:
     """A tensor's name, type, shape and bytes."""
     found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
@@ -67,57 +67,57 @@ def feed(found: Any, name: str, tensor: Tensor) -> None:
             found.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def settings_of(layer: nn.Module) -> Iterator[str]:
+def describe_layer(layer: nn.Module) -> Iterator[str]:
     """What a layer is, in lines that are the same in every program."""
     yield type(layer).__qualname__
     yield layer.extra_repr()
     for name, value in sorted(vars(layer).items()):
-        if name not in NOT_OWN and not (name.startswith("_") and by_torch(type(layer))):
-            yield f"{name} = {setting(value)}"
+        if name not in NOT_OWN and not (name.startswith("_") and is_from_torch(type(layer))):
+            yield f"{name} = {describe_setting(value)}"
     for cls in type(layer).__mro__:
-        if not by_torch(cls):
+        if not is_from_torch(cls):
             for name, value in sorted(vars(cls).items()):
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if inspect.isfunction(function) or not name.startswith("__"):
-                    yield f"{name}: {setting(function)}"
+                    yield f"{name}: {describe_setting(function)}"
 
 
-def setting(value: Any) -> str:
+def describe_setting(value: Any) -> str:
     """A plain value as it is, a function by its code, anything else by its type: its address says nothing."""
     match value:
         case bool() | int() | float() | complex() | str() | bytes() | None | torch.dtype() | torch.device():
             return repr(value)
         case tuple() | list():
-            return f"{type(value).__name__}({', '.join(map(setting, value))})"
+            return f"{type(value).__name__}({', '.join(map(describe_setting, value))})"
         case set() | frozenset():
-            return f"{type(value).__name__}({', '.join(sorted(map(setting, value)))})"
+            return f"{type(value).__name__}({', '.join(sorted(map(describe_setting, value)))})"
         case dict():
-            return f"dict({', '.join(f'{setting(k)}: {setting(v)}' for k, v in value.items())})"
+            return f"dict({', '.join(f'{describe_setting(k)}: {describe_setting(v)}' for k, v in value.items())})"
         case np.ndarray() if value.dtype.kind in "biuf":
-            return setting(torch.from_numpy(value.astype(value.dtype.newbyteorder("="))))
+            return describe_setting(torch.from_numpy(value.astype(value.dtype.newbyteorder("="))))
         case nn.Parameter():
             return "Parameter"  # its values are weights
         case Tensor() if value.layout == torch.strided and not value.is_quantized and not is_lazy(value):
-            feed(found := sha256(), "tensor", value)
+            hash_tensor(found := sha256(), "tensor", value)
             return found.hexdigest()
     function = getattr(value, "__func__", value)
     if inspect.isfunction(function):
-        return function.__qualname__ if by_torch(function) else code_of(function)
+        return function.__qualname__ if is_from_torch(function) else read_source_code(function)
     return value.__qualname__ if isinstance(value, type) else type(value).__qualname__
 
 
-def by_torch(thing: Any) -> bool:
+def is_from_torch(thing: Any) -> bool:
     return thing.__module__.partition(".")[0] in ("torch", "builtins")
 
 
-def code_of(function: Any) -> str:
+def read_source_code(function: Any) -> str:
     """A function's source without comments and line breaks, or what it was compiled to where there is no source."""
     try:
         return ast.unparse(ast.parse(dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError, ValueError):
-        return bytecode_of(function.__code__)
+        return describe_bytecode(function.__code__)
 
 
-def bytecode_of(code: CodeType) -> str:
-    constants = [bytecode_of(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+def describe_bytecode(code: CodeType) -> str:
+    constants = [describe_bytecode(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"

@@ -17,8 +17,8 @@ from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
 from shoal.data.user_data import build_user_dataset
 from shoal.models.user_model import build_user_net
-from shoal.runs.fingerprint import architecture_fingerprint, dataset_fingerprint, weights_fingerprint
-from shoal.runs.recipe import LIST, Recipe, from_file
+from shoal.runs.fingerprint import fingerprint_architecture, fingerprint_dataset, fingerprint_weights
+from shoal.runs.recipe import COMPARISON_FILE, Recipe, read_recipe_file
 from shoal.storage.files import explain_disk_errors, write_bytes
 
 log = logging.getLogger("shoal")
@@ -39,7 +39,7 @@ class HandedOverModel:
         return build_user_net(self.module, input_shape, classes)
 
 
-def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
+def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe in which data and models that are objects have got names; they live as long as the program."""
     given = dict(recipe)
     if not isinstance(given.get("data", ""), (str, Path)):
@@ -51,7 +51,7 @@ def handed_over(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def hand_over_data(data: Any) -> str:
     dataset = build_user_dataset(data)
-    name = f"own-{dataset_fingerprint(dataset)}"
+    name = f"own-{fingerprint_dataset(dataset)}"
     datasets.HANDED_OVER[name] = dataset
     return name
 
@@ -60,7 +60,7 @@ def hand_over_model(model: Any) -> str:
     module = model.module if isinstance(model, HandedOverModel) else model
     if not isinstance(module, nn.Module):
         raise ShoalError("bad-value", f"A {type(module).__name__} is no model.", "Give a torch.nn.Module.")
-    name = f"own-{architecture_fingerprint(module)}-{weights_fingerprint(module)}"
+    name = f"own-{fingerprint_architecture(module)}-{fingerprint_weights(module)}"
     models.HANDED_OVER[name] = HandedOverModel(module)
     return name
 
@@ -70,33 +70,35 @@ def is_handed_over(name: str) -> bool:
     return bool(re.fullmatch(OWN, name))
 
 
-def handed_over_keys(recipe: Recipe) -> list[str]:
+def list_handed_over_keys(recipe: Recipe) -> list[str]:
     """Which of `data` and `model` are objects in a recipe."""
     return [key for key in ("data", "model") if is_handed_over(getattr(recipe, key))]
 
 
-def way_to_resume(path: Path, recipe: Recipe | None = None) -> str:
+def describe_way_to_resume(path: Path, recipe: Recipe | None = None) -> str:
     """How a run or a comparison is taken up again: by a command, or by the program that has what it works on."""
     try:
-        keys = handed_over_keys(recipe or recipe_in(path))
+        keys = list_handed_over_keys(recipe or read_folder_recipe(path))
     except ShoalError:
         keys = []
     given = "".join(f", {key}=..." for key in keys)
     return f"shoal.resume({str(path)!r}{given}) in the program" if given else f"`shoal resume {path}`"
 
 
-def recipe_in(path: Path) -> Recipe:
+def read_folder_recipe(path: Path) -> Recipe:
     """What the folder of a run says, or that of a comparison says of all its runs."""
-    if not (path / LIST).is_file():
-        return Recipe().revised(**from_file(path / "recipe.toml"))
+    if not (path / COMPARISON_FILE).is_file():
+        return Recipe().with_values(**read_recipe_file(path / "recipe.toml"))
     known = Recipe().__dataclass_fields__
-    return Recipe().revised(**{key: value for key, value in from_file(path / LIST).items() if key in known})
+    return Recipe().with_values(
+        **{key: value for key, value in read_recipe_file(path / COMPARISON_FILE).items() if key in known}
+    )
 
 
-def refuse_missing(recipe: Recipe, path: Path | None = None, call: str = "shoal.resume({}{})") -> None:
+def refuse_missing_objects(recipe: Recipe, path: Path | None = None, call: str = "shoal.resume({}{})") -> None:
     """Objects that a program handed over are gone when it ends; only a program can give them again, in such a call."""
     there = {"data": datasets.HANDED_OVER, "model": models.HANDED_OVER}
-    lost = [key for key in handed_over_keys(recipe) if getattr(recipe, key) not in there[key]]
+    lost = [key for key in list_handed_over_keys(recipe) if getattr(recipe, key) not in there[key]]
     if not lost:
         return
     what = " and ".join({"data": "data", "model": "a model"}[key] for key in lost)
@@ -109,17 +111,17 @@ def refuse_missing(recipe: Recipe, path: Path | None = None, call: str = "shoal.
 
 
 @contextmanager
-def given_again(path: Path, data: Any = None, model: Any = None) -> Iterator[None]:
+def hand_over_again(path: Path, data: Any = None, model: Any = None) -> Iterator[None]:
     """Inside, what a run or a comparison was begun with is there: given now, or kept by this program since then.
 
     What differs from then is refused. A folder without fingerprints takes what it is given, and that is said.
     """
     with explain_disk_errors(path):
-        begun = any((path / name).is_file() for name in ("recipe.toml", LIST))
+        begun = any((path / name).is_file() for name in ("recipe.toml", COMPARISON_FILE))
     if not begun:
         yield  # whoever opens the folder says that it holds no run
         return
-    recipe = recipe_in(path)
+    recipe = read_folder_recipe(path)
     given: list[tuple[str, Any, dict[str, Any], Callable[[Any], str]]] = [
         ("data", data, datasets.HANDED_OVER, hand_over_data),
         ("model", model, models.HANDED_OVER, hand_over_model),
@@ -140,16 +142,16 @@ def given_again(path: Path, data: Any = None, model: Any = None) -> Iterator[Non
                 there[asked] = there[name]
                 lent.callback(there.pop, asked)
             elif name != asked:
-                raise other_data(path) if key == "data" else other_model(path, asked, name)
+                raise other_data_error(path) if key == "data" else other_model_error(path, asked, name)
         yield
 
 
-def other_data(path: Path) -> ShoalError:
+def other_data_error(path: Path) -> ShoalError:
     problem = f"The data are not those that {path} was begun with: their contents, shapes or types differ."
     return ShoalError("other-recipe", problem, "Give the same data as then, or start anew with another `out`.")
 
 
-def other_model(path: Path, then: str, now: str) -> ShoalError:
+def other_model_error(path: Path, then: str, now: str) -> ShoalError:
     if then.rpartition("-")[0] != now.rpartition("-")[0]:
         problem = f"The model is not the one that {path} was begun with: its layers, their settings or its code differ."
         return ShoalError("other-recipe", problem, "Give the same model as then, or start anew with another `out`.")
@@ -160,7 +162,7 @@ def other_model(path: Path, then: str, now: str) -> ShoalError:
     return ShoalError("other-recipe", problem, advice)
 
 
-def keep_first_weights(recipe: Recipe, path: Path) -> None:
+def save_first_weights(recipe: Recipe, path: Path) -> None:
     """Beside the recipe, what a handed-over model begins with: whoever made it without a seed can make it again."""
     model = models.HANDED_OVER.get(recipe.model)
     if isinstance(model, HandedOverModel):

@@ -61,7 +61,7 @@ class History:
         """What these columns add up to over all rounds."""
         return sum(self._sums[c] for c in columns)
 
-    def to_target(self, accuracy: float) -> dict[str, float] | None:
+    def cost_to_target(self, accuracy: float) -> dict[str, float] | None:
         """What it cost until the accuracy was first reached; None if it never was."""
         for at, row in enumerate(self.rows):
             if row.get("accuracy") is not None and row["accuracy"] >= accuracy:
@@ -74,7 +74,7 @@ class History:
                 }
         return None
 
-    def at_budget(self, budget: float, *columns: str) -> float | None:
+    def accuracy_at_budget(self, budget: float, *columns: str) -> float | None:
         """The accuracy of the last evaluated round until which these columns add up to no more than the budget."""
         found, spent = None, dict.fromkeys(columns, 0)
         for row in self.rows:
@@ -84,20 +84,20 @@ class History:
             found = found if row.get("accuracy") is None else row["accuracy"]
         return found
 
-    def same_course(self, other: "History") -> bool:
+    def equals_except_wall_time(self, other: "History") -> bool:
         """Equal in everything but wall time."""
-        return [without_wall(r) for r in self.rows] == [without_wall(r) for r in other.rows]
+        return [drop_wall_time(r) for r in self.rows] == [drop_wall_time(r) for r in other.rows]
 
 
-def without_wall(row: Row) -> Row:
+def drop_wall_time(row: Row) -> Row:
     return {k: v for k, v in row.items() if k not in WALL}
 
 
-def line(row: Row) -> bytes:
+def encode_row(row: Row) -> bytes:
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def plain(row: Row) -> Row:
+def clear_nonfinite_values(row: Row) -> Row:
     """A row as JSON can hold it: a number that is not finite is no number."""
     return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
@@ -127,5 +127,5 @@ def read_history(path: Path, rounds: int | None = None, kept: bytes = b"") -> Hi
     return History(rows)
 
 
-def rewrite(path: Path, history: History) -> None:
-    write_bytes(path, b"".join(line(row) for row in history.rows))
+def write_history(path: Path, history: History) -> None:
+    write_bytes(path, b"".join(encode_row(row) for row in history.rows))

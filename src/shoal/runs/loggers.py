@@ -14,37 +14,37 @@ from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.ledger import Row
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Watcher, spent
+from shoal.runs.session import Watcher, is_run_over
 from shoal.storage.files import explain_disk_errors
 
-Log = Callable[[int, dict[str, float]], None]
-Open = Callable[[Recipe, str], tuple[Log, Callable[[], None]]]
+LogStep = Callable[[int, dict[str, float]], None]
+OpenLoggerRun = Callable[[Recipe, str], tuple[LogStep, Callable[[], None]]]
 """Begins one run of a logger: how to log a step, and how to end it."""
 
 
-def logger(spec: str) -> Watcher:
+def open_logger(spec: str) -> Watcher:
     """A watcher for `tensorboard:DIR`, `mlflow:URI` (empty for MLflow's own default) or `wandb:PROJECT`."""
     kind, _, where = spec.partition(":")
     if kind not in KINDS:
         raise unknown_name_error("logger", kind, KINDS)
     if not where and kind != "mlflow":
         raise ShoalError("bad-value", f"The logger {kind} is not told where to write.", f"Write {EXAMPLES[kind]}.")
-    with failing(kind):
-        return watching(kind, KINDS[kind](where))
+    with blame_logger(kind):
+        return make_logging_watcher(kind, KINDS[kind](where))
 
 
-def watching(kind: str, open_run: Open) -> Watcher:
+def make_logging_watcher(kind: str, open_run: OpenLoggerRun) -> Watcher:
     """One run of the logger per method and seed, begun with its first row and ended with its last."""
-    running: dict[str, tuple[Log, Callable[[], None]]] = {}
+    running: dict[str, tuple[LogStep, Callable[[], None]]] = {}
 
     def watch(recipe: Recipe, row: Row, history: History) -> None:
-        name = f"{cleaned(recipe.method)[:60]}-seed-{recipe.seed}"
-        with failing(kind):
+        name = f"{sanitise_name(recipe.method)[:60]}-seed-{recipe.seed}"
+        with blame_logger(kind):
             if name not in running:
                 running[name] = open_run(recipe, name)
             log, end = running[name]
-            log(row["round"] + 1, dict(numbers(row)))
-            if spent(recipe, history):
+            log(row["round"] + 1, dict(flatten_numbers(row)))
+            if is_run_over(recipe, history):
                 end()
                 del running[name]
 
@@ -52,7 +52,7 @@ def watching(kind: str, open_run: Open) -> Watcher:
 
 
 @contextmanager
-def failing(kind: str) -> Iterator[None]:
+def blame_logger(kind: str) -> Iterator[None]:
     """Whatever goes wrong in a logger, told in one sentence."""
     try:
         yield
@@ -63,76 +63,80 @@ def failing(kind: str) -> Iterator[None]:
         raise ShoalError("bad-value", f"The logger {kind} failed ({describe_error(error)}).", advice) from error
 
 
-def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def flatten_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Every finite number of a row; tables inside it as `bytes_by/up/model`, lists of devices as their length."""
     for key, value in row.items():
         if key == "round" and not prefix:
             continue
-        name = prefix + cleaned(key)
+        name = prefix + sanitise_name(key)
         if isinstance(value, Mapping):
-            yield from numbers(value, name + "/")
+            yield from flatten_numbers(value, name + "/")
         elif name in ("devices", "dropped"):
             yield name, len(value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
             yield name, value
 
 
-def tensorboard(where: str) -> Open:
-    needed("tensorboard", "tensorboard")
+def open_tensorboard(where: str) -> OpenLoggerRun:
+    require_package("tensorboard", "tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
-    def begin(recipe: Recipe, name: str):
+    def begin_run(recipe: Recipe, name: str):
         with explain_disk_errors(Path(where)):
             writer = SummaryWriter(str(Path(where) / name))
         writer.add_text("recipe", "".join(f"    {line}\n" for line in recipe.to_toml().splitlines()))
 
-        def log(step: int, found: dict[str, float]) -> None:
+        def log_step(step: int, found: dict[str, float]) -> None:
             for key, value in found.items():
                 writer.add_scalar(key, value, step)
             writer.flush()
 
-        return log, writer.close
+        return log_step, writer.close
 
-    return begin
+    return begin_run
 
 
-def mlflow(where: str) -> Open:
-    needed("mlflow", "mlflow")
+def open_mlflow(where: str) -> OpenLoggerRun:
+    require_package("mlflow", "mlflow")
     from mlflow import MlflowClient  # pyright: ignore
     from mlflow.entities import Metric, Param  # pyright: ignore
 
     client = MlflowClient(where or None)
 
-    def begin(recipe: Recipe, name: str):
+    def begin_run(recipe: Recipe, name: str):
         found = client.get_experiment_by_name("shoal")
         run = client.create_run(found.experiment_id if found else client.create_experiment("shoal"), run_name=name)
         at = run.info.run_id
         client.log_batch(at, params=[Param(key, str(value)[:500]) for key, value in asdict(recipe).items()])
 
-        def log(step: int, found: dict[str, float]) -> None:
-            client.log_batch(at, [Metric(key, value, now(), step) for key, value in found.items()])
+        def log_step(step: int, found: dict[str, float]) -> None:
+            client.log_batch(at, [Metric(key, value, get_milliseconds(), step) for key, value in found.items()])
 
-        return log, lambda: client.set_terminated(at)
+        return log_step, lambda: client.set_terminated(at)
 
-    return begin
+    return begin_run
 
 
-def wandb(where: str) -> Open:
-    needed("wandb", "wandb")
+def open_wandb(where: str) -> OpenLoggerRun:
+    require_package("wandb", "wandb")
     import wandb  # pyright: ignore
 
-    def begin(recipe: Recipe, name: str):
+    def begin_run(recipe: Recipe, name: str):
         run: Any = wandb.init(project=where, name=name, config=asdict(recipe), reinit="create_new")
         return lambda step, found: run.log(found, step=step), run.finish
 
-    return begin
+    return begin_run
 
 
-KINDS: dict[str, Callable[[str], Open]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+KINDS: dict[str, Callable[[str], OpenLoggerRun]] = {
+    "tensorboard": open_tensorboard,
+    "mlflow": open_mlflow,
+    "wandb": open_wandb,
+}
 EXAMPLES = {"tensorboard": "tensorboard:runs/board", "mlflow": "mlflow:", "wandb": "wandb:my-project"}
 
 
-def needed(package: str, extra: str) -> None:
+def require_package(package: str, extra: str) -> None:
     """Say what is missing before anything is computed."""
     try:
         import_module(package)
@@ -141,11 +145,11 @@ def needed(package: str, extra: str) -> None:
         raise ShoalError("missing-extra", f"{package} is not installed.", advice) from None
 
 
-def now() -> int:
+def get_milliseconds() -> int:
     """Milliseconds, as MLflow wants them."""
     return int(time() * 1000)
 
 
-def cleaned(name: str) -> str:
+def sanitise_name(name: str) -> str:
     """A name that every logger takes, and every file system."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "run"

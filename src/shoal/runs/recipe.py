@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown_name_error
-from shoal.runs.recipe_values import bad_value, fit_value, parse_value, toml
+from shoal.runs.recipe_values import bad_value_error, fit_value, format_toml, parse_value
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-LIST = "compare.toml"
+COMPARISON_FILE = "compare.toml"
 """The file that says what a comparison consists of, and the recipe that its runs share."""
-LARGEST = 1 << 16
+MAX_RECIPE_BYTES = 1 << 16
 """Bytes of a recipe file; to read a hostile one of a megabyte could take minutes."""
 
 
-def known(
+def recipe_field(
     default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), **more
 ) -> Any:
     """A field with its help text and the values it may take."""
@@ -31,84 +31,88 @@ def known(
 class Recipe:
     """One run. Every field is a flag of the command line and a key of the TOML file under the same name."""
 
-    method: str = known("fedavg", "What to run: parts with + between them, like 'fedprox(mu=0.1)+scaffold'.")
-    parts: tuple[str, ...] = known((), "Python files with parts of your own.")
-    data: str = known("digits", "Data set, or a folder of images, or a CSV table.")
-    data_dir: str = known("", "Folder with data sets.", steers=False)
-    model: str = known("mlp", "Model, or FILE.py:NAME.")
-    split: str = known("dirichlet:0.5", "How samples are spread over devices; see shoal list splits.")
-    server_data: str = known("", "Samples the server keeps: share:0.05, share:0.05:5 classes, per-class:20.")
-    devices: int = known(20, "Number of devices.", 1, 10**9)
-    sample: int = known(5, "Devices that take part in a round.", 1, 10**9)
-    rounds: int = known(30, "Number of rounds.", 1, 10**9, steers=False)
-    epochs: str = known("1", "Local epochs: 2, a part like 0.5, or 1-5 drawn anew per device and round.")
-    steps: str = known("", "Local steps instead of epochs: 10, or 5-20 drawn anew per device and round.")
-    batch: int = known(16, "Samples in a batch.", 1, 10**9)
-    lr: float = known(0.1, "Local learning rate.", 0)
-    lr_decay: float = known(1.0, "Factor on the learning rate per round.", 0, 10)
-    momentum: float = known(0.0, "Local momentum, reset every round.", 0, 0.9999)
-    weight_decay: float = known(0.0, "Weight decay.", 0)
-    clip: float = known(0.0, "Largest norm of a gradient; 0 for no bound.", 0)
-    normalise: bool = known(False, "Bring every input channel to mean 0 and deviation 1.")
-    augment: str = known("", "Augmentation of images: flip, crop:4 or flip,crop:4.")
-    init: str = known("", "Safetensors file with the first weights.")
-    seed: int = known(0, "Seed of all randomness.", 0, 2**63 - 1)
-    eval_every: int = known(1, "Rounds between evaluations; the last round is always evaluated.", 1, 10**9)
-    metrics: tuple[str, ...] = known(
+    method: str = recipe_field("fedavg", "What to run: parts with + between them, like 'fedprox(mu=0.1)+scaffold'.")
+    parts: tuple[str, ...] = recipe_field((), "Python files with parts of your own.")
+    data: str = recipe_field("digits", "Data set, or a folder of images, or a CSV table.")
+    data_dir: str = recipe_field("", "Folder with data sets.", steers=False)
+    model: str = recipe_field("mlp", "Model, or FILE.py:NAME.")
+    split: str = recipe_field("dirichlet:0.5", "How samples are spread over devices; see shoal list splits.")
+    server_data: str = recipe_field("", "Samples the server keeps: share:0.05, share:0.05:5 classes, per-class:20.")
+    devices: int = recipe_field(20, "Number of devices.", 1, 10**9)
+    sample: int = recipe_field(5, "Devices that take part in a round.", 1, 10**9)
+    rounds: int = recipe_field(30, "Number of rounds.", 1, 10**9, steers=False)
+    epochs: str = recipe_field("1", "Local epochs: 2, a part like 0.5, or 1-5 drawn anew per device and round.")
+    steps: str = recipe_field("", "Local steps instead of epochs: 10, or 5-20 drawn anew per device and round.")
+    batch: int = recipe_field(16, "Samples in a batch.", 1, 10**9)
+    lr: float = recipe_field(0.1, "Local learning rate.", 0)
+    lr_decay: float = recipe_field(1.0, "Factor on the learning rate per round.", 0, 10)
+    momentum: float = recipe_field(0.0, "Local momentum, reset every round.", 0, 0.9999)
+    weight_decay: float = recipe_field(0.0, "Weight decay.", 0)
+    clip: float = recipe_field(0.0, "Largest norm of a gradient; 0 for no bound.", 0)
+    normalise: bool = recipe_field(False, "Bring every input channel to mean 0 and deviation 1.")
+    augment: str = recipe_field("", "Augmentation of images: flip, crop:4 or flip,crop:4.")
+    init: str = recipe_field("", "Safetensors file with the first weights.")
+    seed: int = recipe_field(0, "Seed of all randomness.", 0, 2**63 - 1)
+    eval_every: int = recipe_field(1, "Rounds between evaluations; the last round is always evaluated.", 1, 10**9)
+    metrics: tuple[str, ...] = recipe_field(
         (), "Further metrics: top3, perplexity, per_class, devices, local, class_kl, or FILE.py:NAME."
     )
-    validation: float = known(0.0, "Share of the training samples to judge on, instead of the test half.", 0, 0.9)
-    target: float = known(0.0, "Accuracy whose cost is reported.", 0, 1, steers=False)
-    until_accuracy: float = known(0.0, "Stop at this accuracy; 0 for never.", 0, 1, steers=False)
-    until_seconds: float = known(0.0, "Stop after so many simulated seconds; 0 for never.", 0, steers=False)
-    until_bytes: float = known(0.0, "Stop after so many bytes both ways; 0 for never.", 0, steers=False)
-    until_macs: float = known(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
-    engine: str = known(
+    validation: float = recipe_field(
+        0.0, "Share of the training samples to judge on, instead of the test half.", 0, 0.9
+    )
+    target: float = recipe_field(0.0, "Accuracy whose cost is reported.", 0, 1, steers=False)
+    until_accuracy: float = recipe_field(0.0, "Stop at this accuracy; 0 for never.", 0, 1, steers=False)
+    until_seconds: float = recipe_field(0.0, "Stop after so many simulated seconds; 0 for never.", 0, steers=False)
+    until_bytes: float = recipe_field(0.0, "Stop after so many bytes both ways; 0 for never.", 0, steers=False)
+    until_macs: float = recipe_field(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
+    engine: str = recipe_field(
         "auto",
         "How devices train: serial, batched (many in one call), pool (many processes), ray (many machines), "
         "flower (real devices, by shoal server); auto: what is quickest on this one.",
         among=("auto", "serial", "batched", "pool", "ray", "flower"),
     )
-    width: int = known(0, "Devices that batched, pool or ray train in one call; 0: as many as usually pays.", 0, 10**5)
-    address: str = known(
+    width: int = recipe_field(
+        0, "Devices that batched, pool or ray train in one call; 0: as many as usually pays.", 0, 10**5
+    )
+    address: str = recipe_field(
         "", "Ray cluster to train on: auto, HOST:PORT or ray://HOST:PORT; none: this machine.", steers=False
     )
-    compute: str = known("cpu", "Compute device: cpu, cuda or cuda:N.")
-    precision: str = known(
+    compute: str = recipe_field("cpu", "Compute device: cpu, cuda or cuda:N.")
+    precision: str = recipe_field(
         "auto",
         "Numbers to compute with: float32, tf32, bf16, float64; auto: tf32 on a GPU, else float32.",
         among=("auto", "float32", "tf32", "bf16", "float64"),
     )
-    threads: int = known(
+    threads: int = recipe_field(
         0,
         "Threads of a process that trains; 0: one, and more where engine auto finds that they pay.",
         0,
         1024,
         later=True,
     )
-    deterministic: bool = known(
+    deterministic: bool = recipe_field(
         False, "On a GPU, only operations that give the same bits every time; slower.", later=True
     )
-    fleet: str = known("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
-    failures: float = known(0.0, "Chance that a device does not answer.", 0, 1)
-    deadline: float = known(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)
-    over_select: float = known(0.0, "Share of further devices to ask; the first to answer count.", 0, 100)
-    checkpoint_every: int = known(
+    fleet: str = recipe_field("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
+    failures: float = recipe_field(0.0, "Chance that a device does not answer.", 0, 1)
+    deadline: float = recipe_field(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)
+    over_select: float = recipe_field(0.0, "Share of further devices to ask; the first to answer count.", 0, 100)
+    checkpoint_every: int = recipe_field(
         0, "Rounds between checkpoints; 0: so often that they cost 5 % of the time.", 0, 10**9, steers=False
     )
-    memory_mb: int = known(1024, "RAM for what devices remember; the rest goes to disk.", 0, 10**9, steers=False)
-    out: str = known("", "Run folder.", steers=False)
+    memory_mb: int = recipe_field(1024, "RAM for what devices remember; the rest goes to disk.", 0, 10**9, steers=False)
+    out: str = recipe_field("", "Run folder.", steers=False)
 
     def __post_init__(self):
         for f in fields(self):
             object.__setattr__(self, f.name, fit_value(f.name, getattr(self, f.name), f.default))
-            check(f.name, getattr(self, f.name), f.metadata)
-            if isinstance(getattr(self, f.name), str) and not writable(getattr(self, f.name)):
-                raise bad_value(f.name, getattr(self, f.name), "text that can be written to a file")
+            check_field_value(f.name, getattr(self, f.name), f.metadata)
+            if isinstance(getattr(self, f.name), str) and not is_encodable(getattr(self, f.name)):
+                raise bad_value_error(f.name, getattr(self, f.name), "text that can be written to a file")
         for name in ("epochs", "steps"):
-            amount(name, getattr(self, name))
+            parse_amount(name, getattr(self, name))
         if self.sample > self.devices:
-            raise bad_value("sample", self.sample, f"at most devices, which is {self.devices}")
+            raise bad_value_error("sample", self.sample, f"at most devices, which is {self.devices}")
 
     def fingerprint(self) -> str:
         """A short hash of what decides the course of a run; how long it runs and where it lies do not.
@@ -121,9 +125,9 @@ class Recipe:
         return blake2b(json.dumps(steering, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def to_toml(self) -> str:
-        return "".join(f"{key} = {toml(value)}\n" for key, value in asdict(self).items())
+        return "".join(f"{key} = {format_toml(value)}\n" for key, value in asdict(self).items())
 
-    def revised(self, /, **given: Any) -> "Recipe":
+    def with_values(self, /, **given: Any) -> "Recipe":
         """The same recipe with other values, each of its field's type."""
         for key in given:
             if key not in DEFAULTS:
@@ -134,11 +138,11 @@ class Recipe:
 DEFAULTS = {f.name: f.default for f in fields(Recipe)}
 
 
-def from_file(path: Path) -> dict[str, Any]:
+def read_recipe_file(path: Path) -> dict[str, Any]:
     """The keys of a TOML recipe."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it has more than {LARGEST} bytes")
+        if path.stat().st_size > MAX_RECIPE_BYTES:
+            raise ValueError(f"it has more than {MAX_RECIPE_BYTES} bytes")
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ShoalError("bad-recipe", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
@@ -155,7 +159,7 @@ def from_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def from_text(pairs: list[str]) -> dict[str, Any]:
+def parse_recipe_pairs(pairs: list[str]) -> dict[str, Any]:
     """`key=value` words, as they follow -s on the command line; the field's type decides how a value is read."""
     found = split_pairs(pairs)
     return {key: parse_value(key, text, DEFAULTS[key]) if key in DEFAULTS else text for key, text in found.items()}
@@ -174,30 +178,30 @@ def split_pairs(pairs: list[str]) -> dict[str, str]:
     return given
 
 
-def check(name: str, value: Any, rule: Mapping[str, Any]) -> None:
+def check_field_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
     low, high, among = rule["low"], rule["high"], rule["among"]
     if among and value not in among:
         raise unknown_name_error(name, str(value), among)
     if isinstance(value, float) and not isfinite(value):
-        raise bad_value(name, value, "a finite number")
+        raise bad_value_error(name, value, "a finite number")
     if low is not None and value < low or high is not None and value > high:
-        raise bad_value(name, value, f"from {low:g} to {high:g}" if high is not None else f"at least {low:g}")
+        raise bad_value_error(name, value, f"from {low:g} to {high:g}" if high is not None else f"at least {low:g}")
 
 
-def amount(name: str, text: str) -> tuple[float, float] | None:
+def parse_amount(name: str, text: str) -> tuple[float, float] | None:
     """`3` or `1-5` as the lowest and the highest amount; None when nothing is said."""
     if not text:
         return None
     found = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
     ends = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
     if name == "steps" and any(end != int(end) for end in ends):
-        raise bad_value(name, text, "a whole number of steps")
+        raise bad_value_error(name, text, "a whole number of steps")
     if not (0 < ends[0] <= ends[1] < 1e6):
-        raise bad_value(name, text, "a number above 0 or two with a dash between, like 1-5")
+        raise bad_value_error(name, text, "a number above 0 or two with a dash between, like 1-5")
     return ends
 
 
-def writable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -37,7 +37,7 @@ def fit_value(key: str, value: Any, default: Any) -> Any:
                 return repr(int(value) if isinstance(value, Integral) else float(value))
     except (ValueError, OverflowError):
         pass
-    raise misfit(key, value, default)
+    raise wrong_type_error(key, value, default)
 
 
 def parse_value(key: str, text: str, default: Any) -> Any:
@@ -47,17 +47,17 @@ def parse_value(key: str, text: str, default: Any) -> Any:
             return {"true": True, "false": False}[text.lower()]
         return type(default)(text) if isinstance(default, (int, float)) else fit_value(key, text, default)
     except (ValueError, KeyError):
-        raise bad_value(key, text, f"{WANTED[type(default)]}, like {toml(default)}") from None
+        raise bad_value_error(key, text, f"{WANTED[type(default)]}, like {format_toml(default)}") from None
 
 
-def misfit(key: str, value: Any, default: Any) -> ShoalError:
+def wrong_type_error(key: str, value: Any, default: Any) -> ShoalError:
     """One sentence about a value of another type than its key's, and what to write instead."""
     kind, shown = type(default), short_repr(value)
-    advice = f"Write for example {key} = {toml(default or EXAMPLES.get(kind, default))}."
+    advice = f"Write for example {key} = {format_toml(default or EXAMPLES.get(kind, default))}."
     if isinstance(value, str):
         shown = f"the text {shown}"
         try:
-            advice = f"Write {key} = {toml(parse_value(key, value, default))}, without quotes."
+            advice = f"Write {key} = {format_toml(parse_value(key, value, default))}, without quotes."
         except ShoalError:
             pass
     elif kind is str and type(value) in (int, float):
@@ -65,7 +65,7 @@ def misfit(key: str, value: Any, default: Any) -> ShoalError:
     return ShoalError("bad-value", f"{key} is {shown}, and must be {WANTED[kind]}.", advice)
 
 
-def bad_value(key: str, value: Any, wanted: str) -> ShoalError:
+def bad_value_error(key: str, value: Any, wanted: str) -> ShoalError:
     return ShoalError("bad-value", f"{key} is {short_repr(value)}.", f"It must be {wanted}.")
 
 
@@ -77,12 +77,12 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def toml(value: Any) -> str:
+def format_toml(value: Any) -> str:
     """A value as a TOML file writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return "[" + ", ".join(map(toml, value)) + "]"
+        return "[" + ", ".join(map(format_toml, value)) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

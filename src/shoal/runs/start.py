@@ -7,15 +7,22 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.server_state import ServerState
-from shoal.runs.build import Shelf, assemble
-from shoal.runs.engine_choice import Pick, computing_as, crew_of, read_pick, recall_pick, settled
-from shoal.runs.given_objects import keep_first_weights, refuse_missing, way_to_resume
+from shoal.runs.build import DatasetCache, assemble_run
+from shoal.runs.engine_choice import (
+    EngineChoice,
+    build_engine,
+    choose_engine,
+    parse_engine_choice,
+    restore_engine_choice,
+    use_engine_settings,
+)
+from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects, save_first_weights
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Result, Ride, Watcher, drive
-from shoal.runs.store import Folder
-from shoal.runs.warn_once import each_warning_once, warn_once
+from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
+from shoal.runs.store import RunFolder
+from shoal.runs.warn_once import suppress_repeated_warnings, warn_once
 
-BUDGETS = (
+BUDGET_KEYS = (
     "rounds",
     "target",
     "until_accuracy",
@@ -27,45 +34,48 @@ BUDGETS = (
 )
 
 
-def run(recipe: Recipe, watch: Watcher | None = None) -> Result:
+def run_recipe(recipe: Recipe, watch: Watcher | None = None) -> Result:
     """A new run, in memory or, where the recipe says `out`, in a folder."""
-    with each_warning_once():
-        ride = begun(recipe, watch)
-        return drive([ride], crew_of(ride.pick))[0]
+    with suppress_repeated_warnings():
+        ride = prepare_new_run(recipe, watch)
+        return play_runs([ride], build_engine(ride.pick))[0]
 
 
-def resume(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
+def resume_run(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
     """Go on with a run from its last checkpoint; how long it runs may be changed, nothing else."""
-    ride = taken_up(path, watch, changes)
-    return drive([ride], crew_of(ride.pick))[0]
+    ride = prepare_resumed_run(path, watch, changes)
+    return play_runs([ride], build_engine(ride.pick))[0]
 
 
-def begun(recipe: Recipe, watch: Watcher | None = None, shelf: Shelf | None = None) -> Ride:
+def prepare_new_run(recipe: Recipe, watch: Watcher | None = None, shelf: DatasetCache | None = None) -> ActiveRun:
     """A new run before its first round."""
-    assembly = assemble(recipe, Path(recipe.out) / "memory" if recipe.out else None, shelf)
+    assembly = assemble_run(recipe, Path(recipe.out) / "memory" if recipe.out else None, shelf)
     for wording, values in assembly.doubts():
         warn_once(wording, *values)
     if not recipe.out:
-        return Ride(assembly, settled(assembly), watch=watch)
-    folder = Folder.create(recipe)
+        return ActiveRun(assembly, choose_engine(assembly), watch=watch)
+    folder = RunFolder.create(recipe)
     try:
-        keep_first_weights(recipe, folder.path)
-        folder.note("split", assembly.split())
-        pick = settled(assembly)
-        folder.note("engine", pick.to_dict())
+        save_first_weights(recipe, folder.path)
+        folder.write_note("split", assembly.split())
+        pick = choose_engine(assembly)
+        folder.write_note("engine", pick.to_dict())
     except BaseException:
         folder.close()
         raise
-    return Ride(assembly, pick, folder, watch=watch)
+    return ActiveRun(assembly, pick, folder, watch=watch)
 
 
-def taken_up(
-    path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None, shelf: Shelf | None = None
-) -> Ride:
+def prepare_resumed_run(
+    path: Path,
+    watch: Watcher | None = None,
+    changes: Mapping[str, Any] | None = None,
+    shelf: DatasetCache | None = None,
+) -> ActiveRun:
     """A run as its last checkpoint left it, about to go on."""
-    folder = Folder.open(path)
+    folder = RunFolder.open(path)
     try:
-        pick = read_pick(folder.read_note("engine"))
+        pick = parse_engine_choice(folder.read_note("engine"))
         if pick and pick.engine == "flower":
             problem = (
                 f"The run in {path} trains on real devices, and this would train on samples of the recipe instead."
@@ -73,44 +83,46 @@ def taken_up(
             raise ShoalError(
                 "bad-value", problem, f"Use `shoal server RECIPE.toml --out {path}`, which goes on with it."
             )
-        recipe = rebudgeted(folder.recipe(), changes or {})
-        refuse_missing(recipe, path)
-        assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, shelf)
-        found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
-        if found and found.standing.cuts:  # before memories are taken up, which come with all cuts
-            assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), found.standing)
-        history = folder.tidy(found, assembly.memory)
+        recipe = change_budgets(folder.read_recipe(), changes or {})
+        refuse_missing_objects(recipe, path)
+        assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, shelf)
+        found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
+        if found and found.server_state.cuts:  # before memories are taken up, which come with all cuts
+            assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), found.server_state)
+        history = folder.roll_back(found, assembly.memory)
         if changes:
-            folder.revise(recipe)
-        pick = recall_pick(folder.read_note("engine"), assembly)
-        folder.note("engine", pick.to_dict())
+            folder.replace_recipe(recipe)
+        pick = restore_engine_choice(folder.read_note("engine"), assembly)
+        folder.write_note("engine", pick.to_dict())
     except BaseException:
         folder.close()
         raise
-    return Ride(assembly, pick, folder, found.standing if found else None, history, watch)
+    return ActiveRun(assembly, pick, folder, found.server_state if found else None, history, watch)
 
 
-def rebudgeted(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def change_budgets(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """The recipe with other budgets."""
-    fixed = sorted(changes.keys() - set(BUDGETS))
+    fixed = sorted(changes.keys() - set(BUDGET_KEYS))
     if fixed:
-        raise ShoalError("bad-value", f"{fixed[0]} of a run cannot be changed.", f"Only {', '.join(BUDGETS)} can.")
-    return recipe.revised(**changes)
+        raise ShoalError("bad-value", f"{fixed[0]} of a run cannot be changed.", f"Only {', '.join(BUDGET_KEYS)} can.")
+    return recipe.with_values(**changes)
 
 
-def opened(path: Path) -> Result:
+def load_result(path: Path) -> Result:
     """A run as its last checkpoint left it; nothing is trained and nothing is changed."""
-    folder = Folder.open(path, to_write=False)
-    recipe = folder.recipe()
-    refuse_missing(recipe, path)
-    assembly = assemble(recipe)
-    found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+    folder = RunFolder.open(path, to_write=False)
+    recipe = folder.read_recipe()
+    refuse_missing_objects(recipe, path)
+    assembly = assemble_run(recipe)
+    found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
     if found is None:
         raise ShoalError(
-            "no-run", f"{path} has no checkpoint yet.", f"Go on with it by {way_to_resume(path, recipe)} first."
+            "no-run",
+            f"{path} has no checkpoint yet.",
+            f"Go on with it by {describe_way_to_resume(path, recipe)} first.",
         )
-    history = folder.history(found)
-    pick = read_pick(folder.read_note("engine"))
-    with computing_as(pick or Pick("serial", threads=recipe.threads or 1)):
-        final = assembly.loop.make_final_params(found.standing, found.rounds)
-    return Result(recipe, history, found.standing.net, final, pick)
+    history = folder.read_history_until(found)
+    pick = parse_engine_choice(folder.read_note("engine"))
+    with use_engine_settings(pick or EngineChoice("serial", threads=recipe.threads or 1)):
+        final = assembly.loop.make_final_params(found.server_state, found.rounds)
+    return Result(recipe, history, found.server_state.net, final, pick)

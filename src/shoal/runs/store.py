@@ -22,9 +22,9 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Tree
 from shoal.core.server_state import ServerState
-from shoal.runs.given_objects import way_to_resume
-from shoal.runs.history import History, line, read_history, rewrite
-from shoal.runs.recipe import Recipe, from_file
+from shoal.runs.given_objects import describe_way_to_resume
+from shoal.runs.history import History, encode_row, read_history, write_history
+from shoal.runs.recipe import Recipe, read_recipe_file
 from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
 from shoal.storage.memory import DeviceMemory, MemoryVersion
@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Folder:
+class RunFolder:
     """The folder of one run: `recipe.toml`, `history.jsonl`, `checkpoint.safetensors`, `memory/`."""
 
     path: Path
@@ -47,13 +47,13 @@ class Folder:
     """The history as it is on disk or should be."""
 
     @classmethod
-    def create(cls, recipe: Recipe) -> "Folder":
+    def create(cls, recipe: Recipe) -> "RunFolder":
         """A new folder, held by this process."""
         path = Path(recipe.out)
-        refuse_taken(path)
+        refuse_nonempty_folder(path)
         with explain_disk_errors(path):
             sync_paths(make_folders(path))
-        folder = cls(path, claimed(path))
+        folder = cls(path, lock_folder(path))
         try:
             with explain_disk_errors(path):
                 remove_strays(path)
@@ -65,13 +65,13 @@ class Folder:
         return folder
 
     @classmethod
-    def open(cls, path: Path, to_write: bool = True) -> "Folder":
+    def open(cls, path: Path, to_write: bool = True) -> "RunFolder":
         """The folder of a run, held by this process if it is to be written to."""
         if not (path / "recipe.toml").is_file():
             raise ShoalError(
                 "no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run."
             )
-        folder = cls(path, claimed(path) if to_write else None)
+        folder = cls(path, lock_folder(path) if to_write else None)
         if to_write:
             with explain_disk_errors(path):
                 remove_strays(path)
@@ -82,7 +82,7 @@ class Folder:
         if self.lock:
             self.lock.close()
 
-    def __enter__(self) -> "Folder":
+    def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -104,17 +104,17 @@ class Folder:
     def memory_folder(self) -> Path:
         return self.path / "memory"
 
-    def recipe(self) -> Recipe:
-        return Recipe().revised(**from_file(self.recipe_file))
+    def read_recipe(self) -> Recipe:
+        return Recipe().with_values(**read_recipe_file(self.recipe_file))
 
-    def revise(self, recipe: Recipe) -> None:
+    def replace_recipe(self, recipe: Recipe) -> None:
         """The recipe with other budgets, for whoever resumes next."""
-        with self.writing():
+        with self.guard_writes():
             replace_file(self.recipe_file, recipe.to_toml().encode(), confirm=self.require_present)
 
-    def note(self, name: str, what: dict) -> None:
+    def write_note(self, name: str, what: dict) -> None:
         """A small file of facts beside the history, for the report."""
-        with self.writing():
+        with self.guard_writes():
             replace_file(self.path / f"{name}.json", json.dumps(what).encode(), confirm=self.require_present)
 
     def read_note(self, name: str) -> dict | None:
@@ -125,15 +125,15 @@ class Folder:
             return None
         return found if isinstance(found, dict) else None
 
-    def append(self, row: Row) -> None:
+    def append_row(self, row: Row) -> None:
         """A row of the history; a power cut may take it until the next checkpoint, which keeps it."""
-        self.lines.extend(line(row))
-        with self.writing():
-            append_to_file(self.history_file, line(row))
+        self.lines.extend(encode_row(row))
+        with self.guard_writes():
+            append_to_file(self.history_file, encode_row(row))
 
-    def save(self, recipe: Recipe, standing: ServerState, rounds: int, memory: DeviceMemory) -> None:
+    def save_checkpoint(self, recipe: Recipe, standing: ServerState, rounds: int, memory: DeviceMemory) -> None:
         """A checkpoint after so many rounds: memories and history first, then the checkpoint, then old memories go."""
-        with self.writing():
+        with self.guard_writes():
             index = memory.flush()
             sync_paths([self.history_file])
             state = {
@@ -151,7 +151,7 @@ class Folder:
             memory.forget_old_versions()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def guard_writes(self) -> Iterator[None]:
         """Write into a folder that is still there; what fails because it was deleted meanwhile is told as that."""
         self.require_present()
         try:
@@ -173,7 +173,7 @@ class Folder:
             advice = "If it was moved, `shoal resume` goes on with it where it is now; else start the run again."
             raise ShoalError("disk", problem, advice)
 
-    def checkpoint(self, recipe: Recipe, net: Net, parts: Iterable[str]) -> "Checkpoint | None":
+    def read_checkpoint(self, recipe: Recipe, net: Net, parts: Iterable[str]) -> "Checkpoint | None":
         """The last checkpoint; None before the first one."""
         if not self.checkpoint_file.exists():
             return None
@@ -182,7 +182,7 @@ class Folder:
             if state["format"] != FORMAT:
                 raise ValueError(f"its format is {state['format']}, this version reads {FORMAT}")
             belongs = state["recipe"] == recipe.fingerprint()
-            found = taken_up(state, net, set(parts)) if belongs else None
+            found = restore_checkpoint(state, net, set(parts)) if belongs else None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise damaged_file_error(self.checkpoint_file, error) from error
         if found is None:
@@ -193,17 +193,17 @@ class Folder:
             )
         return found
 
-    def tidy(self, found: "Checkpoint | None", memory: DeviceMemory) -> History:
+    def roll_back(self, found: "Checkpoint | None", memory: DeviceMemory) -> History:
         """Remove what came after the checkpoint; the history up to it."""
-        history = self.history(found) if found else History()
+        history = self.read_history_until(found) if found else History()
         with explain_disk_errors(self.path):
             sync_paths([self.path])  # a kill may have come before: memories of an older checkpoint go only after it
         memory.restore(found.memory if found else [], found.cuts if found else [])
-        rewrite(self.history_file, history)
-        self.lines[:] = b"".join(map(line, history.rows))
+        write_history(self.history_file, history)
+        self.lines[:] = b"".join(map(encode_row, history.rows))
         return history
 
-    def history(self, found: "Checkpoint") -> History:
+    def read_history_until(self, found: "Checkpoint") -> History:
         """The history up to a checkpoint, which keeps the rows that the file may lack."""
         return read_history(self.history_file, found.rounds, found.lines)
 
@@ -213,14 +213,14 @@ class Checkpoint:
     """Where a run stood after so many rounds."""
 
     rounds: int
-    standing: ServerState
+    server_state: ServerState
     cuts: list[tuple[Slicer, Plan]]
     memory: list[MemoryVersion]
     lines: bytes
     """The rows of the history up to then; none in checkpoints of former versions."""
 
 
-def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
+def restore_checkpoint(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
     """The standing that a checkpoint describes; the net is cut as it was then."""
     rounds, cards, versions = state["rounds"], state["cards"], [MemoryVersion(*v) for v in state["memory"]["versions"]]
     if type(rounds) is not int or rounds < 0:
@@ -248,17 +248,17 @@ def taken_up(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
     return Checkpoint(rounds, standing, cuts, versions, lines.numpy().tobytes())
 
 
-def refuse_taken(path: Path) -> None:
+def refuse_nonempty_folder(path: Path) -> None:
     """A folder that holds anything is not written into; a lock and torn files are nothing."""
     if path.exists() and (not path.is_dir() or any(not p.name.startswith(".") for p in path.iterdir())):
         raise ShoalError(
             "folder-exists",
             f"{path} is already there and not empty.",
-            f"Go on with it by {way_to_resume(path)}, or give another --out.",
+            f"Go on with it by {describe_way_to_resume(path)}, or give another --out.",
         )
 
 
-def claimed(path: Path) -> IO[bytes]:
+def lock_folder(path: Path) -> IO[bytes]:
     """Hold the folder for this process, so that no second one writes into it."""
     with explain_disk_errors(path):
         lock = open(path / ".lock", "wb")

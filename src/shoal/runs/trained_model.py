@@ -15,20 +15,20 @@ from shoal.core.model.tree import Params
 from shoal.core.streams import RandomStreams
 from shoal.core.version import VERSION
 from shoal.data.dataset import Dataset
-from shoal.runs.build import Shelf, assemble, dataset_of
-from shoal.runs.engine_choice import Pick, computing_as, read_pick
-from shoal.runs.given_objects import refuse_missing, way_to_resume
+from shoal.runs.build import DatasetCache, assemble_run, load_recipe_dataset
+from shoal.runs.engine_choice import EngineChoice, parse_engine_choice, use_engine_settings
+from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Result, blaming
-from shoal.runs.store import Folder
+from shoal.runs.session import Result, blame_user_parts
+from shoal.runs.store import RunFolder
 from shoal.storage.files import explain_disk_errors
 
 BATCHES = (1, 7)
 """The sizes of the batches on which a file is tried."""
 
 
-class Normalised(nn.Module):
+class NormalisingModel(nn.Module):
     """A model that takes inputs as they are read and normalises them itself."""
 
     mean: Tensor
@@ -45,7 +45,7 @@ class Normalised(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedModel:
     """A trained model on the CPU, ready to be written."""
 
     module: nn.Module
@@ -56,58 +56,60 @@ class Trained:
     """A few inputs to try a file on; they are written nowhere."""
     about: dict[str, Any]
 
-    def single(self) -> "Trained":
+    def to_float32(self) -> "TrainedModel":
         """The same in float32, which is what most runtimes compute in."""
         samples = self.samples.float() if self.samples.is_floating_point() else self.samples
-        about = self.about | {"input_dtype": named(samples.dtype)}
+        about = self.about | {"input_dtype": format_dtype(samples.dtype)}
         return replace(self, module=deepcopy(self.module).float(), samples=samples, about=about)
 
 
-def trained_in(path: Path) -> Trained:
+def load_trained_model(path: Path) -> TrainedModel:
     """The model of a run folder at its newest checkpoint; nothing is trained and nothing is changed."""
     with explain_disk_errors(path):
-        folder = Folder.open(path, to_write=False)
-    recipe = folder.recipe()
+        folder = RunFolder.open(path, to_write=False)
+    recipe = folder.read_recipe()
     if not folder.checkpoint_file.exists():
         raise ShoalError(
-            "no-run", f"{path} has no checkpoint yet.", f"Go on with it by {way_to_resume(path, recipe)} first."
+            "no-run",
+            f"{path} has no checkpoint yet.",
+            f"Go on with it by {describe_way_to_resume(path, recipe)} first.",
         )
-    refuse_missing(recipe, path, "shoal.export({}, FILE{})")
-    shelf: Shelf = {}
+    refuse_missing_objects(recipe, path, "shoal.export({}, FILE{})")
+    shelf: DatasetCache = {}
     here = replace(recipe, compute="cpu", precision="float32" if recipe.precision == "tf32" else recipe.precision)
-    assembly = assemble(here, shelf=shelf)
-    found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
+    assembly = assemble_run(here, shelf=shelf)
+    found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
     assert found
-    net = found.standing.net
-    pick = read_pick(folder.read_note("engine")) or Pick("serial", threads=recipe.threads or 1)
-    with blaming(assembly), computing_as(pick):
-        params = assembly.loop.make_final_params(found.standing, found.rounds)
-    history = folder.history(found)
+    net = found.server_state.net
+    pick = parse_engine_choice(folder.read_note("engine")) or EngineChoice("serial", threads=recipe.threads or 1)
+    with blame_user_parts(assembly), use_engine_settings(pick):
+        params = assembly.loop.make_final_params(found.server_state, found.rounds)
+    history = folder.read_history_until(found)
     module, (data,), scale = Result(recipe, history, net, params).module(), shelf.values(), None
     if recipe.normalise and data.inputs.is_floating_point():
-        data = dataset_of(here, RandomStreams(here.seed)).to(net.dtype, net.place)
-        scale = mean, deviation = moments(data)
-        module = Normalised(module, mean, deviation)
+        data = load_recipe_dataset(here, RandomStreams(here.seed)).to(net.dtype, net.place)
+        scale = mean, deviation = compute_input_moments(data)
+        module = NormalisingModel(module, mean, deviation)
     pool = data.test_inputs if len(data.test_inputs) else data.inputs
     samples = pool[torch.arange(max(BATCHES)) % len(pool)]
     with torch.no_grad():
         shape = list(module(samples).shape[1:])
-    about = facts(recipe, history) | {
+    about = describe_training(recipe, history) | {
         "parameters": sum(v.numel() for v in params.values()),
         "classes": net.classes,
         "input_shape": list(net.input_shape),
-        "input_dtype": named(samples.dtype),
+        "input_dtype": format_dtype(samples.dtype),
         "input_range": [pool.min().item(), pool.max().item()],
         "output_shape": shape,
     }
     if scale:
         about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), scale)}
-    if found.standing.cuts:
-        about["kept"] = kept_units(found.standing.cuts)
-    return Trained(module.eval(), params, samples, about)
+    if found.server_state.cuts:
+        about["kept"] = list_kept_units(found.server_state.cuts)
+    return TrainedModel(module.eval(), params, samples, about)
 
 
-def facts(recipe: Recipe, history: History) -> dict[str, Any]:
+def describe_training(recipe: Recipe, history: History) -> dict[str, Any]:
     """What the recipe and the history tell; of paths only the last name, so that a file can be passed on."""
     judged = [row for row in history.rows if row.get("accuracy") is not None]
     return {
@@ -120,13 +122,13 @@ def facts(recipe: Recipe, history: History) -> dict[str, Any]:
     }
 
 
-def moments(data: Dataset) -> tuple[Tensor, Tensor]:
+def compute_input_moments(data: Dataset) -> tuple[Tensor, Tensor]:
     """The mean and the deviation by which `Dataset.normalised` goes."""
     dims = [0, *range(2, data.inputs.dim())]
     return data.inputs.mean(dims, keepdim=True), data.inputs.std(dims, keepdim=True).clamp(min=1e-8)
 
 
-def kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:
+def list_kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:
     """By axis, which units of the first model are left after several prunings."""
     kept: dict[str, Tensor] = {}
     for cut in cuts:
@@ -135,5 +137,5 @@ def kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:
     return {axis: units.tolist() for axis, units in kept.items()}
 
 
-def named(dtype: torch.dtype) -> str:
+def format_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

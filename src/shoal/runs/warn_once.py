@@ -11,7 +11,7 @@ _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
 
 @contextmanager
-def each_warning_once() -> Iterator[None]:
+def suppress_repeated_warnings() -> Iterator[None]:
     """Inside, a warning of one wording is given once; inside another such block nothing changes."""
     token = _said.set(set()) if _said.get() is None else None
     try:

@@ -136,7 +136,7 @@ def build_device_setup(setup: dict[str, Any], samples: Samples) -> TrainingSetup
     given = {key: setup[key] for key in SETUP_KEYS}
     if any(".py" in str(given[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
-    recipe = Recipe().revised(**given)
+    recipe = Recipe().with_values(**given)
     method: Method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
     net: Net = build_model(recipe.model, tuple(setup["shape"]), setup["classes"], streams.derive_seed("init"))
@@ -150,7 +150,7 @@ def build_device_setup(setup: dict[str, Any], samples: Samples) -> TrainingSetup
 
 def read_thread_count(setup: dict[str, Any]) -> int:
     """As many on every device, whatever its processor has: they are in the last digits of what it computes."""
-    return Recipe().revised(threads=setup.get("threads", 0)).threads or 1
+    return Recipe().with_values(threads=setup.get("threads", 0)).threads or 1
 
 
 def build_run_description(

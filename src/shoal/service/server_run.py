@@ -14,11 +14,11 @@ from shoal.core.streams import RandomStreams
 from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
-from shoal.runs.build import assemble, dataset_of, numbers_of
-from shoal.runs.engine_choice import Pick
+from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
+from shoal.runs.engine_choice import EngineChoice
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Result, Ride, Watcher, drive
-from shoal.runs.store import Folder
+from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
+from shoal.runs.store import RunFolder
 from shoal.service.client import build_run_description
 
 log = logging.getLogger("shoal")
@@ -41,7 +41,7 @@ def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
         raise ShoalError("bad-value", problem, "Install them on the server and on every device, as entry points.")
     if recipe.compute != "cpu":
         raise ShoalError("bad-value", f"compute is {recipe.compute}.", "The server of real devices works on cpu.")
-    return recipe.revised(checkpoint_every=1)
+    return recipe.with_values(checkpoint_every=1)
 
 
 def play_server_run(
@@ -54,19 +54,19 @@ def play_server_run(
     max_samples: int = MAX_CLAIMED_SAMPLES,
 ) -> Result:
     """Play the run in this folder from where it stands to its end; no device counts for more than `max_samples`."""
-    folder = Folder.open(path)
+    folder = RunFolder.open(path)
     try:
-        recipe = folder.recipe()
-        assembly = assemble(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
+        recipe = folder.read_recipe()
+        assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         machine = assembly.loop.engine
         assert isinstance(machine, LocalDevices)
         remote = RemoteEngine(post, get_run_id(folder), describe_run_for_devices(recipe), seconds, bound)
         distant = RemoteDevices(machine.site, assembly.memory, remote)
-        found = folder.checkpoint(recipe, assembly.net, assembly.method.names)
-        if found and found.standing.cuts:
-            distant.resize(found.standing.net, found.standing.cuts[-1])
-            remote.cuts = found.standing.cuts
-        history = folder.tidy(found, assembly.memory)
+        found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
+        if found and found.server_state.cuts:
+            distant.resize(found.server_state.net, found.server_state.cuts[-1])
+            remote.cuts = found.server_state.cuts
+        history = folder.roll_back(found, assembly.memory)
         sizes = collect_sample_counts(folder, distant, recipe.devices, wait)
         for device in np.flatnonzero(sizes > max_samples):
             log.warning(
@@ -76,34 +76,34 @@ def play_server_run(
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
         loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})
-        pick = Pick("flower", threads=recipe.threads or 1)
-        folder.note("engine", pick.to_dict())
+        pick = EngineChoice("flower", threads=recipe.threads or 1)
+        folder.write_note("engine", pick.to_dict())
     except BaseException:
         folder.close()
         raise
-    standing = found.standing if found else None
-    ride = Ride(replace(assembly, loop=loop), pick, folder, standing, history, watch)
-    return drive([ride], remote)[0]
+    standing = found.server_state if found else None
+    ride = ActiveRun(replace(assembly, loop=loop), pick, folder, standing, history, watch)
+    return play_runs([ride], remote)[0]
 
 
 @use_threads(1)
 def describe_run_for_devices(recipe: Recipe) -> dict:
     """What every device is told of the run."""
     streams = RandomStreams(recipe.seed)
-    dtype, _ = numbers_of(recipe.precision, place := torch.device("cpu"))
-    dataset = dataset_of(recipe, streams).to(dtype, place)
+    dtype, _ = set_precision(recipe.precision, place := torch.device("cpu"))
+    dataset = load_recipe_dataset(recipe, streams).to(dtype, place)
     moments = dataset.moments if recipe.normalise and dataset.inputs.is_floating_point() else None
     return build_run_description(recipe, dataset.input_shape, dataset.classes, moments)
 
 
-def get_run_id(folder: Folder) -> str:
+def get_run_id(folder: RunFolder) -> str:
     """A name for this run that no other run has; devices file their memories under it."""
     known = folder.read_note("run") or {"id": token_hex(8)}
-    folder.note("run", known)
+    folder.write_note("run", known)
     return known["id"]
 
 
-def collect_sample_counts(folder: Folder, distant: RemoteDevices, devices: int, wait: float) -> np.ndarray:
+def collect_sample_counts(folder: RunFolder, distant: RemoteDevices, devices: int, wait: float) -> np.ndarray:
     """How many samples each device has: as it said when the run began, so that nobody's weight changes later."""
     known = (folder.read_note("enrolled") or {}).get("sizes")
     if known is None:
@@ -120,5 +120,5 @@ def collect_sample_counts(folder: Folder, distant: RemoteDevices, devices: int, 
         if not found:
             raise ShoalError("unreachable", "No device came.", "Start some with `shoal join`, then the server again.")
         known = [found.get(d, 0) for d in range(devices)]
-        folder.note("enrolled", {"sizes": known})
+        folder.write_note("enrolled", {"sizes": known})
     return np.array(known, dtype=np.int64)

@@ -16,7 +16,7 @@ from shoal.core.ledger import Row
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name
 from shoal.runs.recipe import Recipe
-from shoal.runs.store import Folder, claimed
+from shoal.runs.store import RunFolder, lock_folder
 from shoal.service.processes import FlowerServer, end_processes
 from shoal.storage.durable import remove_strays
 
@@ -172,13 +172,13 @@ def prepare_run_folder(recipe: Recipe) -> tuple[Path, IO[bytes]]:
     """The folder of a run that is about to begin or to go on, and the lock that keeps other servers out of it."""
     path = Path(recipe.out)
     if not (path / "recipe.toml").exists():
-        Folder.create(recipe).close()
+        RunFolder.create(recipe).close()
     (path / FLOWER_FOLDER).mkdir(exist_ok=True)
-    lock = claimed(path / FLOWER_FOLDER)
+    lock = lock_folder(path / FLOWER_FOLDER)
     remove_strays(path / FLOWER_FOLDER)
     kill_leftover_loop(path)
-    with Folder.open(path) as folder:
-        if folder.recipe().fingerprint() != recipe.fingerprint():
+    with RunFolder.open(path) as folder:
+        if folder.read_recipe().fingerprint() != recipe.fingerprint():
             lock.close()
             raise ShoalError("other-recipe", f"{path} holds a run of another recipe.", "Give another --out.")
     return path, lock

@@ -36,9 +36,9 @@ from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import PoolEngine
 from shoal.plugins.smoke_run import build_tiny_run, make_step_contexts, prepare_local_trainings, smoke_test_part
-from shoal.runs.history import plain
+from shoal.runs.history import clear_nonfinite_values
 from shoal.runs.recipe import Recipe
-from shoal.runs.store import Folder
+from shoal.runs.store import RunFolder
 
 ROUNDS = 3
 
@@ -217,24 +217,24 @@ def check_pair(a: Part, b: Part) -> None:
 def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
     """Everything the server knows after some rounds, and the rows; on the way once through a checkpoint if asked."""
     recipe = Recipe(out=str(folder))
-    with Folder.create(recipe) as disk:
+    with RunFolder.create(recipe) as disk:
         return course_in(disk, recipe, part, rounds, stop_at)
 
 
-def course_in(disk: Folder, recipe: Recipe, part: Part, rounds: int, stop_at: int) -> tuple[list[Tree], list[Row]]:
+def course_in(disk: RunFolder, recipe: Recipe, part: Part, rounds: int, stop_at: int) -> tuple[list[Tree], list[Row]]:
     loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
     standing, rows = play(loop, loop.start(net), 0, stop_at or rounds)
     if stop_at:
         for row in rows:
-            disk.append(plain(row))
-        disk.save(recipe, standing, stop_at, memory_of(loop))
+            disk.append_row(clear_nonfinite_values(row))
+        disk.save_checkpoint(recipe, standing, stop_at, memory_of(loop))
         loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
-        found = disk.checkpoint(recipe, net, [part.name()])
+        found = disk.read_checkpoint(recipe, net, [part.name()])
         assert found is not None
-        if found.standing.cuts:
-            loop.follow_pruning(ServerState(net, {}, {}), found.standing)
+        if found.server_state.cuts:
+            loop.follow_pruning(ServerState(net, {}, {}), found.server_state)
         memory_of(loop).restore(found.memory, found.cuts)
-        standing, more = play(loop, found.standing, stop_at, rounds)
+        standing, more = play(loop, found.server_state, stop_at, rounds)
         rows += more
     devices = [memory_of(loop).get(d) for d in range(len(loop.sizes))]
     return [standing.params, standing.states, standing.cards, *devices], rows
