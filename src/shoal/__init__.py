@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compare.comparison import Comparison
-from shoal.compare.comparison import compare as _compare
-from shoal.compare.comparison import go_on as _go_on
+from shoal.compare.comparison import resume_comparison as _go_on
+from shoal.compare.comparison import run_comparison as _compare
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part

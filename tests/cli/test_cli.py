@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import shoal
 from shoal.cli.commands import main
-from shoal.compare.comparison import compare
+from shoal.compare.comparison import run_comparison
 from shoal.core.errors import ERROR_KINDS
 from shoal.core.part import POINTS
 
@@ -179,7 +179,7 @@ def broken_off(folder: str) -> None:
 
     recipe = shoal.Recipe(devices=4, sample=2, rounds=3, steps="2", batch=8, out=folder)
     with pytest.raises(shoal.ShoalError, match="Stopped"):
-        compare(["fedavg", "scaffold"], recipe, 1, stop)
+        run_comparison(["fedavg", "scaffold"], recipe, 1, stop)
 
 
 def test_resume_of_a_comparison_that_was_broken_off(shoal_):

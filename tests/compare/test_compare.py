@@ -16,7 +16,7 @@ import shoal
 from shoal import History, Recipe, Result
 from shoal.cli.budgets import budget_tables, by_blocks
 from shoal.compare.budgets import Budgets
-from shoal.compare.comparison import Comparison, compare, go_on
+from shoal.compare.comparison import Comparison, resume_comparison, run_comparison
 
 TINY: dict[str, Any] = {"devices": 6, "sample": 3, "rounds": 4, "steps": "2", "batch": 8}
 RECIPE = Recipe(**TINY)
@@ -26,7 +26,7 @@ METHODS = ["fedavg", "fedprox(mu=0.1)", "scaffold"]
 
 @cache
 def three() -> Comparison:
-    return compare(METHODS, RECIPE, 2)
+    return run_comparison(METHODS, RECIPE, 2)
 
 
 def result(*accuracies: float | None, cost: int = 10) -> Result:
@@ -179,7 +179,7 @@ def test_a_budget_that_is_none(kind, wrong):
 def test_a_real_comparison_at_equal_cost(tmp_path):
     """scaffold sends twice as much as fedavg, so it has half of the rounds for the same bytes."""
     recipe = Recipe(**TINY, out=str(tmp_path / "c"))
-    whole = compare(["fedavg", "scaffold"], recipe, budgets=Budgets(bytes=(1e6,)))
+    whole = run_comparison(["fedavg", "scaffold"], recipe, budgets=Budgets(bytes=(1e6,)))
     for method, [result] in whole.results.items():
         at_seconds, at_bytes = whole.at_budgets()[method]
         assert at_bytes["budget"] == 1e6 and at_bytes["accuracy"] == by_search(result.history, 1e6)
@@ -187,7 +187,7 @@ def test_a_real_comparison_at_equal_cost(tmp_path):
     assert whole.at_budgets()["fedavg"][0]["accuracy"] == whole.results["fedavg"][0].accuracy
     halves = replace(whole, budgets=Budgets()).at_budgets()
     assert halves["scaffold"][1]["accuracy"] == whole.results["scaffold"][0].history["accuracy"][1]
-    assert go_on(tmp_path / "c").at_budgets() == whole.at_budgets()
+    assert resume_comparison(tmp_path / "c").at_budgets() == whole.at_budgets()
 
 
 def by_search(history: History, budget: float) -> float | None:
@@ -223,9 +223,9 @@ def test_many_budgets_make_several_tables_that_fit_a_terminal():
 
 
 def test_where_the_budgets_come_from_is_said():
-    assert "cheapest" in Budgets().told() and "given" not in Budgets().told()
-    assert "given" in Budgets((1,), (1,)).told() and "cheapest" not in Budgets((1,), (1,)).told()
-    assert Budgets((1,)).told().endswith("given; for bytes, within what the cheapest method spent in all.")
+    assert "cheapest" in Budgets().describe() and "given" not in Budgets().describe()
+    assert "given" in Budgets((1,), (1,)).describe() and "cheapest" not in Budgets((1,), (1,)).describe()
+    assert Budgets((1,)).describe().endswith("given; for bytes, within what the cheapest method spent in all.")
 
 
 def test_bytes_with_blocks_counted_alike_are_told_where_a_method_has_them():
@@ -266,22 +266,22 @@ def test_the_python_side_mirrors_the_command():
 # folders --------------------------------------------------------------------------------------------------------------
 def test_a_comparison_that_is_complete_is_only_read(tmp_path):
     recipe = Recipe(**TINY, out=str(tmp_path / "c"))
-    first = compare(METHODS, recipe, 2)
+    first = run_comparison(METHODS, recipe, 2)
     played: list[int] = []
-    again = go_on(tmp_path / "c", lambda recipe, row, history: played.append(row["round"]))
+    again = resume_comparison(tmp_path / "c", lambda recipe, row, history: played.append(row["round"]))
     assert played == []
     assert [row | {"wall_seconds": 0} for row in again.table()] == [r | {"wall_seconds": 0} for r in first.table()]
     assert [row["accuracy"] for row in first.table()] == [row["accuracy"] for row in three().table()]
 
 
 def test_methods_that_differ_only_in_signs_do_not_share_a_folder(tmp_path):
-    compare(["fedprox(mu=0.1)", "fedprox(mu=0.1)+fedavg"], Recipe(**TINY, out=str(tmp_path / "c")))
+    run_comparison(["fedprox(mu=0.1)", "fedprox(mu=0.1)+fedavg"], Recipe(**TINY, out=str(tmp_path / "c")))
     assert len(list((tmp_path / "c").rglob("history.jsonl"))) == 2
 
 
 def test_one_bad_method_stops_all_before_the_first_round(tmp_path):
     with pytest.raises(shoal.ShoalError, match="fedprx"):
-        compare(["fedavg", "fedprx"], Recipe(**TINY, out=str(tmp_path / "c")))
+        run_comparison(["fedavg", "fedprx"], Recipe(**TINY, out=str(tmp_path / "c")))
     assert not (tmp_path / "c").exists()
 
 
@@ -289,7 +289,7 @@ def test_one_bad_method_stops_all_before_the_first_round(tmp_path):
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_comparison_that_cannot_be_made(methods, seeds, kind):
     with pytest.raises(shoal.ShoalError) as error:
-        compare(kind(methods), RECIPE, seeds)
+        run_comparison(kind(methods), RECIPE, seeds)
     assert error.value.kind.name == "bad-value"
 
 
@@ -301,7 +301,7 @@ def test_a_comparison_that_cannot_be_made(methods, seeds, kind):
 def test_a_damaged_list_of_methods(tmp_path, text):
     (tmp_path / "compare.toml").write_text(text)
     with pytest.raises(shoal.ShoalError) as error:
-        go_on(tmp_path)
+        resume_comparison(tmp_path)
     assert error.value.kind.name in ("damaged", "bad-recipe", "bad-value")
 
 

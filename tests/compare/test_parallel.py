@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.compare.comparison import go_on
-from shoal.compare.parallel import stop
+from shoal.compare.comparison import resume_comparison
+from shoal.compare.parallel import stop_processes
 from shoal.core.errors import ShoalError
 
 
@@ -53,7 +53,7 @@ def test_folders_are_those_of_any_comparison(tmp_path):
 def test_a_comparison_that_was_stopped_goes_on_in_several_processes(tmp_path):
     whole = compared(["fedavg", "scaffold"], rounds=4)
     compared(["fedavg", "scaffold"], rounds=2, out=str(tmp_path / "c"))
-    longer = go_on(tmp_path / "c", changes={"rounds": 4}, workers=2)
+    longer = resume_comparison(tmp_path / "c", changes={"rounds": 4}, workers=2)
     for label, (result,) in longer.results.items():
         assert accuracies(result) == accuracies(whole.results[label][0])
 
@@ -103,12 +103,12 @@ def spawned(target: Callable[[Connection], None]) -> tuple[Connection, BaseProce
 def test_processes_that_nobody_listens_to_any_more_end_by_themselves():
     started = dict(spawned(chatter) for _ in range(2))
     assert all(end.poll(60) for end in started)
-    stop(started, list(started), list(started))
+    stop_processes(started, list(started), list(started))
     assert [process.exitcode for process in started.values()] == [0, 0]
 
 
 def test_processes_that_have_not_begun_end_at_once_and_in_silence(capfd):
     started = dict(spawned(sleeper) for _ in range(2))
-    stop(started, list(started), [])
+    stop_processes(started, list(started), [])
     assert [process.exitcode for process in started.values()] == [-signal.SIGTERM] * 2
     assert capfd.readouterr().err == ""

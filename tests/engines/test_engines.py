@@ -488,11 +488,11 @@ def test_values_that_cannot_be_varied_are_refused():
 
 
 def test_a_comparison_with_varied_values_is_taken_up_again(tmp_path):
-    from shoal.compare.comparison import go_on
+    from shoal.compare.comparison import resume_comparison
 
     out = tmp_path / "c"
     first = shoal.compare(["fedavg"], vary=["lr=0.05,0.2"], seeds=2, engine="batched", out=str(out), **SMALL)
-    longer = go_on(out, changes={"rounds": 4})
+    longer = resume_comparison(out, changes={"rounds": 4})
     assert list(longer.results) == ["fedavg, lr=0.05", "fedavg, lr=0.2"] == list(first.results)
     straight = shoal.compare(["fedavg"], vary=["lr=0.05,0.2"], seeds=2, engine="batched", **dict(SMALL, rounds=4))
     same_histories(histories(longer), histories(straight))

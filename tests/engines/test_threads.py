@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.compare.comparison import go_on
+from shoal.compare.comparison import resume_comparison
 from shoal.engines.threads import use_threads
 from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import EngineChoice, choose_engine, parse_engine_choice
@@ -100,7 +100,9 @@ def test_runs_of_a_comparison_that_remember_other_threads_keep_them(tmp_path):
     first = tmp_path / "all" / "0-fedavg" / "seed-0"
     (first / "engine.json").write_text(json.dumps(stored(first) | {"threads": 2}))
     seen: dict[int, int] = {}
-    go_on(tmp_path / "all", lambda recipe, *_: seen.update({recipe.seed: torch.get_num_threads()}), {"rounds": 2})
+    resume_comparison(
+        tmp_path / "all", lambda recipe, *_: seen.update({recipe.seed: torch.get_num_threads()}), {"rounds": 2}
+    )
     assert seen == {0: 2, 1: 1}
 
 

@@ -12,7 +12,7 @@ from statistics import mean
 
 import pytest
 
-from shoal.compare.comparison import compare
+from shoal.compare.comparison import run_comparison
 from shoal.core.errors import ShoalError
 from shoal.parts import find_shipped_parts
 from shoal.report.citations import CITATIONS, cited
@@ -30,7 +30,7 @@ TINY = Recipe(devices=6, sample=2, rounds=4, batch=32, lr=0.05, target=0.2)
 def folders(tmp_path_factory):
     """A comparison of two methods and two seeds, and one run apart from it; made once, and only read."""
     place = tmp_path_factory.mktemp("runs")
-    compare(["fedavg", "scaffold"], replace(TINY, out=str(place / "both")), seeds=2)
+    run_comparison(["fedavg", "scaffold"], replace(TINY, out=str(place / "both")), seeds=2)
     run_recipe(replace(TINY, out=str(place / "slow"), lr=0.01, eval_every=2))
     return place
 

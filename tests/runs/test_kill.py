@@ -19,7 +19,7 @@ import torch
 import shoal
 from shoal import Result
 from shoal.cli.commands import main
-from shoal.compare.comparison import go_on
+from shoal.compare.comparison import resume_comparison
 from shoal.runs.start import load_result
 from shoal.storage import durable
 
@@ -147,7 +147,7 @@ def test_strays_of_a_comparison_are_removed_too(tmp_path):
     shoal.compare(["fedavg"], out=str(folder), **TINY)
     for name in (".compare.toml.4711.tmp", "0-fedavg/seed-0/.engine.json.4711.tmp"):
         (folder / name).write_bytes(b"half")
-    go_on(folder, changes={"rounds": TINY["rounds"] + 1})
+    resume_comparison(folder, changes={"rounds": TINY["rounds"] + 1})
     assert not strays(folder)
 
 

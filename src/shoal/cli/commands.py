@@ -137,8 +137,8 @@ def compare(
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
     from shoal.compare.budgets import Budgets
-    from shoal.compare.comparison import compare as start
-    from shoal.compare.spec import Listing
+    from shoal.compare.comparison import run_comparison as start
+    from shoal.compare.spec import ComparisonSpec
     from shoal.report.write import need_plotting
 
     if "method" in given:
@@ -147,7 +147,7 @@ def compare(
     budgets = Budgets(tuple(budget_seconds or ()), tuple(budget_bytes or ()))
     if recipe.out:
         need_plotting()
-    runs = Listing(tuple(methods), recipe, seeds, tuple(vary or ())).runs()
+    runs = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary or ())).make_recipes()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
         comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets, workers)
@@ -192,7 +192,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run or a comparison that was stopped."""
-    from shoal.compare.comparison import go_on
+    from shoal.compare.comparison import resume_comparison
     from shoal.compare.spec import COMPARISON_FILE
     from shoal.report.write import need_plotting
     from shoal.runs.start import resume_run as again
@@ -203,7 +203,7 @@ def resume(
     with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1, quiet=quiet) as progress:
         if whole:
             need_plotting()
-            comparison = go_on(folder, progress.row, parse_recipe_pairs(sets or []), workers)
+            comparison = resume_comparison(folder, progress.row, parse_recipe_pairs(sets or []), workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
         else:

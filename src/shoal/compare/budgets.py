@@ -8,7 +8,7 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.runs.session import Result
 
-SPENT = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
+COST_COLUMNS = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
 """The columns of a history that count against a budget."""
 MOST = 1e30
 
@@ -23,7 +23,7 @@ class Budgets:
     """Both ways together."""
 
     def __post_init__(self):
-        for kind in SPENT:
+        for kind in COST_COLUMNS:
             given = getattr(self, kind)
             for budget in given:
                 if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < MOST:
@@ -37,9 +37,9 @@ class Budgets:
     def __bool__(self) -> bool:
         return bool(self.seconds or self.bytes)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Where the budgets come from, in words."""
-        cheapest = [kind for kind in SPENT if not getattr(self, kind)]
+        cheapest = [kind for kind in COST_COLUMNS if not getattr(self, kind)]
         own = "within what the cheapest method spent in all"
         if not self:
             return f"The last accuracy {own}."
@@ -49,9 +49,9 @@ class Budgets:
 CHEAPEST = Budgets()
 
 
-def within(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
+def summarise_at_budget(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
     """What one method reached within a budget, which is given by seed."""
-    ends = [r.history.accuracy_at_budget(budget[r.recipe.seed], *SPENT[kind]) for r in results]
+    ends = [r.history.accuracy_at_budget(budget[r.recipe.seed], *COST_COLUMNS[kind]) for r in results]
     there = [end for end in ends if end is not None]
     return {
         "cost": kind,

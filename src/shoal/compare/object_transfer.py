@@ -13,52 +13,52 @@ from shoal.runs.given_objects import HandedOverModel, is_handed_over
 from shoal.runs.recipe import Recipe
 
 
-class Luggage(NamedTuple):
+class TransferredObjects(NamedTuple):
     """What another process needs: data as arrays on disk, which all of them map into memory; models as pickles."""
 
     data: dict[str, Path]
     models: dict[str, bytes]
 
 
-def luggage_of(recipes: Iterable[Recipe], place: Path) -> Luggage:
+def pack_objects(recipes: Iterable[Recipe], place: Path) -> TransferredObjects:
     """All objects that these recipes name; data are written below a folder."""
-    luggage = Luggage({}, {})
+    luggage = TransferredObjects({}, {})
     for data, model in {(recipe.data, recipe.model) for recipe in recipes}:
         if is_handed_over(data) and data not in luggage.data:
             luggage.data[data] = place / data
             try:
                 store_dataset(HANDED_OVER[data], place / data)
             except (OSError, TypeError, RuntimeError) as error:
-                raise unfit("data", error) from error
+                raise not_transferable_error("data", error) from error
         if is_handed_over(model) and model not in luggage.models:
-            luggage.models[model] = pickled_model(model)
+            luggage.models[model] = pickle_model(model)
     return luggage
 
 
-def pickled_model(name: str) -> bytes:
+def pickle_model(name: str) -> bytes:
     try:
         return pickle.dumps(models.HANDED_OVER[name])
     except Exception as error:
-        raise unfit("model", error) from error
+        raise not_transferable_error("model", error) from error
 
 
-def unpack_luggage(luggage: Luggage) -> None:
+def unpack_objects(luggage: TransferredObjects) -> None:
     """In the other process: the same objects under the same names."""
     for name, folder in luggage.data.items():
         dataset = read_stored_dataset(folder)
         if dataset is None:
-            raise unfit("data", OSError(f"{folder} cannot be read"))
+            raise not_transferable_error("data", OSError(f"{folder} cannot be read"))
         HANDED_OVER[name] = dataset
     for name, pickled in luggage.models.items():
         try:
             model = pickle.loads(pickled)
         except Exception as error:
-            raise unfit("model", error) from error
+            raise not_transferable_error("model", error) from error
         assert isinstance(model, HandedOverModel)
         models.HANDED_OVER[name] = model
 
 
-def unfit(what: str, error: Exception) -> ShoalError:
+def not_transferable_error(what: str, error: Exception) -> ShoalError:
     problem = f"The {what} cannot be given to other processes ({describe_error(error)})."
     advice = "Define its classes in a file that can be imported" if what == "model" else "Name files"
     return ShoalError("bad-value", problem, f"{advice}, or leave `workers` at 1.")

@@ -19,7 +19,7 @@ from time import perf_counter
 
 import torch
 
-from shoal.compare.object_transfer import Luggage, luggage_of, unpack_luggage
+from shoal.compare.object_transfer import TransferredObjects, pack_objects, unpack_objects
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.interrupts import stop_error, stop_on_sigterm
 from shoal.runs.history import History
@@ -32,22 +32,24 @@ PATIENCE = 60
 """Seconds that a process has to write down where it is, when it is told to stop."""
 
 
-def apart(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dict[Recipe, Result]:
+def run_in_processes(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dict[Recipe, Result]:
     """Every run brought to its end, by so many processes."""
     with TemporaryDirectory(prefix="shoal-runs-") as place:
         placed = [r if r.out else r.with_values(out=f"{place}/{i}") for i, r in enumerate(recipes)]
-        follow(placed, min(workers, len(placed)), watch, luggage_of(recipes, Path(place)))
+        follow_processes(placed, min(workers, len(placed)), watch, pack_objects(recipes, Path(place)))
         made = {recipe: load_result(Path(own.out)) for recipe, own in zip(recipes, placed)}
     return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
 
 
 @stop_on_sigterm()
-def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: Luggage) -> None:
+def follow_processes(
+    recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: TransferredObjects
+) -> None:
     """Start the processes, pass on what they tell, and stop all of them when one fails."""
     context, started = get_context("spawn"), {}
     for number in range(workers):
         near, far = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(far, recipes[number::workers], luggage), daemon=True)
+        process = context.Process(target=run_worker, args=(far, recipes[number::workers], luggage), daemon=True)
         process.start()
         far.close()
         started[near] = process
@@ -57,13 +59,13 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, lugga
         while open_ends:
             for end in wait(list(open_ends)):
                 assert isinstance(end, Connection)
-                message = heard(end)
+                message = receive_message(end)
                 if isinstance(message, ShoalError):
                     raise message
                 if message is None:
                     open_ends.discard(end)
                     continue
-                if isinstance(message, Warned):
+                if isinstance(message, WarningMessage):
                     warn_once(message.text)
                     continue
                 begun.add(end)
@@ -74,10 +76,10 @@ def follow(recipes: Sequence[Recipe], workers: int, watch: Watcher | None, lugga
     except KeyboardInterrupt as error:
         raise stop_error(error, "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
-        stop(started, open_ends, begun)
+        stop_processes(started, open_ends, begun)
 
 
-def stop(
+def stop_processes(
     started: Mapping[Connection, BaseProcess], busy: Collection[Connection], begun: Collection[Connection]
 ) -> None:
     """The busy are told to stop, and what they still say is taken off their hands: a full pipe would hold them up.
@@ -90,14 +92,14 @@ def stop(
             os.kill(process.pid, signal.SIGINT if end in begun else signal.SIGTERM)
     ends, until = set(busy), perf_counter() + PATIENCE
     while ends and (ready := wait(list(ends), max(0.0, until - perf_counter()))):
-        ends -= {end for end in ends if end in ready and silent(end)}
+        ends -= {end for end in ends if end in ready and drain_pipe(end)}
     for process in started.values():
         process.join(max(0.0, until - perf_counter()))
         if process.is_alive():
             process.kill()
 
 
-def silent(end: Connection) -> bool:
+def drain_pipe(end: Connection) -> bool:
     """Read some bytes, which may be half a message; whether there will be no more."""
     try:
         return not os.read(end.fileno(), 2**16)
@@ -105,7 +107,7 @@ def silent(end: Connection) -> bool:
         return True
 
 
-def heard(end: Connection):
+def receive_message(end: Connection):
     """A round that was played, a failure, or None when a process is done."""
     try:
         return end.recv()
@@ -115,13 +117,13 @@ def heard(end: Connection):
 
 
 @dataclass(frozen=True)
-class Warned:
+class WarningMessage:
     """A warning of a process, for the parent to pass on once."""
 
     text: str
 
 
-class ToParent(logging.Handler):
+class ParentLogHandler(logging.Handler):
     """Sends warnings to the parent; several processes would each say the same."""
 
     def __init__(self, end: Connection):
@@ -129,23 +131,23 @@ class ToParent(logging.Handler):
         self.end = end
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.end.send(Warned(record.getMessage()))
+        self.end.send(WarningMessage(record.getMessage()))
 
 
-def work(end: Connection, recipes: Sequence[Recipe], luggage: Luggage) -> None:
+def run_worker(end: Connection, recipes: Sequence[Recipe], luggage: TransferredObjects) -> None:
     """What a process does: its own runs, one after the other or side by side."""
     import shoal.data.noise  # noqa: F401
-    from shoal.compare.comparison import alike, brought_to_end
+    from shoal.compare.comparison import finish_group, group_similar_recipes
 
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
     torch.set_num_threads(1)
-    logging.getLogger("shoal").addHandler(ToParent(end))
+    logging.getLogger("shoal").addHandler(ParentLogHandler(end))
     with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:
-            unpack_luggage(luggage)
-            for group in alike(recipes):
-                brought_to_end(group, lambda recipe, row, history: end.send((recipe, row)))
+            unpack_objects(luggage)
+            for group in group_similar_recipes(recipes):
+                finish_group(group, lambda recipe, row, history: end.send((recipe, row)))
             end.send(None)
         except BrokenPipeError:
             raise

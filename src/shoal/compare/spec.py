@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from shoal.compare.budgets import CHEAPEST, SPENT, Budgets
+from shoal.compare.budgets import CHEAPEST, COST_COLUMNS, Budgets
 from shoal.core.errors import ShoalError
 from shoal.runs.recipe import COMPARISON_FILE, Recipe, parse_recipe_pairs, read_recipe_file, split_pairs
 from shoal.runs.recipe_values import format_toml
 from shoal.storage.files import write_bytes
 
-LISTED = {kind: f"budget_{kind}" for kind in SPENT}
+BUDGET_FILE_KEYS = {kind: f"budget_{kind}" for kind in COST_COLUMNS}
 """The names of budgets in it."""
 
 
 @dataclass(frozen=True)
-class Listing:
+class ComparisonSpec:
     """What a comparison consists of: every method, with every value that is varied, with every seed."""
 
     methods: tuple[str, ...]
@@ -33,20 +33,22 @@ class Listing:
             raise ShoalError(
                 "bad-value", f"A comparison cannot be made: {found}.", "Give different methods and 1 to 1000 seeds."
             )
-        for key in self.varied:
-            if key in ("method", "seed", "out", "rounds") or len(set(self.varied[key])) < len(self.varied[key]):
+        for key in self.varied_values:
+            if key in ("method", "seed", "out", "rounds") or len(set(self.varied_values[key])) < len(
+                self.varied_values[key]
+            ):
                 raise ShoalError(
                     "bad-value", f"{key} cannot be varied like this.", "Give different values of another recipe key."
                 )
 
     @property
-    def varied(self) -> dict[str, list[str]]:
+    def varied_values(self) -> dict[str, list[str]]:
         """The values of each key that is varied."""
         return {key: [v.strip() for v in values.split(",")] for key, values in split_pairs(list(self.vary)).items()}
 
-    def runs(self) -> dict[str, list[Recipe]]:
+    def make_recipes(self) -> dict[str, list[Recipe]]:
         """By what they are called: the recipes, one per seed."""
-        variants = [dict(zip(self.varied, values)) for values in product(*self.varied.values())]
+        variants = [dict(zip(self.varied_values, values)) for values in product(*self.varied_values.values())]
         found: dict[str, list[Recipe]] = {}
         for number, (method, other) in enumerate(product(self.methods, variants)):
             label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
@@ -60,20 +62,20 @@ class Listing:
         return found
 
 
-def write_list(path: Path, listing: Listing) -> None:
+def write_comparison_file(path: Path, listing: ComparisonSpec) -> None:
     """What a comparison consists of, as a file."""
     own = replace(listing.recipe, method=listing.methods[0])
     listed = f"methods = {format_toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {format_toml(listing.vary)}\n"
-    given = {key: getattr(listing.budgets, kind) for kind, key in LISTED.items()}
+    given = {key: getattr(listing.budgets, kind) for kind, key in BUDGET_FILE_KEYS.items()}
     listed += "".join(f"{key} = {format_toml(budgets)}\n" for key, budgets in given.items() if budgets)
     write_bytes(path / COMPARISON_FILE, (listed + own.to_toml()).encode())
 
 
-def listed_in(path: Path) -> Listing:
+def read_comparison_file(path: Path) -> ComparisonSpec:
     """What the file in a comparison's folder says; its runs lie in that folder."""
     found = read_recipe_file(path / COMPARISON_FILE)
     methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
-    budgets = {kind: found.pop(key, []) for kind, key in LISTED.items()}
+    budgets = {kind: found.pop(key, []) for kind, key in BUDGET_FILE_KEYS.items()}
     texts = [methods, vary]
     if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
         raise ShoalError(
@@ -88,4 +90,6 @@ def listed_in(path: Path) -> Listing:
             "Restore it, or take that line out.",
         )
     listed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
-    return Listing(tuple(methods), Recipe().with_values(**found | {"out": str(path)}), seeds, tuple(vary), listed)
+    return ComparisonSpec(
+        tuple(methods), Recipe().with_values(**found | {"out": str(path)}), seeds, tuple(vary), listed
+    )

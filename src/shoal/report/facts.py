@@ -31,7 +31,7 @@ def facts(groups: Sequence[Group], budgets: Budgets = CHEAPEST) -> dict[str, Any
         "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
         "colours": {what: cause_colours(made, what) for what in ("bytes", "seconds")},
         "splits": splits(groups),
-        "budgets": budgets.told() if budgets or len(made) > 1 else None,
+        "budgets": budgets.describe() if budgets or len(made) > 1 else None,
     }
 
 

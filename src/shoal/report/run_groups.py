@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compare.budgets import Budgets
-from shoal.compare.spec import COMPARISON_FILE, listed_in
+from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
 from shoal.core.errors import ShoalError
 from shoal.runs.history import History, read_history
 from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
@@ -66,7 +66,7 @@ def run_folders(path: Path) -> list[Path]:
     if not (path / COMPARISON_FILE).is_file():
         return [path]
     try:
-        found = [Path(r.out) for own in listed_in(path).runs().values() for r in own]
+        found = [Path(r.out) for own in read_comparison_file(path).make_recipes().values() for r in own]
     except (ShoalError, ValueError) as error:
         raise damaged_file_error(path / COMPARISON_FILE, getattr(error, "problem", error)) from error
     return [folder for folder in found if (folder / "recipe.toml").is_file()]
@@ -74,7 +74,7 @@ def run_folders(path: Path) -> list[Path]:
 
 def budgets_in(folders: Sequence[Path]) -> Budgets:
     """All budgets at which these comparisons were asked to compare."""
-    asked = [listed_in(path).budgets for path in folders if (path / COMPARISON_FILE).is_file()]
+    asked = [read_comparison_file(path).budgets for path in folders if (path / COMPARISON_FILE).is_file()]
     return Budgets(tuple(b for own in asked for b in own.seconds), tuple(b for own in asked for b in own.bytes))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.compare.comparison import played
+from shoal.compare.comparison import play_all_runs
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.interrupts import STOP_KINDS, stop_error
 from shoal.plugins.load import load_method
@@ -116,7 +116,7 @@ def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], p
 def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> None:
     """Play what is not complete yet; a stop says how to go on."""
     try:
-        made = played({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
+        made = play_all_runs({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
         warn_of_failed_runs(made.results)
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
