@@ -15,8 +15,8 @@ import pytest
 from shoal.compare.comparison import run_comparison
 from shoal.core.errors import ShoalError
 from shoal.parts import find_shipped_parts
-from shoal.report.citations import CITATIONS, cited
-from shoal.report.plots import draw_split, highest
+from shoal.report.citations import CITATIONS, cite_method
+from shoal.report.plots import draw_split, find_tallest_stack
 from shoal.report.write import write_report
 from shoal.runs.loggers import KINDS, flatten_numbers, open_logger
 from shoal.runs.recipe import Recipe
@@ -296,17 +296,17 @@ def test_a_split_is_drawn_by_itself(tmp_path):
 def test_stacks_share_a_scale_that_holds_the_tallest():
     flat = {"edges": [0, 1, 2], "causes": ["down", "up"], "values": [[1.0, 2.0], [3.0, 5.0]]}
     low = {"edges": [0, 1], "causes": [], "values": []}
-    assert highest([{"bytes": low}, {"bytes": flat}], "bytes") == 7.0
+    assert find_tallest_stack([{"bytes": low}, {"bytes": flat}], "bytes") == 7.0
 
 
 def test_every_shipped_part_of_a_paper_is_cited():
     assert set(CITATIONS) - {"fedavg"} <= set(find_shipped_parts())
     for entry in CITATIONS.values():
         assert entry.count("{") == entry.count("}") and re.match(r"@\w+\{\w+,\n", entry)
-    assert cited("fedavg") == cited("nobody(x=1)") == cited("((") == [CITATIONS["fedavg"]]
-    assert cited("fedprox(mu=0.1)+SCAFFOLD") == [CITATIONS[n] for n in ("fedavg", "fedprox", "scaffold")]
-    assert cited("serverm") == cited("fedavgm") and len(cited("fedadam+fedyogi")) == 2
-    assert cited("nobody(text='+scaffold')") == [CITATIONS["fedavg"]]
+    assert cite_method("fedavg") == cite_method("nobody(x=1)") == cite_method("((") == [CITATIONS["fedavg"]]
+    assert cite_method("fedprox(mu=0.1)+SCAFFOLD") == [CITATIONS[n] for n in ("fedavg", "fedprox", "scaffold")]
+    assert cite_method("serverm") == cite_method("fedavgm") and len(cite_method("fedadam+fedyogi")) == 2
+    assert cite_method("nobody(text='+scaffold')") == [CITATIONS["fedavg"]]
 
 
 def test_a_real_browser_draws_it_without_complaint(place, no_pictures):

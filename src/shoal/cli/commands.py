@@ -139,14 +139,14 @@ def compare(
     from shoal.compare.budgets import Budgets
     from shoal.compare.comparison import run_comparison as start
     from shoal.compare.spec import ComparisonSpec
-    from shoal.report.write import need_plotting
+    from shoal.report.write import require_matplotlib
 
     if "method" in given:
         raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
     recipe = resolved(file, sets, given)
     budgets = Budgets(tuple(budget_seconds or ()), tuple(budget_bytes or ()))
     if recipe.out:
-        need_plotting()
+        require_matplotlib()
     runs = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary or ())).make_recipes()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
@@ -194,7 +194,7 @@ def resume(
     """Go on with a run or a comparison that was stopped."""
     from shoal.compare.comparison import resume_comparison
     from shoal.compare.spec import COMPARISON_FILE
-    from shoal.report.write import need_plotting
+    from shoal.report.write import require_matplotlib
     from shoal.runs.start import resume_run as again
 
     whole = (folder / COMPARISON_FILE).is_file()
@@ -202,7 +202,7 @@ def resume(
         raise ShoalError("bad-value", f"{folder} is no comparison: there is one run to do.", "Leave out --workers.")
     with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1, quiet=quiet) as progress:
         if whole:
-            need_plotting()
+            require_matplotlib()
             comparison = resume_comparison(folder, progress.row, parse_recipe_pairs(sets or []), workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
@@ -281,10 +281,10 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
         if told := by_blocks(comparison):
             console.print(f"{BY_BLOCKS}: {told}", markup=False, highlight=False)
     if out:
-        from shoal.report.write import draw
+        from shoal.report.write import draw_comparison
 
         picture = Path(out) / "comparison.png"
-        draw(comparison, picture)
+        draw_comparison(comparison, picture)
         if not (quiet or as_json):
             typer.echo(f"picture: {picture}")
     refuse_all_void(result.history for results in comparison.results.values() for result in results)

@@ -1,5 +1,5 @@
 """Reports of runs: a page with everything, or one picture."""
 
-from shoal.report.write import draw, write_report
+from shoal.report.write import draw_comparison, write_report
 
-__all__ = ["draw", "write_report"]
+__all__ = ["draw_comparison", "write_report"]

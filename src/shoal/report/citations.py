@@ -481,17 +481,17 @@ CITATIONS = {
 """The entry of each part that comes from a paper."""
 
 
-def cited(method: str) -> list[str]:
+def cite_method(method: str) -> list[str]:
     """The entries for the parts of an expression, FedAvg first; parts without a paper here are skipped."""
-    entries = [CITATIONS["fedavg"], *(CITATIONS[name] for name in named(method) if name in CITATIONS)]
+    entries = [CITATIONS["fedavg"], *(CITATIONS[name] for name in list_part_names(method) if name in CITATIONS)]
     return list(dict.fromkeys(entries))
 
 
-def named(method: str) -> list[str]:
+def list_part_names(method: str) -> list[str]:
     """The names in an expression, presets written out; none if it cannot be read."""
     try:
         tree = ast.parse(method[:MAX_EXPRESSION_LENGTH].strip(), mode="eval").body
         names = [parse_call(node, method)[0] for node in split_terms(tree, method)]
     except (ShoalError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [part for name in names for part in (named(PRESETS[name]) if PRESETS.get(name) else [name])]
+    return [part for name in names for part in (list_part_names(PRESETS[name]) if PRESETS.get(name) else [name])]

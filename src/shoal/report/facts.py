@@ -10,8 +10,8 @@ import numpy as np
 
 from shoal.compare.budgets import CHEAPEST, Budgets
 from shoal.compare.comparison import Comparison
-from shoal.report.plots import cause_colours, cause_order
-from shoal.report.run_groups import PLACES, Group, Run
+from shoal.report.plots import assign_cause_colours, rank_cause
+from shoal.report.run_groups import PLACES, ReportedRun, RunGroup
 from shoal.runs.history_rows import METRICS
 from shoal.runs.recipe_values import format_toml
 
@@ -19,9 +19,9 @@ POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
 """The most points of a curve, bars of a stack, devices and classes of a split that a page shows."""
 
 
-def facts(groups: Sequence[Group], budgets: Budgets = CHEAPEST) -> dict[str, Any]:
+def collect_facts(groups: Sequence[RunGroup], budgets: Budgets = CHEAPEST) -> dict[str, Any]:
     """Everything the page draws."""
-    made = [group_facts(group) for group in groups]
+    made = [collect_group_facts(group) for group in groups]
     together = Comparison(cast(Any, {group.label: group.runs for group in groups}), budgets=budgets).at_budgets()
     for group in made:
         group["table"]["at_budgets"] = together[group["label"]]
@@ -29,56 +29,58 @@ def facts(groups: Sequence[Group], budgets: Budgets = CHEAPEST) -> dict[str, Any
         "groups": made,
         "metrics": [metric for metric in METRICS if any(metric in group["curves"] for group in made)],
         "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
-        "colours": {what: cause_colours(made, what) for what in ("bytes", "seconds")},
-        "splits": splits(groups),
+        "colours": {what: assign_cause_colours(made, what) for what in ("bytes", "seconds")},
+        "splits": collect_splits(groups),
         "budgets": budgets.describe() if budgets or len(made) > 1 else None,
     }
 
 
-def group_facts(group: Group) -> dict[str, Any]:
+def collect_group_facts(group: RunGroup) -> dict[str, Any]:
     """One method, over its seeds."""
     length = min(len(run.history) for run in group.runs)
-    curves = {metric: found for metric in METRICS if (found := curve(group.runs, length, metric))}
+    curves = {metric: found for metric in METRICS if (found := compute_curve(group.runs, length, metric))}
     return {
         "label": group.label,
         "seeds": [run.recipe.seed for run in group.runs],
         "rounds": length,
         "curves": curves,
-        "bytes": stacked(group.runs, length, bytes_of),
-        "seconds": stacked(group.runs, length, seconds_of),
-        "devices": devices(group.runs),
-        "classes": classes(group.runs),
-        "table": table_row(group),
+        "bytes": stack_costs(group.runs, length, split_bytes_by_cause),
+        "seconds": stack_costs(group.runs, length, split_seconds_by_cause),
+        "devices": summarise_devices(group.runs),
+        "classes": average_class_accuracy(group.runs),
+        "table": make_table_row(group),
     }
 
 
-def curve(runs: Sequence[Run], length: int, metric: str) -> dict[str, list[float]] | None:
+def compute_curve(runs: Sequence[ReportedRun], length: int, metric: str) -> dict[str, list[float]] | None:
     """Lowest, mean and highest value over seeds, at the rounds all of them evaluated, against four kinds of cost."""
     at = [r for r in range(length) if all(run.history.rows[r].get(metric) is not None for run in runs)]
     if not at:
         return None
-    at = [at[i] for i in evenly(len(at), POINTS)]
+    at = [at[i] for i in pick_evenly(len(at), POINTS)]
     y = np.array([[run.history.rows[r][metric] for r in at] for run in runs], dtype=float)
 
-    def until(*columns: str) -> list[float]:
+    def accumulate_cost(*columns: str) -> list[float]:
         sums = [np.cumsum([sum(row[c] for c in columns) for row in run.history.rows], dtype=float) for run in runs]
-        return short(np.mean([s[at] for s in sums], axis=0))
+        return shorten_numbers(np.mean([s[at] for s in sums], axis=0))
 
     return {
         "rounds": [r + 1 for r in at],
-        "seconds": until("sim_seconds"),
-        "bytes": until("bytes_down", "bytes_up"),
-        "macs": until("macs_work"),
-        "low": short(y.min(0)),
-        "mean": short(y.mean(0)),
-        "high": short(y.max(0)),
+        "seconds": accumulate_cost("sim_seconds"),
+        "bytes": accumulate_cost("bytes_down", "bytes_up"),
+        "macs": accumulate_cost("macs_work"),
+        "low": shorten_numbers(y.min(0)),
+        "mean": shorten_numbers(y.mean(0)),
+        "high": shorten_numbers(y.max(0)),
     }
 
 
-def stacked(runs: Sequence[Run], length: int, causes_of: Callable[[dict], dict[str, float]]) -> dict[str, Any]:
+def stack_costs(
+    runs: Sequence[ReportedRun], length: int, causes_of: Callable[[dict], dict[str, float]]
+) -> dict[str, Any]:
     """What a round cost, by cause: the mean over seeds, and over neighbouring rounds where there are many."""
     rows = [[causes_of(run.history.rows[r]) for run in runs] for r in range(length)]
-    causes = sorted({cause for row in rows for found in row for cause in found}, key=cause_order)
+    causes = sorted({cause for row in rows for found in row for cause in found}, key=rank_cause)
     edges = np.linspace(0, length, min(length, BARS) + 1).astype(int).tolist()
     values = {
         cause: [
@@ -87,10 +89,10 @@ def stacked(runs: Sequence[Run], length: int, causes_of: Callable[[dict], dict[s
         ]
         for cause in causes
     }
-    return {"edges": edges, "causes": causes, "values": [short(values[cause]) for cause in causes]}
+    return {"edges": edges, "causes": causes, "values": [shorten_numbers(values[cause]) for cause in causes]}
 
 
-def bytes_of(row: dict[str, Any]) -> dict[str, float]:
+def split_bytes_by_cause(row: dict[str, Any]) -> dict[str, float]:
     """The bytes of a round by direction and by what they carried."""
     found: dict[str, float] = {}
     for way in ("down", "up"):
@@ -102,21 +104,21 @@ def bytes_of(row: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def seconds_of(row: dict[str, Any]) -> dict[str, float]:
+def split_seconds_by_cause(row: dict[str, Any]) -> dict[str, float]:
     """The simulated time of a round by what the slowest device did."""
     found = {k: v for k, v in (row.get("seconds_by") or {}).items() if not isinstance(v, dict)}
     rest = row["sim_seconds"] - sum(found.values())
     return found | ({"other" if found else "all": rest} if rest > 1e-6 * row["sim_seconds"] else {})
 
 
-def devices(runs: Sequence[Run]) -> dict[str, Any] | None:
+def summarise_devices(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """The accuracy of all devices of all seeds in rising order; mean, worst tenth and spread as means over seeds."""
     found = [sorted(run.devices) for run in runs if run.devices]
     if not found:
         return None
     pooled = sorted(v for values in found for v in values)
     return {
-        "sorted": short([pooled[i] for i in evenly(len(pooled), POINTS)]),
+        "sorted": shorten_numbers([pooled[i] for i in pick_evenly(len(pooled), POINTS)]),
         "count": len(found[0]),
         "mean": mean(map(mean, found)),
         "worst": mean(mean(values[: ceil(len(values) / 10)]) for values in found),
@@ -124,23 +126,23 @@ def devices(runs: Sequence[Run]) -> dict[str, Any] | None:
     }
 
 
-def classes(runs: Sequence[Run]) -> list[float | None] | None:
+def average_class_accuracy(runs: Sequence[ReportedRun]) -> list[float | None] | None:
     """The accuracy of each class at the end, as the mean over seeds; too many classes for a picture have none."""
     found = [last for run in runs if (last := run.history.last("per_class"))]
     if not found or len({len(values) for values in found}) > 1 or len(found[0]) > DEVICES:
         return None
     columns = [[v for v in column if v is not None] for column in zip(*found)]
-    return [short([mean(column)])[0] if column else None for column in columns]
+    return [shorten_numbers([mean(column)])[0] if column else None for column in columns]
 
 
-def splits(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def collect_splits(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """The split of the first seed of every group, each different one once."""
     made: list[dict[str, Any]] = []
     for group in groups:
         run = next((r for r in group.runs if r.split), None)
         if run is None or run.split is None:
             continue
-        drawn = split_facts(run.split)
+        drawn = condense_split(run.split)
         same = next((s for s in made if all(s[key] == drawn[key] for key in drawn if key != "all")), None)
         if same:
             same["labels"].append(group.label)
@@ -150,7 +152,7 @@ def splits(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return made
 
 
-def split_facts(split: dict[str, Any]) -> dict[str, Any]:
+def condense_split(split: dict[str, Any]) -> dict[str, Any]:
     """A table of classes and devices; many classes are drawn together, of many devices the first are drawn."""
     labels = np.array(split["labels"][:DEVICES], dtype=float)
     edges = np.linspace(0, labels.shape[1], min(labels.shape[1], ROWS) + 1).astype(int)
@@ -159,14 +161,14 @@ def split_facts(split: dict[str, Any]) -> dict[str, Any]:
         "counts": [[int(n) for n in row] for row in counts],
         "rows": [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(edges.tolist(), edges[1:].tolist())],
         "sizes": split["sizes"][:DEVICES],
-        "degrees": short(split["degrees"][:DEVICES]) if "degrees" in split else None,
+        "degrees": shorten_numbers(split["degrees"][:DEVICES]) if "degrees" in split else None,
         "degree": split.get("degree"),
         "all": len(split["sizes"]),
         "server": split.get("server"),
     }
 
 
-def table_row(group: Group) -> dict[str, Any]:
+def make_table_row(group: RunGroup) -> dict[str, Any]:
     """End values and costs, as a comparison counts them."""
     row = Comparison(cast(Any, {group.label: group.runs}), group.recipe.target).table()[0]
     row["rounds"] = mean(len(run.history) for run in group.runs)
@@ -180,7 +182,7 @@ def table_row(group: Group) -> dict[str, Any]:
     return row
 
 
-def recipe_lines(groups: Sequence[Group]) -> list[list[tuple[str, str, bool]]]:
+def list_recipe_lines(groups: Sequence[RunGroup]) -> list[list[tuple[str, str, bool]]]:
     """For each group the key, the value and whether it differs between groups."""
     recipes = [asdict(group.recipe) for group in groups]
     lines = []
@@ -192,11 +194,11 @@ def recipe_lines(groups: Sequence[Group]) -> list[list[tuple[str, str, bool]]]:
     return lines
 
 
-def evenly(count: int, most: int) -> list[int]:
+def pick_evenly(count: int, most: int) -> list[int]:
     """At most so many places out of a count, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
-def short(values: Any) -> list[float]:
+def shorten_numbers(values: Any) -> list[float]:
     """Seven digits are more than a picture shows."""
     return [float(f"{float(v):.7g}") for v in values]

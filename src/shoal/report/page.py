@@ -9,62 +9,77 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from shoal.report.citations import cited
-from shoal.report.facts import facts, recipe_lines
+from shoal.report.citations import cite_method
+from shoal.report.facts import collect_facts, list_recipe_lines
 from shoal.report.plots import COLOURS
-from shoal.report.run_groups import Group, budgets_in, groups_in
-from shoal.report.tables import budgets_table, devices_table, results_table, summaries, targets_table
+from shoal.report.run_groups import RunGroup, read_budgets, read_groups
+from shoal.report.tables import (
+    render_budgets_table,
+    render_devices_table,
+    render_results_table,
+    render_summaries,
+    render_targets_table,
+)
 
-__all__ = ["budgets_in", "facts", "groups_in", "render"]
+__all__ = ["read_budgets", "collect_facts", "read_groups", "render_page"]
 
 
-def render(groups: Sequence[Group], found: dict[str, Any], pictures: str) -> str:
+def render_page(groups: Sequence[RunGroup], found: dict[str, Any], pictures: str) -> str:
     """The page as text. All that comes from a recipe or a history is escaped; no script but ours may run."""
-    script = asset("page.js")
+    script = read_asset("page.js")
     names = [group.label for group in groups]
     title = ", ".join(names)
-    return Template(asset("page.html")).substitute(
+    return Template(read_asset("page.html")).substitute(
         title=escape(title if len(title) <= 90 else f"{len(names)} methods" if len(names) > 1 else "One method"),
         hash=b64encode(sha256(script.encode()).digest()).decode(),
-        style=asset("page.css"),
-        setting=escape(setting(groups)),
-        summaries=summaries(found["groups"]),
-        table=results_table(found) + targets_table(found) + budgets_table(found),
-        devices_table=devices_table(found["groups"]),
-        recipes=recipes(groups),
-        citations=citations(groups),
+        style=read_asset("page.css"),
+        setting=escape(describe_common_settings(groups)),
+        summaries=render_summaries(found["groups"]),
+        table=render_results_table(found) + render_targets_table(found) + render_budgets_table(found),
+        devices_table=render_devices_table(found["groups"]),
+        recipes=render_recipes(groups),
+        citations=render_citations(groups),
         pictures=escape(pictures),
-        facts=embedded(found | {"palette": len(COLOURS)}),
+        facts=embed_json(found | {"palette": len(COLOURS)}),
         script=script,
     )
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     return files("shoal.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def embedded(value: Any) -> str:
+def embed_json(value: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def setting(groups: Sequence[Group]) -> str:
+def describe_common_settings(groups: Sequence[RunGroup]) -> str:
     """What all the runs have in common, in one line."""
 
-    def common(key: str, told: str = "{}") -> str:
+    def format_common_value(key: str, told: str = "{}") -> str:
         values = {getattr(group.recipe, key) for group in groups}
         return told.format(values.pop()) if len(values) == 1 else ""
 
     seeds = max(len(group.runs) for group in groups)
-    told = [common("data"), common("model"), common("split"), common("devices", "{:,} devices")]
-    told += [common("sample", "{:,} per round"), common("rounds", "{:,} rounds"), f"{seeds} seed{'s' * (seeds > 1)}"]
+    told = [
+        format_common_value("data"),
+        format_common_value("model"),
+        format_common_value("split"),
+        format_common_value("devices", "{:,} devices"),
+    ]
+    told += [
+        format_common_value("sample", "{:,} per round"),
+        format_common_value("rounds", "{:,} rounds"),
+        f"{seeds} seed{'s' * (seeds > 1)}",
+    ]
     return " · ".join(text for text in told if text)
 
 
-def recipes(groups: Sequence[Group]) -> str:
+def render_recipes(groups: Sequence[RunGroup]) -> str:
     made = []
-    for group, lines in zip(groups, recipe_lines(groups)):
+    for group, lines in zip(groups, list_recipe_lines(groups)):
         told = "\n".join(
             f"<mark>{escape(f'{key} = {value}')}</mark>" if differs else escape(f"{key} = {value}")
             for key, value, differs in lines
@@ -73,7 +88,7 @@ def recipes(groups: Sequence[Group]) -> str:
     return "\n".join(made)
 
 
-def citations(groups: Sequence[Group]) -> str:
+def render_citations(groups: Sequence[RunGroup]) -> str:
     """The papers of all parts, each once."""
-    entries = dict.fromkeys(entry for group in groups for entry in cited(group.recipe.method))
+    entries = dict.fromkeys(entry for group in groups for entry in cite_method(group.recipe.method))
     return escape("\n\n".join(entries))

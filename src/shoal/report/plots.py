@@ -34,16 +34,18 @@ TITLES = {
 }
 
 
-def need_plotting() -> None:
+def require_matplotlib() -> None:
     """Say what is missing before anything is computed, not after."""
     if find_spec("matplotlib") is None:
         raise ShoalError("missing-extra", "matplotlib is not installed.", "Run: pip install 'shoal[plot]'.")
 
 
 @contextmanager
-def canvas(path: Path, rows: int, columns: int, size: tuple[float, float], **more: Any) -> Iterator[tuple[Any, Any]]:
+def open_canvas(
+    path: Path, rows: int, columns: int, size: tuple[float, float], **more: Any
+) -> Iterator[tuple[Any, Any]]:
     """A figure and its panels in our style, saved at the end."""
-    need_plotting()
+    require_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")
@@ -67,9 +69,14 @@ def draw_split(split: dict[str, Any], path: Path) -> None:
     counts = np.array(split.get("counts") or split["labels"], dtype=float).T
     classes, devices = counts.shape
     width = min(14, max(5, 1.8 + 0.22 * devices))
-    with canvas(path, 2, 1, (width, 2.6 + min(5, 0.22 * classes)), sharex=True, height_ratios=[4, 1]) as (figure, two):
+    with open_canvas(path, 2, 1, (width, 2.6 + min(5, 0.22 * classes)), sharex=True, height_ratios=[4, 1]) as (
+        figure,
+        two,
+    ):
         # the square root keeps small counts visible beside large ones
-        image = two[0].imshow(counts, aspect="auto", cmap="Blues", norm="linear" if counts.max() < 20 else root(counts))
+        image = two[0].imshow(
+            counts, aspect="auto", cmap="Blues", norm="linear" if counts.max() < 20 else make_root_norm(counts)
+        )
         two[0].set_ylabel("class")
         names = split.get("rows") or [str(c) for c in range(classes)]
         every = max(1, classes // 15)
@@ -80,14 +87,14 @@ def draw_split(split: dict[str, Any], path: Path) -> None:
         two[1].set_ylabel("samples")
         two[1].set_xlabel("device" if devices >= len(sizes) else f"device (the first {devices} of {len(sizes)})")
         two[1].xaxis.get_major_locator().set_params(integer=True)
-        two[0].set_title("samples of each class on each device" + degree_told(split.get("degree")))
+        two[0].set_title("samples of each class on each device" + format_degree(split.get("degree")))
 
 
-def degree_told(degree: float | None) -> str:
+def format_degree(degree: float | None) -> str:
     return "" if degree is None else f"; non-IID degree {degree:.4f}"
 
 
-def root(counts: Any) -> Any:
+def make_root_norm(counts: Any) -> Any:
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, vmin=0, vmax=max(1.0, counts.max()))
@@ -96,14 +103,14 @@ def root(counts: Any) -> Any:
 def draw_curves(groups: Sequence[dict[str, Any]], metric: str, targets: Sequence[float], path: Path) -> None:
     """One metric against rounds, time, bytes and computation: the mean over seeds, and the band they lie in."""
     seeds = max(len(group["seeds"]) for group in groups)
-    with canvas(path, 2, 2, (11, 8), sharey=True) as (_, panels):
+    with open_canvas(path, 2, 2, (11, 8), sharey=True) as (_, panels):
         for panel, (cost, (title, unit)) in zip(panels, COSTS.items()):
             for number, group in enumerate(groups):
                 if metric not in group["curves"]:
                     continue
-                found, look = group["curves"][metric], line_of(number)
+                found, look = group["curves"][metric], pick_line_style(number)
                 x = np.array(found[cost]) / unit
-                panel.plot(x, found["mean"], label=shown(group["label"]), linewidth=1.8, **look)
+                panel.plot(x, found["mean"], label=format_label(group["label"]), linewidth=1.8, **look)
                 if len(group["seeds"]) > 1:
                     panel.fill_between(x, found["low"], found["high"], color=look["color"], alpha=0.15, linewidth=0)
             panel.set_xlabel(title)
@@ -121,8 +128,8 @@ def draw_stacks(groups: Sequence[dict[str, Any]], what: str, path: Path) -> None
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = -(-len(groups) // columns)
     unit, title = (1e6, "megabytes a round") if what == "bytes" else (1, "simulated seconds a round")
-    colours = cause_colours(groups, what)
-    with canvas(path, rows, columns, (1.5 + 3.6 * columns, 0.8 + 2.6 * rows), sharey=True) as (figure, panels):
+    colours = assign_cause_colours(groups, what)
+    with open_canvas(path, rows, columns, (1.5 + 3.6 * columns, 0.8 + 2.6 * rows), sharey=True) as (figure, panels):
         for panel, group in zip(panels, groups):
             found = group[what]
             edges = np.array(found["edges"])
@@ -131,31 +138,33 @@ def draw_stacks(groups: Sequence[dict[str, Any]], what: str, path: Path) -> None
                 top = bottom + np.array(values) / unit
                 panel.stairs(top, edges + 0.5, baseline=bottom, fill=True, color=colours[cause])
                 bottom = top
-            panel.set_title(shown(group["label"], 40))
+            panel.set_title(format_label(group["label"], 40))
             panel.set_xlabel("round")
         for panel in panels[len(groups) :]:
             panel.axis("off")
-        panels[0].set_ylim(0, highest(groups, what) / unit * 1.04 or 1)
+        panels[0].set_ylim(0, find_tallest_stack(groups, what) / unit * 1.04 or 1)
         panels[0].set_ylabel(title)
         from matplotlib.patches import Patch
 
-        patches = [Patch(color=colour, label=shown(cause)) for cause, colour in colours.items()]
+        patches = [Patch(color=colour, label=format_label(cause)) for cause, colour in colours.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=min(6, len(patches)), frameon=False)
 
 
-def highest(groups: Sequence[dict[str, Any]], what: str) -> float:
+def find_tallest_stack(groups: Sequence[dict[str, Any]], what: str) -> float:
     """The tallest stack of all methods."""
     return max(float(np.sum(group[what]["values"], axis=0).max(initial=0)) for group in groups)
 
 
 def draw_devices(groups: Sequence[dict[str, Any]], path: Path) -> None:
     """The accuracy of every device, from the worst to the best."""
-    with canvas(path, 1, 1, (7, 4.2)) as (_, panels):
+    with open_canvas(path, 1, 1, (7, 4.2)) as (_, panels):
         for number, group in enumerate(groups):
             if group["devices"]:
                 values = group["devices"]["sorted"]
                 share = (np.arange(len(values)) + 0.5) / len(values) * 100
-                panels[0].plot(share, values, label=shown(group["label"]), linewidth=1.8, **line_of(number))
+                panels[0].plot(
+                    share, values, label=format_label(group["label"]), linewidth=1.8, **pick_line_style(number)
+                )
         panels[0].set_xlabel("devices, from the worst to the best (%)")
         panels[0].set_ylabel("accuracy on the device's own labels")
         panels[0].set_xlim(0, 100)
@@ -168,47 +177,47 @@ def draw_classes(groups: Sequence[dict[str, Any]], path: Path) -> None:
     found = [group for group in groups if group["classes"]]
     width = max(len(group["classes"]) for group in found)
     table = [[np.nan if v is None else v for v in g["classes"]] + [np.nan] * (width - len(g["classes"])) for g in found]
-    with canvas(path, 1, 1, (min(14, 4 + 0.4 * width), 1.4 + 0.35 * len(found))) as (figure, panels):
+    with open_canvas(path, 1, 1, (min(14, 4 + 0.4 * width), 1.4 + 0.35 * len(found))) as (figure, panels):
         image = panels[0].imshow(np.array(table, dtype=float), aspect="auto", cmap="Blues", vmin=0, vmax=1)
-        panels[0].set_yticks(range(len(found)), [shown(group["label"], 40) for group in found])
+        panels[0].set_yticks(range(len(found)), [format_label(group["label"], 40) for group in found])
         panels[0].set_xlabel("class")
         panels[0].xaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=panels[0], label="accuracy", pad=0.01)
 
 
-def line_of(number: int) -> dict[str, Any]:
+def pick_line_style(number: int) -> dict[str, Any]:
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
     }
 
 
-def cause_colours(groups: Sequence[dict[str, Any]], what: str) -> dict[str, str]:
+def assign_cause_colours(groups: Sequence[dict[str, Any]], what: str) -> dict[str, str]:
     """Blues go down, oranges go up, green computes; the same colour for a cause in every panel."""
     families = {"down": COLOURS[0], "up": COLOURS[1], "compute": COLOURS[2]}
     seen: dict[str, int] = {}
     made = {}
-    for cause in sorted({c for group in groups for c in group[what]["causes"]}, key=cause_order):
+    for cause in sorted({c for group in groups for c in group[what]["causes"]}, key=rank_cause):
         way = cause.partition(":")[0]
         nth = seen[way] = seen.get(way, -1) + 1
-        made[cause] = lighter(families.get(way, "#7A7A7A"), min(0.8, 0.34 * nth))
+        made[cause] = lighten_colour(families.get(way, "#7A7A7A"), min(0.8, 0.34 * nth))
     return made
 
 
-def cause_order(cause: str) -> tuple[int, bool, bool, str]:
+def rank_cause(cause: str) -> tuple[int, bool, bool, str]:
     """Down, compute, up; in each the model first and the rest last."""
     way = cause.partition(":")[0]
     place = {"down": 0, "compute": 1, "up": 2}.get(way, 3)
     return place, cause.endswith(": other"), not cause.endswith(": model"), cause
 
 
-def lighter(colour: str, share: float) -> str:
+def lighten_colour(colour: str, share: float) -> str:
     """A colour mixed with white."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(p + (255 - p) * share):02x}" for p in parts)
 
 
-def shown(label: str, longest: int = 60) -> str:
+def format_label(label: str, longest: int = 60) -> str:
     """Text as matplotlib shows it literally: no formulas, no hidden legend entries."""
     label = label if len(label) <= longest else label[: longest - 1] + "…"
     return (" " if label.startswith("_") else "") + label.replace("$", r"\$")

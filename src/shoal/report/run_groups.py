@@ -21,7 +21,7 @@ PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ReportedRun:
     """One folder."""
 
     path: Path
@@ -36,32 +36,32 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RunGroup:
     """Runs that differ only in their seed, under the name they have in the report."""
 
     label: str
-    runs: list[Run]
+    runs: list[ReportedRun]
 
     @property
     def recipe(self) -> Recipe:
         return self.runs[0].recipe
 
 
-def groups_in(folders: Sequence[Path]) -> list[Group]:
+def read_groups(folders: Sequence[Path]) -> list[RunGroup]:
     """The runs in these folders, by what they ran."""
-    kinds: dict[Recipe, list[Run]] = {}
-    for run in (read_run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in run_folders(f))):
-        same = kinds.setdefault(kind_of(run.recipe), [])
+    kinds: dict[Recipe, list[ReportedRun]] = {}
+    for run in (read_run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in list_run_folders(f))):
+        same = kinds.setdefault(strip_seed_and_place(run.recipe), [])
         if len(run.history) and run.recipe.seed not in [r.recipe.seed for r in same]:
             same.append(run)
     kinds = {kind: sorted(runs, key=lambda r: r.recipe.seed) for kind, runs in kinds.items() if runs}
     if not kinds:
         told = ", ".join(map(str, folders)) or "No folder was given: it"
         raise ShoalError("no-run", f"{told} holds no round of any run.", "Give folders of runs or comparisons.")
-    return [Group(label, runs) for label, runs in zip(labels(list(kinds)), kinds.values())]
+    return [RunGroup(label, runs) for label, runs in zip(make_group_labels(list(kinds)), kinds.values())]
 
 
-def run_folders(path: Path) -> list[Path]:
+def list_run_folders(path: Path) -> list[Path]:
     """The folder of a run, or those of a comparison that are there already."""
     if not (path / COMPARISON_FILE).is_file():
         return [path]
@@ -72,20 +72,20 @@ def run_folders(path: Path) -> list[Path]:
     return [folder for folder in found if (folder / "recipe.toml").is_file()]
 
 
-def budgets_in(folders: Sequence[Path]) -> Budgets:
+def read_budgets(folders: Sequence[Path]) -> Budgets:
     """All budgets at which these comparisons were asked to compare."""
     asked = [read_comparison_file(path).budgets for path in folders if (path / COMPARISON_FILE).is_file()]
     return Budgets(tuple(b for own in asked for b in own.seconds), tuple(b for own in asked for b in own.bytes))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> ReportedRun:
     folder = RunFolder.open(path, to_write=False)
     try:
         recipe = folder.read_recipe()
     except ShoalError as error:
         raise damaged_file_error(folder.recipe_file, error.problem) from error
     history = read_history(folder.history_file)
-    return Run(path, recipe, history, read_split(path / "split.json"), read_devices(path / "devices.json"))
+    return ReportedRun(path, recipe, history, read_split(path / "split.json"), read_devices(path / "devices.json"))
 
 
 def read_split(path: Path) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ def read_split(path: Path) -> dict[str, Any] | None:
     found = read_json(path)
     if found is None or found.get("labels") is None:
         return None
-    with checked(path, "the split"):
+    with raise_as_damaged(path, "the split"):
         labels = [
             [require_amount(n, "labels") for n in require_list(row, "labels")]
             for row in require_list(found["labels"], "labels")
@@ -118,7 +118,7 @@ def read_devices(path: Path) -> list[float] | None:
     found = read_json(path)
     if found is None or found.get("accuracy") is None:
         return None
-    with checked(path, "the devices"):
+    with raise_as_damaged(path, "the devices"):
         values = require_list(found["accuracy"], "accuracy")
         return [require_number(v, "accuracy") for v in values if v is not None] or None
 
@@ -134,7 +134,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def checked(path: Path, where: str) -> Iterator[None]:
+def raise_as_damaged(path: Path, where: str) -> Iterator[None]:
     """Whatever is wrong inside is damage to a file."""
     try:
         yield
@@ -142,12 +142,12 @@ def checked(path: Path, where: str) -> Iterator[None]:
         raise damaged_file_error(path, f"{where}: {error}") from error
 
 
-def kind_of(recipe: Recipe) -> Recipe:
+def strip_seed_and_place(recipe: Recipe) -> Recipe:
     """The recipe without its seed and its place on a disk."""
     return replace(recipe, seed=0, **{key: getattr(Recipe(), key) for key in PLACES})
 
 
-def labels(kinds: Sequence[Recipe]) -> list[str]:
+def make_group_labels(kinds: Sequence[Recipe]) -> list[str]:
     """The method, and where two share one, the values in which they differ."""
     made = []
     for kind in kinds:

@@ -10,7 +10,7 @@ from shoal.report.quantities import format_count, format_number, format_seconds,
 Cell = Callable[[dict[str, Any]], str]
 
 
-def summaries(groups: Sequence[dict[str, Any]]) -> str:
+def render_summaries(groups: Sequence[dict[str, Any]]) -> str:
     """One line per method: how far it came, at what cost."""
     best = max((g["table"]["accuracy"] for g in groups if g["table"]["accuracy"] is not None), default=None)
     made = []
@@ -21,22 +21,22 @@ def summaries(groups: Sequence[dict[str, Any]]) -> str:
         )
         if row["target"]:
             rounds = f"in {row['rounds_to_target']:.0f} rounds" if row["reached"] else "not reached"
-            told += f"; {row['target']:g} {rounds}{some(row)}"
+            told += f"; {row['target']:g} {rounds}{format_seeds_reached(row)}"
         top = ' class="best"' if len(groups) > 1 and best is not None and row["accuracy"] == best else ""
         made.append(
-            f'<li{top}><span class="name"><i class="swatch c{at % len(COLOURS)}"></i>{name_of(group)}</span>'
-            f'<strong>{accuracy(row)}</strong><span class="told">{escape(told)}</span></li>'
+            f'<li{top}><span class="name"><i class="swatch c{at % len(COLOURS)}"></i>{format_method_name(group)}</span>'
+            f'<strong>{format_accuracy(row)}</strong><span class="told">{escape(told)}</span></li>'
         )
     return "\n".join(made)
 
 
-def results_table(found: dict[str, Any]) -> str:
+def render_results_table(found: dict[str, Any]) -> str:
     """End values, total costs, and the cost to the target where there is one."""
     groups = found["groups"]
     columns: list[tuple[str, str, Cell]] = [
         ("", "seeds", lambda r: str(r["seeds"])),
         ("", "rounds", lambda r: f"{r['rounds']:.4g}"),
-        ("at the end", "accuracy", accuracy),
+        ("at the end", "accuracy", format_accuracy),
         ("at the end", "best", lambda r: format_number(r["best"], 4)),
     ]
     for metric, name in (("loss", "loss"), ("top3", "top-3"), ("perplexity", "perplexity")):
@@ -45,17 +45,17 @@ def results_table(found: dict[str, Any]) -> str:
     columns.append(("in all", "down", lambda r: format_size(r["bytes_down"])))
     by_blocks = any("bytes_down_by_blocks" in group["table"] for group in groups)
     if by_blocks:
-        columns.append(("in all", "blocks alike", blocks_alike))
+        columns.append(("in all", "blocks alike", format_block_bytes))
     columns += [
         ("in all", "up", lambda r: format_size(r["bytes_up"])),
         ("in all", "MACs", lambda r: format_count(r["macs"])),
         ("in all", "simulated", lambda r: format_seconds(r["sim_seconds"])),
         ("in all", "wall", lambda r: format_seconds(r["wall_seconds"])),
     ]
-    return table(columns, groups, "Results of every method") + (BY_BLOCKS if by_blocks else "")
+    return render_table(columns, groups, "Results of every method") + (BY_BLOCKS if by_blocks else "")
 
 
-def blocks_alike(row: dict[str, Any]) -> str:
+def format_block_bytes(row: dict[str, Any]) -> str:
     return format_size(row["bytes_down_by_blocks"]) if "bytes_down_by_blocks" in row else "-"
 
 
@@ -64,7 +64,7 @@ BY_BLOCKS = """
 """
 
 
-def targets_table(found: dict[str, Any]) -> str:
+def render_targets_table(found: dict[str, Any]) -> str:
     """What each method paid until it first reached its target; nothing where no recipe has one."""
     shown = [group for group in found["groups"] if group["table"]["target"]]
     columns: list[tuple[str, str, Cell]] = [
@@ -73,7 +73,7 @@ def targets_table(found: dict[str, Any]) -> str:
     ]
     for key, name, told in TO_TARGET:
         columns.append(("", name, lambda r, key=key, told=told: told(r[key]) if r["reached"] else "-"))
-    return f"<h3>Cost to the target</h3>{table(columns, shown, 'Cost to the target accuracy')}" if shown else ""
+    return f"<h3>Cost to the target</h3>{render_table(columns, shown, 'Cost to the target accuracy')}" if shown else ""
 
 
 TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -84,7 +84,7 @@ TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def budgets_table(found: dict[str, Any]) -> str:
+def render_budgets_table(found: dict[str, Any]) -> str:
     """What each method reached within equal costs; nothing where one method is alone and no budget was given."""
     if not found["budgets"]:
         return ""
@@ -92,24 +92,24 @@ def budgets_table(found: dict[str, Any]) -> str:
     columns: list[tuple[str, str, Cell]] = []
     for nth, at in enumerate(found["groups"][0]["table"]["at_budgets"]):
         head, told = heads[at["cost"]]
-        columns.append((head, told(at["budget"]), lambda r, nth=nth: at_budget(r, nth)))
-    made = table(columns, found["groups"], "Accuracy at equal cost")
+        columns.append((head, told(at["budget"]), lambda r, nth=nth: format_budget_accuracy(r, nth)))
+    made = render_table(columns, found["groups"], "Accuracy at equal cost")
     return f'<h3>At equal cost</h3>{made}<p class="note">{escape(found["budgets"])}</p>'
 
 
-def at_budget(row: dict[str, Any], nth: int) -> str:
+def format_budget_accuracy(row: dict[str, Any], nth: int) -> str:
     """The mean over the seeds that have an evaluated round within the budget, and how many have where not all."""
     at = row["at_budgets"][nth]
     few = f" ({at['seeds']} of {row['seeds']} seeds)" if 0 < at["seeds"] < row["seeds"] else ""
-    return accuracy(at) + few
+    return format_accuracy(at) + few
 
 
-def some(row: dict[str, Any]) -> str:
+def format_seeds_reached(row: dict[str, Any]) -> str:
     """How many seeds reached the target, where not all did."""
     return f" ({row['reached']} of {row['seeds']} seeds)" if 0 < row["reached"] < row["seeds"] else ""
 
 
-def devices_table(groups: Sequence[dict[str, Any]]) -> str:
+def render_devices_table(groups: Sequence[dict[str, Any]]) -> str:
     """Mean, worst tenth and spread over devices, of the file of devices or else of the last evaluation."""
     shown = []
     for group in groups:
@@ -122,10 +122,10 @@ def devices_table(groups: Sequence[dict[str, Any]]) -> str:
         ("", "worst 10 %", lambda r: format_number(r["worst"], 4)),
         ("", "spread", lambda r: format_number(r["spread"], 4)),
     ]
-    return table(columns, shown, "Accuracy over devices") if shown else ""
+    return render_table(columns, shown, "Accuracy over devices") if shown else ""
 
 
-def table(columns: Sequence[tuple[str, str, Cell]], groups: Sequence[dict[str, Any]], caption: str) -> str:
+def render_table(columns: Sequence[tuple[str, str, Cell]], groups: Sequence[dict[str, Any]], caption: str) -> str:
     heads: list[list[Any]] = []
     for head, _, _ in columns:
         if heads and heads[-1][0] == head:
@@ -136,7 +136,7 @@ def table(columns: Sequence[tuple[str, str, Cell]], groups: Sequence[dict[str, A
     over = f"<tr><td></td>{over}</tr>" if any(head for head, _ in heads) else ""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for _, name, _ in columns)
     rows = "".join(
-        f'<tr><th scope="row">{name_of(group)}</th>'
+        f'<tr><th scope="row">{format_method_name(group)}</th>'
         + "".join(f"<td>{escape(cell(group['table']))}</td>" for _, _, cell in columns)
         + "</tr>\n"
         for group in groups
@@ -147,10 +147,10 @@ def table(columns: Sequence[tuple[str, str, Cell]], groups: Sequence[dict[str, A
     )
 
 
-def accuracy(row: dict[str, Any]) -> str:
+def format_accuracy(row: dict[str, Any]) -> str:
     return format_number(row["accuracy"], 4) + (f" ± {row['spread']:.4f}" if row["spread"] is not None else "")
 
 
-def name_of(group: dict[str, Any]) -> str:
+def format_method_name(group: dict[str, Any]) -> str:
     """A long expression breaks at its plus signs."""
     return escape(group["label"]).replace("+", "+<wbr>")

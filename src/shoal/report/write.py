@@ -7,35 +7,35 @@ from typing import Any
 import numpy as np
 
 from shoal.compare.comparison import Comparison
-from shoal.report.facts import facts
-from shoal.report.page import budgets_in, groups_in, render
+from shoal.report.facts import collect_facts
+from shoal.report.page import read_budgets, read_groups, render_page
 from shoal.report.plots import (
     COLOURS,
-    canvas,
     draw_classes,
     draw_curves,
     draw_devices,
     draw_split,
     draw_stacks,
-    line_of,
-    need_plotting,
-    shown,
+    format_label,
+    open_canvas,
+    pick_line_style,
+    require_matplotlib,
 )
 from shoal.runs.history import History
 from shoal.storage.files import write_bytes
 
-__all__ = ["COLOURS", "draw", "need_plotting", "write_report"]
+__all__ = ["COLOURS", "draw_comparison", "require_matplotlib", "write_report"]
 
 
 def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     """One page about runs and comparisons, and its pictures as PNG files in a folder beside it; what was written."""
-    need_plotting()
+    require_matplotlib()
     page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
-    groups = groups_in(folders)
-    found = facts(groups, budgets_in(folders))
+    groups = read_groups(folders)
+    found = collect_facts(groups, read_budgets(folders))
     pictures = page.with_name(f"{page.stem}-pictures")
     written = draw_all(found, pictures)
-    write_bytes(page, render(groups, found, pictures.name).encode())
+    write_bytes(page, render_page(groups, found, pictures.name).encode())
     return [page, *written]
 
 
@@ -43,31 +43,31 @@ def draw_all(found: dict[str, Any], folder: Path) -> list[Path]:
     """Every picture of a page; what the runs do not tell is left out."""
     groups, written = found["groups"], []
 
-    def path(name: str) -> Path:
+    def add_picture(name: str) -> Path:
         written.append(folder / f"{name}.png")
         return written[-1]
 
     for metric in found["metrics"]:
-        draw_curves(groups, metric, found["targets"], path(metric))
+        draw_curves(groups, metric, found["targets"], add_picture(metric))
     for number, split in enumerate(found["splits"]):
-        draw_split(split, path("split" if number == 0 else f"split-{number + 1}"))
+        draw_split(split, add_picture("split" if number == 0 else f"split-{number + 1}"))
     for what in ("bytes", "seconds"):
-        draw_stacks(groups, what, path(what))
+        draw_stacks(groups, what, add_picture(what))
     if any(group["devices"] for group in groups):
-        draw_devices(groups, path("devices"))
+        draw_devices(groups, add_picture("devices"))
     if any(group["classes"] for group in groups):
-        draw_classes(groups, path("classes"))
+        draw_classes(groups, add_picture("classes"))
     return written
 
 
-def draw(comparison: Comparison, path: Path) -> None:
+def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Accuracy against rounds and against what was sent: the mean over seeds, and the band they lie in."""
-    with canvas(path, 1, 2, (11, 4.2), sharey=True) as (_, panels):
+    with open_canvas(path, 1, 2, (11, 4.2), sharey=True) as (_, panels):
         for number, (method, results) in enumerate(comparison.results.items()):
-            look = line_of(number)
+            look = pick_line_style(number)
             for panel, column in zip(panels, ("rounds", "megabytes")):
-                x, low, middle, high = curve([r.history for r in results], column)
-                panel.plot(x, middle, label=shown(method), linewidth=1.8, **look)
+                x, low, middle, high = average_curve([r.history for r in results], column)
+                panel.plot(x, middle, label=format_label(method), linewidth=1.8, **look)
                 if len(results) > 1:
                     panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
         for panel, title in zip(panels, ("rounds", "megabytes sent, both ways")):
@@ -81,7 +81,7 @@ def draw(comparison: Comparison, path: Path) -> None:
         panels[1].legend(loc="lower right", frameon=False)
 
 
-def curve(histories: list[History], column: str) -> tuple[Any, Any, Any, Any]:
+def average_curve(histories: list[History], column: str) -> tuple[Any, Any, Any, Any]:
     """x, and the lowest, mean and highest accuracy over seeds at the rounds that all of them evaluated."""
     rounds = [
         r for r in range(min(map(len, histories))) if all(h.rows[r].get("accuracy") is not None for h in histories)
