@@ -18,10 +18,29 @@ from shoal.cli.commands import main
 from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import draw_server_samples, draw_withheld_samples
-from shoal.reproduce.figures import NEVER, Figure, all_published, bytes_of, figures, measured, published, value_of
-from shoal.reproduce.run import reproduce
-from shoal.reproduce.sheet import MEANINGLESS, SECONDS, SIMULATED, SIZES, Sheet, cells, head_of, shown, texts
-from shoal.reproduce.table_file import SHIPPED, from_keys, read_table, tables
+from shoal.reproduce.figures import (
+    NEVER,
+    Figure,
+    find_published,
+    make_figures,
+    measure_metric,
+    parse_published_value,
+    parse_size,
+    read_published,
+)
+from shoal.reproduce.run import reproduce_table
+from shoal.reproduce.sheet import (
+    MEANINGLESS,
+    SECONDS,
+    SIMULATED,
+    SIZES,
+    Sheet,
+    count_shown_cells,
+    format_figure,
+    format_head,
+    format_value,
+)
+from shoal.reproduce.table_file import SHIPPED, build_table, list_tables, read_table
 from shoal.runs.build import assemble_run
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
@@ -91,21 +110,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_a_shipped_table_has_the_rows_of_the_paper(name):
     table = read_table(name)
     wanted = {
-        line["method"] for line in all_published() if (line["paper"], line["table"]) == (table.paper, table.table)
+        line["method"] for line in read_published() if (line["paper"], line["table"]) == (table.paper, table.table)
     }
     assert wanted <= {row.method for row in table.rows}
     for column in table.columns:
         for row in table.rows:
-            if column.where and table.paper not in LOST and (row.missing or row.expression(column)):
-                told = published(table, column, row)
+            if column.where and table.paper not in LOST and (row.missing or row.find_expression(column)):
+                told = find_published(table, column, row)
                 assert told and None not in told.values(), (column.name, row.method)
-            if row.expression(column):
-                assert table.recipe(column, row, "full", {}).rounds == ROUNDS[table.paper]
+            if row.find_expression(column):
+                assert table.make_recipe(column, row, "full", {}).rounds == ROUNDS[table.paper]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_table_runs_without_data(name):
-    sheet = reproduce(name, "smoke")
+    sheet = reproduce_table(name, "smoke")
     assert sheet.remarks[0] == MEANINGLESS
     for figure in sheet.figures:
         missing = next(row.missing for row in sheet.table.rows if row.method == figure.method)
@@ -116,7 +135,7 @@ def test_the_published_figures_of_a_cell():
     table = read_table("feddhad-3")
     by = {column.name: column for column in table.columns}
     row = next(row for row in table.rows if row.method == "FedDyn")
-    found = published(table, by["CIFAR-10, CNN"], row)
+    found = find_published(table, by["CIFAR-10, CNN"], row)
     assert found == {"acc": 0.700, "time_s_to_0.72": NEVER, "mflops": 4.549}
 
 
@@ -126,36 +145,38 @@ def test_the_hyper_parameters_of_table_5():
     c100, lenet = table.columns[3], table.columns[0]
     own = {row.method: row for row in table.rows}
     rates = "feddh(lr_v=0.001, decay_v=0.9999, lr_b=0.0001, decay_b=0.99)"
-    assert (c100.name, own["FedDH"].expression(c100)) == ("CIFAR-100, CNN", rates)
+    assert (c100.name, own["FedDH"].find_expression(c100)) == ("CIFAR-100, CNN", rates)
     both = "feddh(lr_v=0.01, decay_v=0.9999, lr_b=0.0001, decay_b=0.99)+fedad"
-    assert (lenet.name, own["FedDHAD"].expression(lenet)) == ("CIFAR-10, LeNet", both)
+    assert (lenet.name, own["FedDHAD"].find_expression(lenet)) == ("CIFAR-10, LeNet", both)
 
 
 def test_the_published_figures_of_fedbiad():
     table = read_table("fedbiad-1")
     own = {row.method: row for row in table.rows}
-    found = published(table, table.columns[2], own["FedBIAD"])
+    found = find_published(table, table.columns[2], own["FedBIAD"])
     assert found == {"top3_acc_pct": 29.85, "top3_acc_pct_std": 0.15, "upload_size": 16_400_000.0}
-    assert published(table, table.columns[0], own["AFD"])["upload_size"] == 424_000.0
+    assert find_published(table, table.columns[0], own["AFD"])["upload_size"] == 424_000.0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fedacd")])
 def test_every_figure_of_fedacd_has_a_cell(name):
     table = read_table(name)
     rows_ = [replace(row, published={}) for row in table.rows if not row.table]
-    told = [published(table, column, row) for column in table.columns for row in rows_]
+    told = [find_published(table, column, row) for column in table.columns for row in rows_]
     shown_ = [metric for cell in told for metric, value in cell.items() if value is not None]
-    own = [line["metric"] for line in all_published() if (line["paper"], line["table"]) == ("FedACD", table.table)]
+    own = [line["metric"] for line in read_published() if (line["paper"], line["table"]) == ("FedACD", table.table)]
     assert sorted(shown_) == sorted(own)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("feddumap")])
 def test_every_figure_of_feddumap_has_a_cell(name):
     table = read_table(name)
-    run = [(column, row) for column in table.columns for row in table.rows if not row.table and row.expression(column)]
-    shown_ = [value for column, row in run for value in published(table, column, row).values()]
-    lines_ = [line for line in all_published() if (line["paper"], line["table"]) == ("FedDUMAP", table.table)]
-    assert sorted(shown_, key=str) == sorted((value_of(line["value"]) for line in lines_), key=str)
+    run = [
+        (column, row) for column in table.columns for row in table.rows if not row.table and row.find_expression(column)
+    ]
+    shown_ = [value for column, row in run for value in find_published(table, column, row).values()]
+    lines_ = [line for line in read_published() if (line["paper"], line["table"]) == ("FedDUMAP", table.table)]
+    assert sorted(shown_, key=str) == sorted((parse_published_value(line["value"]) for line in lines_), key=str)
 
 
 def test_the_server_data_of_feddumap():
@@ -163,7 +184,7 @@ def test_the_server_data_of_feddumap():
     for name in (name for name in NAMES if name.startswith("feddumap")):
         table = read_table(name)
         for column in table.columns:
-            recipe = table.recipe(column, table.rows[-1], "full", {})
+            recipe = table.make_recipe(column, table.rows[-1], "full", {})
             classes = 100 if recipe.data == "cifar100" else 10
             labels = np.arange(50_000) % classes
             own, gone = (
@@ -184,8 +205,8 @@ def test_tables_of_a_paper_can_share_their_runs(paper, numbers):
     for number in numbers:
         table = read_table(f"{paper}-{number}")
         for column in table.columns:
-            for row in (row for row in table.rows if row.expression(column)):
-                recipe = table.recipe(column, row, "full", {})
+            for row in (row for row in table.rows if row.find_expression(column)):
+                recipe = table.make_recipe(column, row, "full", {})
                 assert found.setdefault((column.folder, row.folder), recipe.fingerprint()) == recipe.fingerprint()
 
 
@@ -198,8 +219,8 @@ def test_the_names_in_recipes_lead_to_the_shipped_tables():
 @pytest.mark.parametrize("data, shape, classes", [("cifar10", (3, 32, 32), 10), ("cifar100", (3, 32, 32), 100)])
 def test_smoke_keeps_shape_and_classes(data, shape, classes):
     keys_ = keys(base={"data": data, "model": "lenet", "batch": 5})
-    table = from_keys("x", keys_)
-    recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {})
+    table = build_table("x", keys_)
+    recipe = table.make_recipe(table.columns[0], table.rows[0], "smoke", {})
     assert (recipe.data, recipe.model, recipe.batch, recipe.rounds) == (f"noise-{data}", "lenet", 5, 2)
     net = assemble_run(recipe).net
     assert (net.input_shape, net.classes) == (shape, classes)
@@ -214,12 +235,12 @@ def test_noise_in_the_form_of_a_text(data):
 
 
 def test_smoke_leaves_data_that_is_there_alone_and_names_what_has_no_stand_in():
-    table = from_keys("x", keys(base={"data": "digits"}, smoke={"rounds": 1}))
-    recipe = table.recipe(table.columns[0], table.rows[0], "smoke", {"sample": 2})
+    table = build_table("x", keys(base={"data": "digits"}, smoke={"rounds": 1}))
+    recipe = table.make_recipe(table.columns[0], table.rows[0], "smoke", {"sample": 2})
     assert (recipe.data, recipe.rounds, recipe.devices, recipe.sample) == ("digits", 1, 6, 2)
-    table = from_keys("x", keys(base={"data": "shakespeare"}))
+    table = build_table("x", keys(base={"data": "shakespeare"}))
     with pytest.raises(ShoalError, match="stand in for shakespeare"):
-        table.recipe(table.columns[0], table.rows[0], "smoke", {})
+        table.make_recipe(table.columns[0], table.rows[0], "smoke", {})
 
 
 # figures --------------------------------------------------------------------------------------------------------------
@@ -230,20 +251,20 @@ def history(*accuracies: float | None, macs: int = 2_000_000) -> History:
 
 def test_figures_by_hand():
     runs = [history(None, 0.5, 0.6), history(None, 0.3, 0.4, macs=1_000_000)]
-    assert measured("acc", runs) == (pytest.approx(0.5), pytest.approx(0.02**0.5), 2)
-    assert measured("time_s_to_0.5", runs) == (1.0, None, 1)  # one seed of two, after two rounds of half a second
-    assert measured("time_s_to_0.9", runs) == (NEVER, None, 0)
-    assert measured("mflops", runs) == (1.5, pytest.approx(0.5**0.5), 2)
-    assert measured("server_overhead_fraction", runs) == (None, None, 0)
-    assert measured("time_s_to_nowhere", runs) == (NEVER, None, 0)
+    assert measure_metric("acc", runs) == (pytest.approx(0.5), pytest.approx(0.02**0.5), 2)
+    assert measure_metric("time_s_to_0.5", runs) == (1.0, None, 1)  # one seed of two, after two rounds of half a second
+    assert measure_metric("time_s_to_0.9", runs) == (NEVER, None, 0)
+    assert measure_metric("mflops", runs) == (1.5, pytest.approx(0.5**0.5), 2)
+    assert measure_metric("server_overhead_fraction", runs) == (None, None, 0)
+    assert measure_metric("time_s_to_nowhere", runs) == (NEVER, None, 0)
 
 
 def test_a_line_by_hand():
     figure = Figure("A", "M", "time_s_to_0.5", 3.0, 1.0, None, seeds=2, reached=1)
-    assert texts(figure) == ["1.000 (1/2)", "3.000", "-2.000"]
-    assert texts(Figure("A", "M", "acc", None, 0.5, 0.25, 2, 2)) == ["0.500 ± 0.250", "-", "-"]
-    assert texts(None) == ["-", "-", "-"]
-    assert [cells(m, told) for m in ("acc", "time_s_to_0.5") for told in (True, False)] == [3, 1, 2, 1]
+    assert format_figure(figure) == ["1.000 (1/2)", "3.000", "-2.000"]
+    assert format_figure(Figure("A", "M", "acc", None, 0.5, 0.25, 2, 2)) == ["0.500 ± 0.250", "-", "-"]
+    assert format_figure(None) == ["-", "-", "-"]
+    assert [count_shown_cells(m, told) for m in ("acc", "time_s_to_0.5") for told in (True, False)] == [3, 1, 2, 1]
 
 
 def text_run(*shares: float, enrol: int = 0) -> History:
@@ -262,27 +283,27 @@ def text_run(*shares: float, enrol: int = 0) -> History:
 
 def test_figures_of_a_language_model_by_hand():
     runs = [text_run(0.2, 0.3, enrol=800), text_run(0.2, 0.2)]
-    assert measured("top3_acc_pct", runs) == (pytest.approx(25), pytest.approx(50**0.5), 2)
-    assert measured("top3_acc_pct_std", runs) == (pytest.approx(50**0.5), None, 2)
-    assert measured("top3_acc_pct_std", runs[:1])[0] is None
-    assert measured("top1_acc_pct", runs)[0] == pytest.approx(12.5)
-    assert measured("upload_size", runs) == (1000.0, 0.0, 2)  # what a device tells once is no part
-    assert measured("time_s_to_top3_0.25", runs) == (1.0, None, 1)
-    assert measured("rounds_to_top3_0.25", runs) == (2.0, None, 1)
-    assert measured("rounds_to_0.25", runs) == measured("rounds_to_per_class_0.1", runs) == (NEVER, None, 0)
-    assert measured("time_s_local", runs) == (0.25, 0.0, 2)
+    assert measure_metric("top3_acc_pct", runs) == (pytest.approx(25), pytest.approx(50**0.5), 2)
+    assert measure_metric("top3_acc_pct_std", runs) == (pytest.approx(50**0.5), None, 2)
+    assert measure_metric("top3_acc_pct_std", runs[:1])[0] is None
+    assert measure_metric("top1_acc_pct", runs)[0] == pytest.approx(12.5)
+    assert measure_metric("upload_size", runs) == (1000.0, 0.0, 2)  # what a device tells once is no part
+    assert measure_metric("time_s_to_top3_0.25", runs) == (1.0, None, 1)
+    assert measure_metric("rounds_to_top3_0.25", runs) == (2.0, None, 1)
+    assert measure_metric("rounds_to_0.25", runs) == measure_metric("rounds_to_per_class_0.1", runs) == (NEVER, None, 0)
+    assert measure_metric("time_s_local", runs) == (0.25, 0.0, 2)
 
 
 def test_accuracy_and_target_are_of_the_three_likeliest_where_a_run_looked_at_them():
     table = read_table("fedbiad-1")
     wiki, avg = table.columns[3], table.rows[0]
-    told = published(table, wiki, avg)
-    own = {f.metric: f for f in figures(wiki, avg, told, [text_run(0.2, 0.32)], 0.31)}
+    told = find_published(table, wiki, avg)
+    own = {f.metric: f for f in make_figures(wiki, avg, told, [text_run(0.2, 0.32)], 0.31)}
     assert {*own} == {"top3_acc_pct", "time_s_to_top3_0.31", "upload_size"}
     assert own["top3_acc_pct"].gap == pytest.approx(32 - 31.86)
-    both = figures(wiki, avg, told, [text_run(0.3), text_run(0.32)], 0.31)
+    both = make_figures(wiki, avg, told, [text_run(0.3), text_run(0.32)], 0.31)
     sheet = Sheet(table, "full", 2, tuple(both))
-    (_, heads, lines), *_ = sheet.sections()
+    (_, heads, lines), *_ = sheet.make_sections()
     assert heads == "method|top-3 %|paper|gap|s to 0.31|upload|paper|gap".split("|")
     assert lines[0][1:4] == ["31.00 ± 1.41", "31.86 ± 0.05", "-0.86"]
     assert SIZES in sheet.remarks and SIMULATED in sheet.remarks and SECONDS not in sheet.remarks
@@ -296,66 +317,69 @@ def judged_run(share: float) -> History:
 
 def test_figures_of_local_models_by_hand():
     runs = [judged_run(0.4), judged_run(0.5)]
-    assert measured("acc_uniform_test_pct", runs) == (pytest.approx(45), pytest.approx(50**0.5), 2)
-    assert measured("acc_client_tests_pct", runs)[0] == pytest.approx(22.5)
-    assert measured("local_model_risk", runs)[0] == pytest.approx(0.55)
-    assert measured("KL_P_Q", runs)[0] == pytest.approx(4.5)
-    assert measured("KL_P_Q", [history(0.4)]) == (None, None, 0)
-    assert [head_of(m) for m in ("acc_uniform_test_pct", "local_model_risk")] == ["accuracy %", "local risk"]
-    assert texts(Figure("A", "M", "KL_P_Q", 0.83, 4.5, 0.25, 2, 2)) == ["4.50 ± 0.25", "0.83", "+3.67"]
+    assert measure_metric("acc_uniform_test_pct", runs) == (pytest.approx(45), pytest.approx(50**0.5), 2)
+    assert measure_metric("acc_client_tests_pct", runs)[0] == pytest.approx(22.5)
+    assert measure_metric("local_model_risk", runs)[0] == pytest.approx(0.55)
+    assert measure_metric("KL_P_Q", runs)[0] == pytest.approx(4.5)
+    assert measure_metric("KL_P_Q", [history(0.4)]) == (None, None, 0)
+    assert [format_head(m) for m in ("acc_uniform_test_pct", "local_model_risk")] == ["accuracy %", "local risk"]
+    assert format_figure(Figure("A", "M", "KL_P_Q", 0.83, 4.5, 0.25, 2, 2)) == ["4.50 ± 0.25", "0.83", "+3.67"]
 
 
 def test_a_figure_that_was_lost_is_measured_all_the_same():
     table = read_table("fedacd-1")
     column, own = table.columns[4], {row.method: row for row in table.rows}
-    assert published(table, column, own["FedAvg"]) == {"acc_uniform_test_pct": 39.57, "acc_uniform_test_pct_std": 0.6}
-    lost = published(table, column, own["FedProx"])
+    assert find_published(table, column, own["FedAvg"]) == {
+        "acc_uniform_test_pct": 39.57,
+        "acc_uniform_test_pct_std": 0.6,
+    }
+    lost = find_published(table, column, own["FedProx"])
     assert lost == {"acc_uniform_test_pct": None, "acc_uniform_test_pct_std": None}
-    (figure,) = figures(column, own["FedProx"], lost, [judged_run(0.4)])
-    assert texts(figure) == ["40.00", "-", "-"] and figure.metric == "acc_uniform_test_pct"
-    assert figures(column, own["FedProx"], lost) == []
-    aimed = figures(column, own["FedProx"], lost, [judged_run(0.4)], 0.3)
+    (figure,) = make_figures(column, own["FedProx"], lost, [judged_run(0.4)])
+    assert format_figure(figure) == ["40.00", "-", "-"] and figure.metric == "acc_uniform_test_pct"
+    assert make_figures(column, own["FedProx"], lost) == []
+    aimed = make_figures(column, own["FedProx"], lost, [judged_run(0.4)], 0.3)
     assert [f.metric for f in aimed] == ["acc_uniform_test_pct", "time_s_to_0.3"]
 
 
 def test_sizes_are_shown_in_one_unit():
-    assert texts(Figure("A", "M", "upload_size", 1.1e6, 998_000.0)) == ["1.00 MB", "1.10 MB", "-9.3 %"]
-    assert texts(Figure("A", "M", "upload_size", 424e3, 422_344.0)) == ["422 KB", "424 KB", "-0.4 %"]
-    assert texts(Figure("A", "M", "upload_size", None, 29_819_200.0)) == ["29.8 MB", "-", "-"]
-    assert texts(Figure("A", "M", "upload_size", None, 12.0))[0] == "12 B"
-    assert texts(Figure("A", "M", "upload_size", 0.0, 12.0))[2] == "-"
-    assert head_of("time_s_to_top3_0.31") == "s to 0.31" and head_of("KL_{P}") == "KL_{P}"
+    assert format_figure(Figure("A", "M", "upload_size", 1.1e6, 998_000.0)) == ["1.00 MB", "1.10 MB", "-9.3 %"]
+    assert format_figure(Figure("A", "M", "upload_size", 424e3, 422_344.0)) == ["422 KB", "424 KB", "-0.4 %"]
+    assert format_figure(Figure("A", "M", "upload_size", None, 29_819_200.0)) == ["29.8 MB", "-", "-"]
+    assert format_figure(Figure("A", "M", "upload_size", None, 12.0))[0] == "12 B"
+    assert format_figure(Figure("A", "M", "upload_size", 0.0, 12.0))[2] == "-"
+    assert format_head("time_s_to_top3_0.31") == "s to 0.31" and format_head("KL_{P}") == "KL_{P}"
 
 
 def test_a_gap_is_measured_minus_published():
     table = read_table("small.toml")
     column, row = table.columns[0], table.rows[0]
-    by = {f.metric: f for f in figures(column, row, published(table, column, row), [history(0.6)], 0.54)}
+    by = {f.metric: f for f in make_figures(column, row, find_published(table, column, row), [history(0.6)], 0.54)}
     assert by["acc"].gap == pytest.approx(0.6 - 0.565)
     assert by["time_s_to_0.54"].gap == 0.5 - 2366
     assert by["mflops"].gap == pytest.approx(2 - 0.652)
-    never = figures(column, row, {"time_s_to_0.54": 3.0}, [history(0.1)])
+    never = make_figures(column, row, {"time_s_to_0.54": 3.0}, [history(0.1)])
     assert {f.metric: (f.measured, f.gap) for f in never}["time_s_to_0.54"] == (NEVER, None)
 
 
 @pytest.mark.parametrize("text, value", [("0.5", 0.5), ("NaN", NEVER), ("531KB", "531KB"), ("inf", "inf")])
 def test_a_published_value(text, value):
-    assert value_of(text) == value
+    assert parse_published_value(text) == value
 
 
 @pytest.mark.parametrize("text, value", [("531KB", 531e3), ("29.8MB", 29.8e6), ("7 B", 7.0), ("large", "large")])
 def test_a_published_size(text, value):
-    assert bytes_of(text) == value
+    assert parse_size(text) == value
 
 
 def test_numbers_as_they_are_shown():
-    assert [shown(v, "acc", "+") for v in (-0.0001, 0.12345, None, NEVER)] == ["+0.000", "+0.123", "-", NEVER]
-    assert (shown(1371.4, "time_s_to_0.54"), shown(2.5, "time_s_to_0.54")) == ("1371", "2.500")
+    assert [format_value(v, "acc", "+") for v in (-0.0001, 0.12345, None, NEVER)] == ["+0.000", "+0.123", "-", NEVER]
+    assert (format_value(1371.4, "time_s_to_0.54"), format_value(2.5, "time_s_to_0.54")) == ("1371", "2.500")
 
 
 # running --------------------------------------------------------------------------------------------------------------
 def test_a_table_side_by_side(here):
-    sheet = reproduce("small.toml", seeds=2)
+    sheet = reproduce_table("small.toml", seeds=2)
     found = {(f.column, f.method, f.metric): f for f in sheet.figures}
     avg = found["LeNet on C10", "FedAvg", "acc"]
     ends = [lines(here / f"runs/small/lenet-on-c10/fedavg/seed-{s}")[-1]["accuracy"] for s in (0, 1)]
@@ -368,7 +392,7 @@ def test_a_table_side_by_side(here):
 
 
 def test_what_is_written(here):
-    sheet = reproduce("small.toml", out="o")
+    sheet = reproduce_table("small.toml", out="o")
     text = (here / "o/table.md").read_text()
     assert "| method | accuracy | M MACs |" in text and SIMULATED not in text
     assert "# FedDHAD, Table 3: a small one" in text and "## LeNet on C10" in text and "- said once" in text
@@ -380,9 +404,9 @@ def test_what_is_written(here):
 
 def test_finished_cells_are_only_read():
     played: list[str] = []
-    first = reproduce("small.toml", watch=lambda recipe, row, history: played.append(recipe.method))
+    first = reproduce_table("small.toml", watch=lambda recipe, row, history: played.append(recipe.method))
     assert len(played) == 9
-    again = reproduce("small.toml", watch=lambda recipe, row, history: played.append(recipe.method))
+    again = reproduce_table("small.toml", watch=lambda recipe, row, history: played.append(recipe.method))
     assert len(played) == 9 and again == first
 
 
@@ -392,10 +416,10 @@ def test_a_stop_is_gone_on_from(here):
             raise KeyboardInterrupt
 
     with pytest.raises(ShoalError, match="same command goes on") as error:
-        reproduce("small.toml", out="o", watch=stop)
+        reproduce_table("small.toml", out="o", watch=stop)
     assert error.value.kind.name == "interrupted"
     assert len(lines(here / "o/lenet-on-c10/fedprox/seed-0")) == 2
-    assert reproduce("small.toml", out="o").figures == reproduce("small.toml", out="whole").figures
+    assert reproduce_table("small.toml", out="o").figures == reproduce_table("small.toml", out="whole").figures
     for run in ("lenet-on-c10/fedprox/seed-0", "bare/fedavg/seed-0"):
         assert lines(here / "o" / run) == lines(here / "whole" / run)
 
@@ -409,32 +433,32 @@ def test_what_a_power_cut_leaves_of_a_history_is_gone_on_from(here, rounds):
             raise KeyboardInterrupt
 
     with pytest.raises(ShoalError, match="same command goes on"):
-        reproduce("small.toml", out="o", watch=stop)
+        reproduce_table("small.toml", out="o", watch=stop)
     file = here / "o/lenet-on-c10/fedprox/seed-0/history.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole + bytes(300) + b"\n{" if rounds == 2 else whole.splitlines(keepends=True)[0])
-    assert reproduce("small.toml", out="o").figures == reproduce("small.toml", out="whole").figures
+    assert reproduce_table("small.toml", out="o").figures == reproduce_table("small.toml", out="whole").figures
     assert len(lines(file.parent)) == 3
 
 
 def test_only_some_methods_and_what_was_there_before():
-    first = reproduce("small.toml", only=["fedPROX"])
+    first = reproduce_table("small.toml", only=["fedPROX"])
     assert {f.method for f in first.figures} == {"FedProx"}
-    second = reproduce("small.toml", only=["FedAvg,moon"])
+    second = reproduce_table("small.toml", only=["FedAvg,moon"])
     assert {f.method for f in second.figures} == {"FedAvg", "FedProx", "MOON"}
-    assert second.figures == reproduce("small.toml").figures
+    assert second.figures == reproduce_table("small.toml").figures
 
 
 def test_more_rounds_go_on(here):
-    reproduce("small.toml", only=["FedAvg"])
-    reproduce("small.toml", only=["FedAvg"], changes={"rounds": 5})
+    reproduce_table("small.toml", only=["FedAvg"])
+    reproduce_table("small.toml", only=["FedAvg"], changes={"rounds": 5})
     assert len(lines(here / "runs/small/bare/fedavg/seed-0")) == 5
 
 
 def test_runs_of_another_recipe_are_not_mixed_in():
-    reproduce("small.toml", only=["FedAvg"])
+    reproduce_table("small.toml", only=["FedAvg"])
     with pytest.raises(ShoalError, match="was run with lr = 0.1, not 0.05") as error:
-        reproduce("small.toml", changes={"lr": 0.05})
+        reproduce_table("small.toml", changes={"lr": 0.05})
     assert error.value.kind.name == "other-recipe"
 
 
@@ -442,7 +466,7 @@ def test_a_folder_of_something_else_is_left_alone(here):
     (here / "o").mkdir()
     (here / "o/thesis.tex").write_text("precious")
     with pytest.raises(ShoalError) as error:
-        reproduce("small.toml", out="o")
+        reproduce_table("small.toml", out="o")
     assert error.value.kind.name == "folder-exists" and len(list((here / "o").iterdir())) == 1
 
 
@@ -460,7 +484,7 @@ def test_a_folder_of_something_else_is_left_alone(here):
 )
 def test_what_cannot_be_asked_for(here, more, kind, words):
     with pytest.raises(ShoalError) as error:
-        reproduce("small.toml", **more)
+        reproduce_table("small.toml", **more)
     assert error.value.kind.name == kind and words in str(error.value)
     assert not (here / "runs").exists()
 
@@ -468,35 +492,35 @@ def test_what_cannot_be_asked_for(here, more, kind, words):
 def test_a_method_that_is_not_there_is_told_before_anything_runs(here):
     (here / "small.toml").write_text(FILE.replace("fedprox(mu=0.1)", "fedunheard"))
     with pytest.raises(ShoalError, match="no method called 'fedunheard'"):
-        reproduce("small.toml")
+        reproduce_table("small.toml")
     assert not (here / "runs").exists()
-    reproduce("small.toml", only=["FedAvg"])
+    reproduce_table("small.toml", only=["FedAvg"])
 
 
 def test_figures_that_are_nowhere_or_several(here):
     (here / "small.toml").write_text(FILE.replace('"cifar10", model', '"cifar11", model'))
     with pytest.raises(ShoalError, match="published.csv has nothing of FedDHAD 3 with dataset 'cifar11'"):
-        reproduce("small.toml")
+        reproduce_table("small.toml")
     (here / "small.toml").write_text(FILE.replace('method = "', 'method = "Un'))
     with pytest.raises(ShoalError, match="for any row"):
-        reproduce("small.toml")
+        reproduce_table("small.toml")
     (here / "small.toml").write_text(FILE.replace('dataset = "cifar10", model', "model"))
     with pytest.raises(ShoalError, match="several figures"):
-        reproduce("small.toml")
+        reproduce_table("small.toml")
 
 
 def test_a_target_for_all_columns_and_one_from_the_command_line(here):
     (here / "small.toml").write_text(FILE.replace("[base]", "[base]\ntarget = 0.01"))
-    by = {(f.column, f.metric): f.measured for f in reproduce("small.toml", only=["FedAvg"]).figures}
+    by = {(f.column, f.metric): f.measured for f in reproduce_table("small.toml", only=["FedAvg"]).figures}
     assert isinstance(by["Bare", "time_s_to_0.01"], float) and ("LeNet on C10", "time_s_to_0.54") in by
-    later = reproduce("small.toml", only=["FedAvg"], changes={"target": 0.02}).figures
+    later = reproduce_table("small.toml", only=["FedAvg"], changes={"target": 0.02}).figures
     assert {f.metric for f in later if f.column == "Bare"} == {"acc", "time_s_to_0.02", "mflops"}
 
 
 def test_figures_of_ones_own():
     own = keys(row=[{"method": "X", "run": "fedavg", "published": {"A": {"acc": 1}}}])
-    table = from_keys("x", own)
-    assert published(table, table.columns[0], table.rows[0]) == {"acc": 1.0}
+    table = build_table("x", own)
+    assert find_published(table, table.columns[0], table.rows[0]) == {"acc": 1.0}
 
 
 # the command line -----------------------------------------------------------------------------------------------------
@@ -532,14 +556,14 @@ def test_ones_own_table_goes_before_a_shipped_one(here):
     (here / "recipes").mkdir()
     (here / "recipes/feddhad-3.toml").write_text(FILE)
     assert read_table("feddhad-3").title == "a small one"
-    assert set(tables()) == set(NAMES)
+    assert set(list_tables()) == set(NAMES)
 
 
 def test_the_example_in_the_repository():
     table = read_table(str(Path(__file__).parents[2] / "recipes/digits-table.toml"))
     for column in table.columns:
         for row in table.rows:
-            assert isinstance(table.recipe(column, row, "full", {}), Recipe)
+            assert isinstance(table.make_recipe(column, row, "full", {}), Recipe)
 
 
 # files that are wrong -------------------------------------------------------------------------------------------------
@@ -576,7 +600,7 @@ def test_the_example_in_the_repository():
 )
 def test_a_table_that_cannot_be_used(found, words):
     with pytest.raises(ShoalError) as error:
-        from_keys("x", found)
+        build_table("x", found)
     assert words in str(error.value)
     assert error.value.kind.name in ("bad-recipe", "unknown-name")
 
@@ -621,13 +645,13 @@ files = st.fixed_dictionaries(
 @given(files | st.dictionaries(names, values, max_size=4), st.sampled_from(["full", "smoke"]))
 def test_any_file_is_a_table_or_refused_in_a_sentence(found, scale):
     try:
-        table = from_keys("x", found)
+        table = build_table("x", found)
         for column in table.columns:
             assert Path(column.folder).name == column.folder not in ("", ".", "..")
             for row in table.rows:
-                published(table, column, row)
-                if row.expression(column):
-                    assert isinstance(table.recipe(column, row, scale, {}), Recipe)
+                find_published(table, column, row)
+                if row.find_expression(column):
+                    assert isinstance(table.make_recipe(column, row, scale, {}), Recipe)
     except ShoalError as error:
         assert error.problem.endswith(".") and error.advice
 

@@ -19,7 +19,7 @@ from shoal.cli.budgets import budget_tables, by_blocks
 from shoal.cli.render import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
 from shoal.core.errors import ERROR_KINDS, ShoalError
 from shoal.core.interrupts import stop_on_sigterm, was_terminated
-from shoal.reproduce.run import reproduce as reproduced
+from shoal.reproduce.run import reproduce_table as reproduced
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file

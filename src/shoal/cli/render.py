@@ -179,7 +179,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     from shoal.data.sources import SOURCES
     from shoal.data.splits import SPLITS
     from shoal.fleet.fleets import FLEET_FORMS
-    from shoal.reproduce.table_file import titles
+    from shoal.reproduce.table_file import list_table_titles
 
     known: dict[str, Callable[[], dict[str, str]]] = {
         "methods": lambda: methods(files),
@@ -189,7 +189,7 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
         ),
         "models": models,
         "splits": lambda: {name: described(function) for name, (function, _, _) in SPLITS.items()},
-        "tables": lambda: {escape(name): escape(title) for name, title in titles().items()},
+        "tables": lambda: {escape(name): escape(title) for name, title in list_table_titles().items()},
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FLEET_FORMS.values()},
     }
     if what not in known:

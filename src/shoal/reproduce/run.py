@@ -10,9 +10,9 @@ from shoal.compare.comparison import play_all_runs
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.interrupts import STOP_KINDS, stop_error
 from shoal.plugins.load import load_method
-from shoal.reproduce.figures import figures, published, refuse_nowhere
+from shoal.reproduce.figures import find_published, make_figures, refuse_unmatched_columns
 from shoal.reproduce.sheet import Sheet
-from shoal.reproduce.table import Column, Row, Table
+from shoal.reproduce.table import PaperTable, TableColumn, TableRow
 from shoal.reproduce.table_file import RESERVED, read_table
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.history import History, read_history
@@ -30,12 +30,12 @@ log = logging.getLogger("shoal")
 class Cell:
     """One method in one column: its recipes, one per seed."""
 
-    column: Column
-    row: Row
+    column: TableColumn
+    row: TableRow
     recipes: tuple[Recipe, ...]
 
 
-def reproduce(
+def reproduce_table(
     name: str,
     scale: str = "full",
     seeds: int = 1,
@@ -48,15 +48,15 @@ def reproduce(
 
     Runs of other methods that are complete in the same folder are shown too.
     """
-    table, place = read_table(name), Path(out or default_place(name, scale))
-    cells = cells_of(table, scale, seeds, changes or {}, place)
-    asked = {row.method for row in asked_for(table, only)}
-    refuse_nowhere(table)
+    table, place = read_table(name), Path(out or pick_default_folder(name, scale))
+    cells = make_cells(table, scale, seeds, changes or {}, place)
+    asked = {row.method for row in select_rows(table, only)}
+    refuse_unmatched_columns(table)
     for cell in cells:
         if cell.row.method in asked:
             load_method(cell.recipes[0].method, cell.recipes[0].parts)
         for recipe in cell.recipes:
-            refuse_other(recipe)
+            refuse_other_recipe(recipe)
     sheet = Sheet(table, scale, seeds)
     if not (place / MARK).is_file():
         refuse_nonempty_folder(place)
@@ -64,24 +64,24 @@ def reproduce(
     remove_strays(place)
     for column in table.columns:
         own = {cell.row.method: cell for cell in cells if cell.column is column}
-        bring_to_end([cell for cell in own.values() if cell.row.method in asked], place, watch)
+        finish_cells([cell for cell in own.values() if cell.row.method in asked], place, watch)
         for row in table.rows:
             cell = own.get(row.method)
-            runs = complete(cell) if cell else None
+            runs = read_complete_histories(cell) if cell else None
             if row.method in asked or runs:
                 target = cell.recipes[0].target if cell else 0.0
-                found = figures(column, row, published(table, column, row), runs, target)
+                found = make_figures(column, row, find_published(table, column, row), runs, target)
                 sheet = replace(sheet, figures=(*sheet.figures, *found))
         sheet.write(place)
         log.info("%s is done; the table so far: %s", column.name, place / "table.md")
     return sheet
 
 
-def default_place(name: str, scale: str) -> str:
+def pick_default_folder(name: str, scale: str) -> str:
     return f"runs/{Path(name).stem if name.endswith('.toml') else name}" + ("-smoke" if scale == "smoke" else "")
 
 
-def asked_for(table: Table, only: Sequence[str]) -> list[Row]:
+def select_rows(table: PaperTable, only: Sequence[str]) -> list[TableRow]:
     """The rows of these methods, or all."""
     known = {row.method.lower(): row for row in table.rows}
     names = [name.strip() for text in only for name in text.split(",") if name.strip()]
@@ -92,7 +92,7 @@ def asked_for(table: Table, only: Sequence[str]) -> list[Row]:
     return [known[name.lower()] for name in names] or list(table.rows)
 
 
-def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], place: Path) -> list[Cell]:
+def make_cells(table: PaperTable, scale: str, seeds: int, changes: Mapping[str, Any], place: Path) -> list[Cell]:
     """Every cell that shoal can run."""
     if scale not in ("full", "smoke"):
         raise unknown_name_error("scale", scale, ("full", "smoke"))
@@ -103,9 +103,9 @@ def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], p
     found = []
     for column in table.columns:
         for row in table.rows:
-            if row.expression(column) is None:
+            if row.find_expression(column) is None:
                 continue
-            first = table.recipe(column, row, scale, changes)
+            first = table.make_recipe(column, row, scale, changes)
             folder = place / column.folder / row.folder
             numbers = range(first.seed, first.seed + seeds)
             recipes = tuple(replace(first, seed=n, out=str(folder / f"seed-{n}")) for n in numbers)
@@ -113,10 +113,12 @@ def cells_of(table: Table, scale: str, seeds: int, changes: Mapping[str, Any], p
     return found
 
 
-def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> None:
+def finish_cells(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> None:
     """Play what is not complete yet; a stop says how to go on."""
     try:
-        made = play_all_runs({cell.row.method: cell.recipes for cell in cells if complete(cell) is None}, 0.0, watch)
+        made = play_all_runs(
+            {cell.row.method: cell.recipes for cell in cells if read_complete_histories(cell) is None}, 0.0, watch
+        )
         warn_of_failed_runs(made.results)
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
@@ -127,7 +129,7 @@ def bring_to_end(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> N
         raise ShoalError(error.kind.name, error.problem, advice) from None
 
 
-def complete(cell: Cell) -> list[History] | None:
+def read_complete_histories(cell: Cell) -> list[History] | None:
     """The histories of a cell whose runs are all over; None if one is not, or if it has to be looked at for damage."""
     found = []
     for recipe in cell.recipes:
@@ -146,7 +148,7 @@ def complete(cell: Cell) -> list[History] | None:
     return found
 
 
-def refuse_other(recipe: Recipe) -> None:
+def refuse_other_recipe(recipe: Recipe) -> None:
     """A folder that holds a run of another recipe is not gone on with."""
     folder = RunFolder(Path(recipe.out), None)
     if not folder.recipe_file.is_file():

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.reproduce.figures import DEVIATION, READERS, Figure, Value, reader_of
-from shoal.reproduce.table import Table
+from shoal.reproduce.figures import DEVIATION, READERS, Figure, Value, find_reader
+from shoal.reproduce.table import PaperTable
 from shoal.storage.files import write_bytes
 
 MEANINGLESS = (
@@ -29,7 +29,7 @@ SIZES = "Upload is the mean over devices and rounds, in decimal units; its gap i
 class Sheet:
     """What is known of a table so far."""
 
-    table: Table
+    table: PaperTable
     scale: str
     seeds: int
     figures: tuple[Figure, ...] = ()
@@ -37,46 +37,51 @@ class Sheet:
     @property
     def remarks(self) -> list[str]:
         """Sentences that must stand beside the figures."""
-        timed = [f for f in self.figures if not reader_of(f.metric)[0].gap]
+        timed = [f for f in self.figures if not find_reader(f.metric)[0].gap]
         known = any(f.published is not None for f in self.figures)
         clock = [SECONDS if any(f.published is not None for f in timed) else SIMULATED] if timed else []
         sizes = [SIZES] if any(f.metric == "upload_size" for f in self.figures) else []
         seeds = f"Means over {self.seeds} seeds." if self.seeds > 1 else "One seed."
         own = [MEANINGLESS] if self.scale == "smoke" else []
-        missing = [f"{row.method} was not run: {row.missing}" for row in self.missing]
+        missing = [f"{row.method} was not run: {row.missing}" for row in self.missing_rows]
         return [*own, seeds, *([GAP] if known else []), *clock, *sizes, *self.table.notes, *missing]
 
     @property
-    def missing(self) -> list[Any]:
+    def missing_rows(self) -> list[Any]:
         shown = {f.method for f in self.figures}
         return [row for row in self.table.rows if row.missing and row.method in shown]
 
-    def sections(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    def make_sections(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For every column: its name, the heads, and one line of texts per method."""
         for column in self.table.columns:
             own = [f for f in self.figures if f.column == column.name]
             metrics = [m for m in dict.fromkeys(f.metric for f in own) if not m.endswith(DEVIATION)]
-            metrics.sort(key=order)
+            metrics.sort(key=rank_metric)
             by = {(f.method, f.metric): f for f in own}
             told = {f.metric for f in own if f.published is not None}
             heads = ["method"]
             for metric in metrics:
-                heads += [head_of(metric), "paper", "gap"][: cells(metric, metric in told)]
+                heads += [format_head(metric), "paper", "gap"][: count_shown_cells(metric, metric in told)]
             methods = dict.fromkeys(f.method for f in own)
             lines = []
             for method in methods:
                 both = ((k, by.get((method, k)), by.get((method, k + DEVIATION))) for k in metrics)
-                parts = (texts(main, deviation)[: cells(k, k in told)] for k, main, deviation in both)
+                parts = (
+                    format_figure(main, deviation)[: count_shown_cells(k, k in told)] for k, main, deviation in both
+                )
                 lines.append([method, *(text for part in parts for text in part)])
             if lines:
                 yield column.name, heads, lines
 
-    def markdown(self) -> str:
-        parts = [f"# {escaped(self.table.heading)}", "\n".join(f"- {escaped(remark)}" for remark in self.remarks)]
-        for name, heads, lines in self.sections():
+    def to_markdown(self) -> str:
+        parts = [
+            f"# {escape_markdown(self.table.heading)}",
+            "\n".join(f"- {escape_markdown(remark)}" for remark in self.remarks),
+        ]
+        for name, heads, lines in self.make_sections():
             rule = ["---", *["---:"] * (len(heads) - 1)]
-            rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (heads, *lines)]
-            parts += [f"## {escaped(name)}", "\n".join([rows[0], "|" + "|".join(rule) + "|", *rows[1:]])]
+            rows = ["| " + " | ".join(map(escape_markdown, cells)) + " |" for cells in (heads, *lines)]
+            parts += [f"## {escape_markdown(name)}", "\n".join([rows[0], "|" + "|".join(rule) + "|", *rows[1:]])]
         return "\n\n".join(parts) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +89,7 @@ class Sheet:
         about = {"table": self.table.name, "title": self.table.heading, "scale": self.scale, "seeds": self.seeds}
         return about | {"remarks": self.remarks, "figures": [asdict(f) | {"gap": f.gap} for f in self.figures]}
 
-    def csv(self) -> str:
+    def to_csv(self) -> str:
         text = io.StringIO()
         heads = ["column", "method", "metric", "published", "measured", "gap", "spread", "seeds", "reached", "note"]
         writer = csv.DictWriter(text, heads, lineterminator="\n")
@@ -93,55 +98,59 @@ class Sheet:
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
-        write_bytes(folder / "table.md", self.markdown().encode())
-        write_bytes(folder / "table.csv", self.csv().encode())
+        write_bytes(folder / "table.md", self.to_markdown().encode())
+        write_bytes(folder / "table.csv", self.to_csv().encode())
         write_bytes(folder / "table.json", json.dumps(self.to_dict(), indent=1, allow_nan=False).encode())
 
 
-def order(metric: str) -> int:
+def rank_metric(metric: str) -> int:
     """As the readers are listed, then the rest."""
-    return next((at for at, reader in enumerate(READERS.values()) if reader is reader_of(metric)[0]), len(READERS))
+    return next((at for at, reader in enumerate(READERS.values()) if reader is find_reader(metric)[0]), len(READERS))
 
 
-def head_of(metric: str) -> str:
+def format_head(metric: str) -> str:
     """A target is of the accuracy that stands beside it, so it need not say of which."""
-    reader, rest = reader_of(metric)
+    reader, rest = find_reader(metric)
     return reader.head.replace("{}", rest.removeprefix("top3_"))
 
 
-def cells(metric: str, told: bool) -> int:
+def count_shown_cells(metric: str, told: bool) -> int:
     """How many of measured, published and gap are shown; seconds of two clocks have no gap worth showing."""
-    return 1 if not told else 3 if reader_of(metric)[0].gap else 2
+    return 1 if not told else 3 if find_reader(metric)[0].gap else 2
 
 
-def texts(figure: Figure | None, deviation: Figure | None = None) -> list[str]:
+def format_figure(figure: Figure | None, deviation: Figure | None = None) -> list[str]:
     """Measured, published and gap; a published deviation has a figure of its own."""
     if figure is None:
         return ["-", "-", "-"]
-    reader, _ = reader_of(figure.metric)
+    reader, _ = find_reader(figure.metric)
     largest = max((abs(v) for v in (figure.measured, figure.published) if isinstance(v, float)), default=0.0)
-    own, paper = (shown(value, figure.metric, "", largest) for value in (figure.measured, figure.published))
+    own, paper = (format_value(value, figure.metric, "", largest) for value in (figure.measured, figure.published))
     if reader.spread and figure.spread is not None:
         own += f" ± {reader.show(figure.spread, '', largest)}"
     if deviation is not None and isinstance(deviation.published, float):
         paper += f" ± {reader.show(deviation.published, '', largest)}"
-    if reader.aims and 0 < figure.reached < figure.seeds:
+    if reader.has_target and 0 < figure.reached < figure.seeds:
         own += f" ({figure.reached}/{figure.seeds})"
-    return [own, paper, gap_of(figure)]
+    return [own, paper, format_gap(figure)]
 
 
-def gap_of(figure: Figure) -> str:
+def format_gap(figure: Figure) -> str:
     """The gap in the metric's own unit, or in per cent of what was published."""
-    if figure.gap is not None and isinstance(figure.published, float) and reader_of(figure.metric)[0].gap == "per cent":
+    if (
+        figure.gap is not None
+        and isinstance(figure.published, float)
+        and find_reader(figure.metric)[0].gap == "per cent"
+    ):
         return f"{100 * figure.gap / figure.published:+.1f} %" if figure.published else "-"
-    return shown(figure.gap, figure.metric, "+")
+    return format_value(figure.gap, figure.metric, "+")
 
 
-def shown(value: Value, metric: str, sign: str = "", largest: float = 0.0) -> str:
+def format_value(value: Value, metric: str, sign: str = "", largest: float = 0.0) -> str:
     if not isinstance(value, float):
         return "-" if value is None else str(value)
-    return reader_of(metric)[0].show(value, sign, max(largest, abs(value)))
+    return find_reader(metric)[0].show(value, sign, max(largest, abs(value)))
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -18,7 +18,7 @@ Keys = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One setting: a data set, a model, a target."""
 
     name: str
@@ -28,11 +28,11 @@ class Column:
 
     @property
     def folder(self) -> str:
-        return folder_name(self.name)
+        return make_folder_name(self.name)
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One method as the paper calls it, and as shoal does: one expression, or one per column."""
 
     method: str
@@ -47,14 +47,14 @@ class Row:
 
     @property
     def folder(self) -> str:
-        return folder_name(self.method)
+        return make_folder_name(self.method)
 
-    def expression(self, column: Column) -> str | None:
+    def find_expression(self, column: TableColumn) -> str | None:
         return None if self.missing else self.run if isinstance(self.run, str) else self.run.get(column.name)
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """Rows that run in columns; `base` is what all cells share."""
 
     name: str
@@ -64,8 +64,8 @@ class Table:
     notes: tuple[str, ...]
     base: Keys
     smoke: Keys
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def heading(self) -> str:
@@ -74,16 +74,16 @@ class Table:
         where = ", ".join(filter(None, (self.paper, number)))
         return ": ".join(filter(None, (where, self.title))) or self.name
 
-    def recipe(self, column: Column, row: Row, scale: str, changes: Keys) -> Recipe:
+    def make_recipe(self, column: TableColumn, row: TableRow, scale: str, changes: Keys) -> Recipe:
         """The recipe of a cell: base, then the column, then the row, then the scale, then the changes."""
         keys = {**self.base, **column.set, **row.set}
         if scale == "smoke":
             keys = keys | SMOKE | dict(self.smoke)
-            keys["data"] = stand_in(str(keys.get("data", Recipe.data)))
-        return Recipe().with_values(**keys, method=row.expression(column)).with_values(**changes)
+            keys["data"] = substitute_noise(str(keys.get("data", Recipe.data)))
+        return Recipe().with_values(**keys, method=row.find_expression(column)).with_values(**changes)
 
 
-def stand_in(data: str) -> str:
+def substitute_noise(data: str) -> str:
     """Noise in the shape of a data set that would have to be downloaded."""
     name = data.partition(":")[0]
     if name in DATASETS or name not in SOURCES:
@@ -94,5 +94,5 @@ def stand_in(data: str) -> str:
     return f"noise-{name}"
 
 
-def folder_name(name: str) -> str:
+def make_folder_name(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown_name_error
-from shoal.reproduce.table import Column, Keys, Row, Table, folder_name
+from shoal.reproduce.table import Keys, PaperTable, TableColumn, TableRow, make_folder_name
 from shoal.runs.recipe import MAX_RECIPE_BYTES, Recipe
 
 SHIPPED = Path(__file__).with_name("tables")
@@ -17,23 +17,23 @@ OWN = Path("recipes")
 RESERVED = {"method": "Write it as `run` of a row", "out": "Give it as --out"}
 
 
-def tables() -> dict[str, Path]:
+def list_tables() -> dict[str, Path]:
     """Every table by its name; a recipe of one run is none."""
     files = [file for place in (SHIPPED, OWN) for file in sorted(place.glob("*.toml"))]
-    return {file.stem: file for file in files if is_table(file)}
+    return {file.stem: file for file in files if is_table_file(file)}
 
 
-def is_table(file: Path) -> bool:
+def is_table_file(file: Path) -> bool:
     try:
         return file.stat().st_size <= MAX_RECIPE_BYTES and b"[[row]]" in file.read_bytes()
     except OSError:
         return False
 
 
-def titles() -> dict[str, str]:
+def list_table_titles() -> dict[str, str]:
     """What each table is about; of one that cannot be read, why."""
     found = {}
-    for name in tables():
+    for name in list_tables():
         try:
             found[name] = read_table(name).heading
         except ShoalError as error:
@@ -41,17 +41,17 @@ def titles() -> dict[str, str]:
     return found
 
 
-def read_table(name: str) -> Table:
+def read_table(name: str) -> PaperTable:
     """A table by its name, or from a file."""
     if name.endswith(".toml"):
-        return from_keys(Path(name).stem, parsed(Path(name)))
-    known = tables()
+        return build_table(Path(name).stem, read_toml(Path(name)))
+    known = list_tables()
     if name not in known:
         raise unknown_name_error("table", name, known)
-    return from_keys(name, parsed(known[name]))
+    return build_table(name, read_toml(known[name]))
 
 
-def parsed(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
     """The keys of a TOML file with tables in it."""
     try:
         if file.stat().st_size > MAX_RECIPE_BYTES:
@@ -64,24 +64,24 @@ def parsed(file: Path) -> dict[str, Any]:
         raise ShoalError("bad-recipe", f"{file} is not a TOML file: {str(error)[:120]}.", advice) from error
 
 
-def from_keys(name: str, found: Keys) -> Table:
+def build_table(name: str, found: Keys) -> PaperTable:
     """The table that these keys describe; whatever is wrong with them is told."""
     if "method" in found:
-        raise wrong(f"{name} is the recipe of one run, not a table", f"Use `shoal run {name}.toml`")
-    top = checked(found, TABLE, "a table")
-    columns = [Column(**checked(entry, COLUMN, "a column")) for entry in top.pop("column")]
-    rows = [Row(**checked(entry, ROW, "a row")) for entry in top.pop("row")]
-    apart([c.name for c in columns], "columns")
-    apart([r.method for r in rows], "rows")
+        raise bad_table_error(f"{name} is the recipe of one run, not a table", f"Use `shoal run {name}.toml`")
+    top = check_keys(found, TABLE, "a table")
+    columns = [TableColumn(**check_keys(entry, COLUMN, "a column")) for entry in top.pop("column")]
+    rows = [TableRow(**check_keys(entry, ROW, "a row")) for entry in top.pop("row")]
+    refuse_shared_folders([c.name for c in columns], "columns")
+    refuse_shared_folders([r.method for r in rows], "rows")
     for row in rows:
         if bool(row.run) == bool(row.missing):
-            raise wrong(f"The row {row.method} needs either `run` or `missing`", "Give one of the two")
+            raise bad_table_error(f"The row {row.method} needs either `run` or `missing`", "Give one of the two")
         named = [*(row.run if isinstance(row.run, Mapping) else ()), *row.published]
         for column in named:
             if column not in {c.name for c in columns}:
                 raise unknown_name_error(f"column for the row {row.method}", column, [c.name for c in columns])
     notes = tuple(top.pop("notes"))
-    return Table(name=name, columns=tuple(columns), rows=tuple(rows), notes=notes, **top)
+    return PaperTable(name=name, columns=tuple(columns), rows=tuple(rows), notes=notes, **top)
 
 
 Check = tuple[Callable[[Any], bool], str, Any]
@@ -92,7 +92,7 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= 2000
 
 
-def is_texts(value: Any) -> bool:
+def is_text_mapping(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_text, value)) and all(map(is_text, value.values()))
 
 
@@ -100,11 +100,11 @@ def are_entries(value: Any) -> bool:
     return isinstance(value, list) and 0 < len(value) <= 200 and all(isinstance(entry, dict) for entry in value)
 
 
-def are_keys(value: Any) -> bool:
+def are_recipe_keys(value: Any) -> bool:
     """Recipe keys; their values are judged when the recipe is made."""
     for key in value if isinstance(value, dict) else ():
         if key in RESERVED:
-            raise wrong(f"{key} cannot be set in a table", RESERVED[key])
+            raise bad_table_error(f"{key} cannot be set in a table", RESERVED[key])
         if key not in {f.name for f in fields(Recipe)}:
             raise unknown_name_error("recipe key", key, [f.name for f in fields(Recipe)])
     return isinstance(value, dict)
@@ -118,13 +118,13 @@ def are_figures(value: Any) -> bool:
     )
 
 
-def is_where(value: Any) -> bool:
-    return is_texts(value) and set(value) <= {"dataset", "model", "setting"}
+def is_figure_filter(value: Any) -> bool:
+    return is_text_mapping(value) and set(value) <= {"dataset", "model", "setting"}
 
 
-NAME: Check = (lambda v: is_text(v) and bool(folder_name(v)), "a name with a letter or digit in it", None)
+NAME: Check = (lambda v: is_text(v) and bool(make_folder_name(v)), "a name with a letter or digit in it", None)
 TEXT: Check = (is_text, "a text of one line", "")
-KEYS: Check = (are_keys, "a table of recipe keys", {})
+KEYS: Check = (are_recipe_keys, "a table of recipe keys", {})
 TABLE: dict[str, Check] = {
     "paper": TEXT,
     "table": TEXT,
@@ -138,11 +138,11 @@ TABLE: dict[str, Check] = {
 COLUMN: dict[str, Check] = {
     "name": NAME,
     "set": KEYS,
-    "where": (is_where, "texts for dataset, model and setting, as in published.csv", {}),
+    "where": (is_figure_filter, "texts for dataset, model and setting, as in published.csv", {}),
 }
 ROW: dict[str, Check] = {
     "method": NAME,
-    "run": (lambda v: is_text(v) or is_texts(v), "a method expression, or one for each column by its name", ""),
+    "run": (lambda v: is_text(v) or is_text_mapping(v), "a method expression, or one for each column by its name", ""),
     "missing": TEXT,
     "set": KEYS,
     "table": TEXT,
@@ -150,28 +150,28 @@ ROW: dict[str, Check] = {
 }
 
 
-def checked(found: Keys, checks: Mapping[str, Check], what: str) -> dict[str, Any]:
+def check_keys(found: Keys, checks: Mapping[str, Check], what: str) -> dict[str, Any]:
     """All keys with their values or what holds without them."""
     for key in found:
         if key not in checks:
             raise unknown_name_error(f"key of {what}", key, checks)
     for key, (fits, wanted, default) in checks.items():
         if key in found and not fits(found[key]):
-            raise wrong(f"`{key}` of {what} is {str(found[key])[:60]!r}", f"It must be {wanted}")
+            raise bad_table_error(f"`{key}` of {what} is {str(found[key])[:60]!r}", f"It must be {wanted}")
         if key not in found and default is None:
-            raise wrong(f"`{key}` of {what} is not given", f"It must be {wanted}")
+            raise bad_table_error(f"`{key}` of {what} is not given", f"It must be {wanted}")
     return {key: found.get(key, default) for key, (_, _, default) in checks.items()}
 
 
-def apart(names: list[str], what: str) -> None:
+def refuse_shared_folders(names: list[str], what: str) -> None:
     """Refuse names that would share a folder."""
     seen: dict[str, str] = {}
     for name in names:
-        if folder_name(name) in seen:
-            found = f"Two {what} are called {seen[folder_name(name)]!r} and {name!r}, which is too alike"
-            raise wrong(found, "Give them different names")
-        seen[folder_name(name)] = name
+        if make_folder_name(name) in seen:
+            found = f"Two {what} are called {seen[make_folder_name(name)]!r} and {name!r}, which is too alike"
+            raise bad_table_error(found, "Give them different names")
+        seen[make_folder_name(name)] = name
 
 
-def wrong(problem: str, advice: str) -> ShoalError:
+def bad_table_error(problem: str, advice: str) -> ShoalError:
     return ShoalError("bad-recipe", f"{problem}.", f"{advice}.")
