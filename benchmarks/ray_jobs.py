@@ -25,7 +25,7 @@ from shoal.engines.workers.fork import PoolEngine
 from shoal.runs.build import Assembly, assemble_run
 from shoal.runs.engine_choice import EngineChoice, build_engine
 from shoal.runs.recipe import Recipe
-from shoal.testing.laws import machine_of
+from shoal.testing.laws import get_local_devices
 
 JOB = JOBS["small"]
 ROUNDS = 10
@@ -65,7 +65,7 @@ def put_together() -> Assembly:
 
 def seconds(assembly: Assembly, crew: TrainingEngine, rounds: int) -> float:
     """What so many rounds take with a crew, from the first."""
-    machine_of(assembly.loop).crew = crew
+    get_local_devices(assembly.loop).crew = crew
     loop = replace(assembly.loop, evaluates=lambda row: False)
     standing, began = loop.start(assembly.net), perf_counter()
     for number in range(rounds):

@@ -26,7 +26,7 @@ from shoal.remote.engine import RemoteDevices, RemoteEngine
 from shoal.remote.messages import TrainRequest, reply_to_bytes
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.storage.memory import DeviceMemory
-from shoal.testing.laws import Spy, memory_of, play, site_of
+from shoal.testing.laws import RecordingEngine, get_memory, get_training_setup, play_rounds
 
 MOST = 1 << 24
 Answer = dict[str, Any]
@@ -100,7 +100,7 @@ class Elsewhere:
 def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState]:
     """A tiny run with devices that are elsewhere, before its first round."""
     loop, net = build_tiny_run(method, sizes)
-    site = site_of(loop)
+    site = get_training_setup(loop)
     remote = RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
     distant = RemoteDevices(site, DeviceMemory(), remote)
     there = distant.ask_sample_counts(range(len(sizes)))
@@ -198,7 +198,7 @@ def test_no_answer_ends_a_run_or_is_half_used(text, sizes):
     loop, first = federation(method, sizes, liar)
     last, rows, number = first, [], 0
     while number < 5 or (liar.tried and max(liar.tried.values()) < 2 and number < ROUNDS):
-        last, more = play(loop, last, number, number + 1)
+        last, more = play_rounds(loop, last, number, number + 1)
         rows += more
         number += 1
     heard = [all(gone["device"] != 1 for gone in row.get("dropped", ())) for row in rows]
@@ -212,7 +212,7 @@ def test_no_answer_ends_a_run_or_is_half_used(text, sizes):
         return "it was away" if device == 1 and round >= 0 and not heard[round] else said
 
     loop, first = federation(method, sizes, away)
-    expected, _ = play(loop, first, 0, len(rows))
+    expected, _ = play_rounds(loop, first, 0, len(rows))
     assert tree.is_same_tree([last.params, last.states], [expected.params, expected.states])
 
 
@@ -229,7 +229,7 @@ def test_no_card_ends_a_run(text, sizes, odd):
         return altered(answer, ("card", "labels"), CARDS[odd]) if device == 1 and round < 0 else answer
 
     loop, first = federation(parse_method(text, find_shipped_parts(), PRESETS), sizes, tamper)
-    last, rows = play(loop, first, 0, 3)
+    last, rows = play_rounds(loop, first, 0, 3)
     assert not any(row.get("void") for row in rows) and tree.is_tree_finite([last.params, last.states])
     assert all(gone["device"] == 1 for row in rows for gone in row.get("dropped", ()))
 
@@ -253,11 +253,11 @@ def test_a_device_that_never_introduces_itself_is_left_out():
         return "it was late" if device == 1 else answer
 
     loop, net = build_tiny_run(compose([Asks()]), (5, 3, 4))
-    site = site_of(loop)
+    site = get_training_setup(loop)
     loop = replace(
         loop, engine=RemoteDevices(site, DeviceMemory(), RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6))
     )
-    _, rows = play(loop, loop.start(net), 0, 2)
+    _, rows = play_rounds(loop, loop.start(net), 0, 2)
     assert [row["devices"] for row in rows] == [[0, 2], [0, 2]]
 
 
@@ -300,7 +300,7 @@ class BreaksAlways(Part):
 def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState, list[Row]]:
     """Three rounds of a simulation in which one answer is exchanged."""
     loop, net = build_tiny_run(compose([part]), sizes)
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
 
     def fit(jobs):
         for outcome in spy.inner.fit(jobs):
@@ -310,7 +310,7 @@ def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop,
 
     spy.fit = lambda jobs: list(fit(jobs))
     loop = replace(loop, engine=spy)
-    standing, rows = play(loop, loop.start(net), 0, 3)
+    standing, rows = play_rounds(loop, loop.start(net), 0, 3)
     return loop, standing, rows
 
 
@@ -323,7 +323,7 @@ def test_in_a_simulation_one_answer_costs_one_device_the_round_and_what_it_remem
     assert gone["device"] == 1 and gone["why"].startswith(
         "its answer cannot be used by remembers at serve (RuntimeError"
     )
-    assert [int(memory_of(loop).get(d)["remembers"]["visits"]) for d in range(3)] == [3, 2, 3]
+    assert [int(get_memory(loop).get(d)["remembers"]["visits"]) for d in range(3)] == [3, 2, 3]
     assert int(standing.states["remembers"]["total"]) == 3 + 2 + 3
     assert "device 1, round 1: its answer cannot be used" in caplog.text
 
@@ -354,7 +354,7 @@ def test_an_answer_cannot_spoil_the_next_round_either():
         )
 
     loop, first = federation(compose([Steers()]), (5, 3, 4), tamper)
-    last, rows = play(loop, first, 0, 3)
+    last, rows = play_rounds(loop, first, 0, 3)
     assert [row["dropped"][0]["device"] for row in rows] == [1, 1, 1] and int(last.states["steers"]["stride"]) == 1
     assert "steers at select (ValueError" in rows[0]["dropped"][0]["why"]
 
@@ -364,7 +364,7 @@ def test_where_nobody_is_to_blame_the_part_is():
         simulated(BreaksAlways(), (5, 3, 4), honest)
     loop, first = federation(compose([BreaksAlways()]), (5, 3, 4), honest)
     with pytest.raises(OSError, match="no such luck"):
-        play(loop, first, 0, 1)
+        play_rounds(loop, first, 0, 1)
 
 
 def test_a_device_alone_cannot_end_a_run_either():
@@ -372,7 +372,7 @@ def test_a_device_alone_cannot_end_a_run_either():
         return altered(answer, ("beside", "fednova", "steps"), torch.zeros_like) if round == 0 else answer
 
     loop, first = federation(compose([find_shipped_parts()["fednova"]()]), (5,), tamper)
-    _, rows = play(loop, first, 0, 2)
+    _, rows = play_rounds(loop, first, 0, 2)
     assert rows[0]["void"] and "ZeroDivisionError" in rows[0]["dropped"][0]["why"] and "void" not in rows[1]
 
 
@@ -383,7 +383,7 @@ def test_what_is_told_of_an_answer_holds_no_text_of_its_device():
         return answer | {"beside": {"scaffold": {"change": {name: torch.ones(1)}}}} if device == 1 else answer
 
     loop, first = federation(compose([find_shipped_parts()["scaffold"]()]), (4, 5), tamper)
-    _, [row] = play(loop, first, 0, 1)
+    _, [row] = play_rounds(loop, first, 0, 1)
     assert row["dropped"][0]["device"] == 1 and row["dropped"][0]["why"].isprintable()
 
 

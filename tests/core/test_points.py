@@ -40,7 +40,7 @@ from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
 from shoal.plugins.smoke_run import build_tiny_run, smoke_test_part
-from shoal.testing.laws import Spy, memory_of, play
+from shoal.testing.laws import RecordingEngine, get_memory, play_rounds
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 """Parameters of the tiny net: 4-3-2 with biases, eight bytes each."""
@@ -49,9 +49,9 @@ WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 def played(*parts: Part, rounds: int = 2):
     """A tiny run with these parts: the loop, a spy on its engine, where it ended, its rows."""
     loop, net = build_tiny_run(compose(parts))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     loop = replace(loop, engine=spy)
-    standing, rows = play(loop, loop.start(net), 0, rounds)
+    standing, rows = play_rounds(loop, loop.start(net), 0, rounds)
     return loop, spy, standing, rows
 
 
@@ -60,7 +60,7 @@ def test_a_model_may_grow_and_personal_tensors_stay_on_their_device():
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * 8 * WEIGHTS
     assert all("scale.by" not in job.message.body for jobs in spy.jobs for job in jobs)
     assert standing.params["scale.by"].tolist() == [1.0, 1.0]
-    kept = [memory_of(loop).get(d)[PERSONAL_KEY]["scale.by"] for d in (0, 1)]
+    kept = [get_memory(loop).get(d)[PERSONAL_KEY]["scale.by"] for d in (0, 1)]
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[0], torch.ones(2))
 
 
@@ -109,7 +109,7 @@ def test_what_was_not_sent_starts_from_memory():
         message = first[device]
         assert message is not None
         assert tree.is_same_tree(
-            memory_of(loop).get(device)["lasttensors"]["saved"]["a.weight"], message.body["a.weight"]["value"]
+            get_memory(loop).get(device)["lasttensors"]["saved"]["a.weight"], message.body["a.weight"]["value"]
         )
 
 
@@ -143,10 +143,10 @@ def test_draws_do_not_depend_on_order_or_company():
     for label, parts in (("alone", [Watch("alone")]), ("among", [Noise(), Watch("among"), Scaffold(), Largest()])):
         loop, net = build_tiny_run(compose(parts))
         if label == "among":
-            spy = Spy(loop.engine)
+            spy = RecordingEngine(loop.engine)
             spy.fit = lambda jobs, inner=spy.inner: list(reversed(inner.fit(list(reversed(jobs)))))
             loop = replace(loop, engine=spy)
-        play(loop, loop.start(net), 0, 2)
+        play_rounds(loop, loop.start(net), 0, 2)
     assert seen["alone"] == seen["among"] and len(seen["alone"][0]) == 2 * 3
 
 
@@ -159,7 +159,7 @@ def test_the_loss_can_be_replaced_and_its_part_is_innermost():
 
 def test_a_mask_in_a_state_holds_even_against_momentum():
     loop, net = build_tiny_run(compose([KeepMask()]), momentum=0.9)
-    standing, _ = play(loop, loop.start(net), 0, 2)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 2)
     assert torch.equal(standing.params["a.weight"], net.initial["a.weight"])
     assert not torch.equal(standing.params["b.weight"], net.initial["b.weight"])
 
@@ -172,7 +172,7 @@ def test_rows_left_out_are_not_covered_in_either_direction():
     assert torch.equal(standing.params["a.weight"][0], initial["a.weight"][0])
     assert not torch.equal(standing.params["a.weight"][1], initial["a.weight"][1])
     assert standing.states["droprows"] == {"sent": 2}
-    assert memory_of(loop).get(0)["droprows"] == {"sent": 1}
+    assert get_memory(loop).get(0)["droprows"] == {"sent": 1}
 
 
 def test_a_sparsified_coordinate_is_covered_with_delta_zero():
@@ -190,7 +190,7 @@ def test_what_was_not_sent_is_owed():
     plain_loop, plain_spy, _, _ = played(rounds=1)
     for device, (coded, plain) in enumerate(zip(spy.outcomes[0], plain_spy.outcomes[0])):
         assert coded.message and plain.message
-        owed = memory_of(loop).get(device)["largest"]["owed"]
+        owed = get_memory(loop).get(device)["largest"]["owed"]
         for name, entry in coded.message.body.items():
             whole = owed[name].flatten().index_add(0, entry["at"].long(), entry["value"])
             torch.testing.assert_close(whole.view(owed[name].shape), plain.message.body[name]["value"])
@@ -207,7 +207,7 @@ def test_three_codecs_run_in_the_order_of_their_stages():
 
 def test_codecs_follow_a_plan():
     loop, spy, standing, _ = played(HalfWidth(), Largest(), DropRows(), rounds=3)
-    owed = memory_of(loop).get(0)["largest"]["owed"]
+    owed = get_memory(loop).get(0)["largest"]["owed"]
     assert {k: v.shape for k, v in owed.items()} == {k: v.shape for k, v in standing.params.items()}
     assert tree.is_tree_finite(standing.params)
 
@@ -240,7 +240,7 @@ def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
     assert standing.states["scaffold"]["c"]["b.weight"].shape == (2, 2)
     assert standing.states["cutonce"]["like"]["a.bias"].shape == (2,)
     assert standing.states["cutonce"]["units"]["a"].tolist() == [0, 1]
-    assert memory_of(loop).get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
+    assert get_memory(loop).get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
     assert rows[0]["bytes_down"] == 2 * 2 * 8 * WEIGHTS and rows[1]["bytes_down"] == 2 * 2 * 8 * 16
     assert rows[0]["macs_forward"] == 18 and rows[1]["macs_forward"] == 12
     linear = standing.net.module.get_submodule("a")
@@ -249,10 +249,10 @@ def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
 
 def test_a_memory_on_disk_is_cut_when_it_is_next_read():
     loop, net = build_tiny_run(compose([CutOnce(at=1), Remember()]))
-    memory_of(loop).limit = 0
-    standing, _ = play(loop, loop.start(net), 0, 2)
-    assert not memory_of(loop).held or len(memory_of(loop).held) == 1
-    assert memory_of(loop).get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
+    get_memory(loop).limit = 0
+    standing, _ = play_rounds(loop, loop.start(net), 0, 2)
+    assert not get_memory(loop).held or len(get_memory(loop).held) == 1
+    assert get_memory(loop).get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
 
 
 def test_the_judged_model_may_differ_from_the_one_that_is_broadcast():
@@ -325,7 +325,7 @@ def test_weights_that_are_no_weights_are_refused():
 
 def test_a_device_that_fails_is_named_and_the_rest_goes_on():
     loop, net = build_tiny_run(compose([]))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     spy.fit = lambda jobs, inner=spy.inner: [Outcome(0, problem="its battery is empty"), *inner.fit(jobs)[1:]]
     standing, row = replace(loop, engine=spy).play_round(loop.start(net), 0)
     assert row["dropped"] == [{"device": 0, "why": "its battery is empty"}]
@@ -375,9 +375,9 @@ def test_cards_are_asked_for_in_one_go():
             return devices, state
 
     loop, net = build_tiny_run(compose([Asks()]))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     spy.enrol = lambda devices, inner=spy.inner: (asked.append(list(devices)), inner.enrol(devices))[1]
-    play(replace(loop, engine=spy), loop.start(net), 0, 2)
+    play_rounds(replace(loop, engine=spy), loop.start(net), 0, 2)
     assert asked == [[0, 1]]
 
 
@@ -405,7 +405,7 @@ def test_a_void_round_leaves_no_memory():
 
     loop, _, _, rows = played(Remember(), ExplodesAt(), rounds=3)
     assert [bool(row.get("void")) for row in rows] == [False, True, False]
-    assert memory_of(loop).get(0)["remember"]["visits"] == 2
+    assert get_memory(loop).get(0)["remember"]["visits"] == 2
 
 
 def test_what_lies_beside_may_be_nested():

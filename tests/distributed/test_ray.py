@@ -31,7 +31,7 @@ from shoal.runs.engine_trial import list_candidates
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, play_runs
 from shoal.runs.start import prepare_new_run
-from shoal.testing.laws import close, machine_of, without_wall
+from shoal.testing.laws import assert_trees_close, drop_wall_seconds, get_local_devices
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL: dict[str, Any] = dict(devices=6, sample=6, rounds=2, split="dirichlet:0.5", fleet="tiers")
@@ -71,7 +71,7 @@ def driven(crew: TrainingEngine, **recipe: Any) -> Result:
 
 
 def same(one: Result, other: Result) -> bool:
-    rows = [[without_wall(row) for row in result.history.rows] for result in (one, other)]
+    rows = [[drop_wall_seconds(row) for row in result.history.rows] for result in (one, other)]
     return rows[0] == rows[1] and tree.is_same_tree(one.params, other.params)
 
 
@@ -105,7 +105,7 @@ def test_several_devices_in_a_call_give_the_same_to_rounding():
     wide = shoal.run("scaffold", engine="ray", width=3, precision="float64", **SMALL)
     assert wide.engine == EngineChoice("ray", 3)
     one = shoal.run("scaffold", engine="serial", precision="float64", **SMALL)
-    close(wide.params, one.params, 1e-9, "they differ")
+    assert_trees_close(wide.params, one.params, 1e-9, "they differ")
 
 
 def test_runs_side_by_side_give_the_bits_of_serial(kept):
@@ -124,7 +124,7 @@ def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
 
 def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
     assembly = assemble_run(Recipe().with_values(**SMALL, server_data="share:0.05"))
-    loop, engine = assembly.loop, machine_of(assembly.loop)
+    loop, engine = assembly.loop, get_local_devices(assembly.loop)
     engine.crew = kept
     loop.play_round(loop.start(assembly.net), 0)
     engine.train_on_server(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
@@ -139,7 +139,7 @@ def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
 def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     """Whatever is kept would hold a place there; and what devices remember is always kept."""
     assembly = assemble_run(Recipe().with_values(**SMALL | {"method": "scaffold", "model": "mlp"}))
-    loop, engine = assembly.loop, machine_of(assembly.loop)
+    loop, engine = assembly.loop, get_local_devices(assembly.loop)
     engine.crew = crew = RayEngine(workers=2)
     standing = loop.start(assembly.net)
     for number in range(2):

@@ -34,7 +34,7 @@ from shoal.engines.workers.shared_memory import SharedBuffer
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import close, machine_of, memory_of, play, without_wall
+from shoal.testing.laws import assert_trees_close, drop_wall_seconds, get_local_devices, get_memory, play_rounds
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
@@ -46,18 +46,18 @@ FORK = multiprocessing.get_context("fork")
 def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
     """Weights, states and memories after some rounds, and the rows."""
     loop, net = build_tiny_run(compose(parts), SIZES, momentum=0.5)
-    machine_of(loop).crew = crew
+    get_local_devices(loop).crew = crew
     try:
-        standing, rows = play(loop, loop.start(net), 0, rounds)
+        standing, rows = play_rounds(loop, loop.start(net), 0, rounds)
     finally:
         crew.close()
-    memories = [memory_of(loop).get(d) for d in range(len(SIZES))]
-    return [standing.params, standing.states, memories], [without_wall(row) for row in rows]
+    memories = [get_memory(loop).get(d) for d in range(len(SIZES))]
+    return [standing.params, standing.states, memories], [drop_wall_seconds(row) for row in rows]
 
 
 def first_round(part: Part, pool: PoolEngine):
     loop, net = build_tiny_run(Method((part,)), SIZES)
-    machine_of(loop).crew = pool
+    get_local_devices(loop).crew = pool
     return loop.play_round(loop.start(net), 0)
 
 
@@ -99,7 +99,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 def test_workers_agree_with_serial(parts, inner):
     wanted, rows = course(parts, SerialEngine())
     found, same_rows = course(parts, PoolEngine(2, 3, inner))
-    close(found, wanted, 1e-9, "workers train to something else")
+    assert_trees_close(found, wanted, 1e-9, "workers train to something else")
     losses = [[row.pop("loss") for row in own] for own in (rows, same_rows)]
     assert same_rows == rows and losses[1] == pytest.approx(losses[0])
 
@@ -163,18 +163,18 @@ def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
 def test_workers_that_die_between_rounds_are_replaced():
     pool = PoolEngine(2, 2, SerialEngine)
     loop, net = build_tiny_run(Method(), SIZES)
-    machine_of(loop).crew = pool
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    get_local_devices(loop).crew = pool
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     for worker in pool.workers:
         os.kill(worker.process, signal.SIGKILL)
-    standing, _ = play(loop, standing, 1, 2)
+    standing, _ = play_rounds(loop, standing, 1, 2)
     assert tree.is_same_tree(standing.params, course_of_fedavg(2))
     pool.close()
 
 
 def course_of_fedavg(rounds: int):
     loop, net = build_tiny_run(Method(), SIZES)
-    return play(loop, loop.start(net), 0, rounds)[0].params
+    return play_rounds(loop, loop.start(net), 0, rounds)[0].params
 
 
 class Odd(Exception):

@@ -19,7 +19,7 @@ from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import check_part, close, machine_of, play
+from shoal.testing.laws import assert_trees_close, check_part, get_local_devices, play_rounds
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part,
     for level in (True, False):
         own: TrainingEngine = crew()
         loop, net = build_tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
-        standing, rows = play(loop, loop.start(net), 0, 4)
-        machine = machine_of(loop)
+        standing, rows = play_rounds(loop, loop.start(net), 0, 4)
+        machine = get_local_devices(loop)
         assert len(machine.levels.sites) == (3 if level else 0)
         memories = [machine.memory.get(d) for d in range(3)]
         made.append(([standing.params, standing.states, memories], rows))
-    close(made[0][0], made[1][0], 1e-9, "the cut-out model goes elsewhere")
+    assert_trees_close(made[0][0], made[1][0], 1e-9, "the cut-out model goes elsewhere")
     for key in ("bytes_up", "bytes_down", "macs_forward"):
         assert [row[key] for row in made[0][1]] == [row[key] for row in made[1][1]]
 
@@ -61,6 +61,6 @@ def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part,
 def test_what_a_cut_out_model_computes_is_counted_to_the_last_product():
     """4-2-2 instead of 4-3-2: 2 x 4 + 2 x 2 = 12 products forward; backward as many again, and no input gradient."""
     loop, net = build_tiny_run(Method((TwoUnits(),)), (2,))
-    _, rows = play(loop, loop.start(net), 0, 1)
+    _, rows = play_rounds(loop, loop.start(net), 0, 1)
     assert rows[0]["macs_forward"] == 12
     assert rows[0]["macs_work"] == 2 * (12 + 12 + 4)

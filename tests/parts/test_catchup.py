@@ -16,7 +16,7 @@ from shoal.core.wire import CodecLink, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import machine_of, play
+from shoal.testing.laws import get_local_devices, play_rounds
 
 
 def ran(method: str, sample: int = 3) -> shoal.Result:
@@ -46,8 +46,8 @@ def test_little_travels_down_once_the_servers_change_is_ternary():
 def test_what_the_server_leaves_out_is_owed():
     loop, net = build_tiny_run(Method((STC(0.3, down=True),)))
     free, _ = build_tiny_run(Method((STC(0.3),)))
-    with_debt, _ = play(loop, loop.start(net), 0, 1)
-    without, _ = play(free, free.start(net), 0, 1)
+    with_debt, _ = play_rounds(loop, loop.start(net), 0, 1)
+    without, _ = play_rounds(free, free.start(net), 0, 1)
     owed = with_debt.states["stc"]["owed"]
     torch.testing.assert_close(tree.add_params(with_debt.params, owed), without.params)
     change = tree.subtract_params(with_debt.params, net.initial)
@@ -58,9 +58,9 @@ def test_what_the_server_leaves_out_is_owed():
 
 def test_a_device_that_did_not_answer_is_sent_everything():
     loop, net = build_tiny_run(compose([STC(0.3, down=True), CatchUp()]), (5, 3, 4))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     asked = loop.open_round(standing, 1)
-    outcomes = machine_of(loop).fit([job for job in asked.jobs if job.device != 1])
+    outcomes = get_local_devices(loop).fit([job for job in asked.jobs if job.device != 1])
     standing, _ = loop.close_round(asked, outcomes, 0.0)
     sizes = {job.device: job.message.bytes_by["model"] for job in loop.open_round(standing, 2).jobs}
     assert sizes[1] == tree.count_tree_bytes(net.initial) and sizes[0] == sizes[2] < sizes[1]

@@ -37,7 +37,7 @@ from shoal.parts.signsgd import SignSGD, take_majority_vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import memory_of, play
+from shoal.testing.laws import get_memory, play_rounds
 
 CODECS: list[Part] = [
     TopK(0.3),
@@ -424,7 +424,7 @@ def test_half_takes_two_bytes_and_clamps_what_is_too_large():
 def test_half_goes_both_ways_if_asked():
     assert Half().directions == {"up"} and Half(down=True).directions == {"up", "down"}
     loop, net = build_tiny_run(compose([Half(down=True)]))
-    _, rows = play(loop, loop.start(net), 0, 1)
+    _, rows = play_rounds(loop, loop.start(net), 0, 1)
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * 2 * 23
 
 
@@ -448,7 +448,7 @@ def test_most_signs_decide_and_a_tie_moves_nothing():
 
 def test_signsgd_moves_every_weight_by_its_rate():
     loop, net = build_tiny_run(compose([SignSGD(0.125)]), sizes=(5, 3, 4))
-    standing, rows = play(loop, loop.start(net), 0, 1)
+    standing, rows = play_rounds(loop, loop.start(net), 0, 1)
     steps = torch.cat([(standing.params[k] - net.initial[k]).abs().flatten() for k in net.initial])
     torch.testing.assert_close(steps, torch.full_like(steps, 0.125))
     assert rows[0]["bytes_up"] == 3 * (2 + 1 + 1 + 1)
@@ -487,7 +487,7 @@ def test_a_quantiser_codes_what_a_sparsifier_left():
 def test_codecs_stand_behind_each_other_and_behind_plans_and_rows(codecs: list[Part]):
     for before in ([], [DropRows()], [HalfWidth()], [HalfWidth(), DropRows()]):
         loop, net = build_tiny_run(compose([*before, *codecs]))
-        standing, rows = play(loop, loop.start(net), 0, 3)
+        standing, rows = play_rounds(loop, loop.start(net), 0, 3)
         assert tree.is_tree_finite(standing.params) and not any(row.get("void") or row.get("dropped") for row in rows)
         assert not tree.is_same_tree(standing.params, net.initial)
 
@@ -520,8 +520,8 @@ def test_running_statistics_travel_as_they_are(codec: Part):
 @pytest.mark.parametrize("codec", FEEDBACK, ids=str)
 def test_what_is_owed_is_cut_when_the_model_is(codec: Part):
     loop, net = build_tiny_run(compose([CutOnce(), codec]))
-    standing, rows = play(loop, loop.start(net), 0, 3)
-    owed = memory_of(loop).get(0)[codec.name()][OWED[codec.name()]]
+    standing, rows = play_rounds(loop, loop.start(net), 0, 3)
+    owed = get_memory(loop).get(0)[codec.name()][OWED[codec.name()]]
     assert {k: v.shape for k, v in owed.items()} == {k: v.shape for k, v in standing.params.items()}
     assert owed["a.weight"].shape == (2, 4) and not any(row.get("void") for row in rows)
 

@@ -27,7 +27,7 @@ from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import Spy, check_pair, play
+from shoal.testing.laws import RecordingEngine, check_pair, play_rounds
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)
 WEIGHT, BIAS = "b.weight", "b.bias"
@@ -202,8 +202,8 @@ def test_retraining_is_sgd_on_the_virtual_features(bias: bool):
 def test_bytes_are_those_of_the_classes_that_a_device_holds():
     """The tiny run has numbers of 8 bytes and 8 elements in its last layer; its device of one sample has one class."""
     loop, net = build_tiny_run(Method((QUICK,)), (5, 1))
-    spy = Spy(loop.engine)
-    play(replace(loop, engine=spy), loop.start(net), 0, 1)
+    spy = RecordingEngine(loop.engine)
+    play_rounds(replace(loop, engine=spy), loop.start(net), 0, 1)
     up = [o.message.bytes_by["creff"] for o in spy.outcomes[0] if o.message]
     assert up == [1 + 8 * 8 * 2, 1 + 8 * 8]
     assert [j.message.bytes_by["creff"] for j in spy.jobs[0]] == [8 * 8] * 2
@@ -213,7 +213,7 @@ def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
     ends = []
     for method in (Method(), Method((CReFF(features=5, epochs=20, lr=0.5),))):
         loop, net = build_tiny_run(method, (5, 3, 4))
-        ends.append((loop, *play(loop, loop.start(net), 0, 3)))
+        ends.append((loop, *play_rounds(loop, loop.start(net), 0, 3)))
     (_, plain, _), (loop, standing, rows) = ends
     assert all(torch.equal(plain.params[k], v) for k, v in standing.params.items())
     head = standing.states["creff"]["head"]
@@ -225,10 +225,10 @@ def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
 
 def test_the_head_that_is_sent_is_the_one_retrained_the_round_before():
     loop, net = build_tiny_run(Method((QUICK,)))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     loop, before = replace(loop, engine=spy), loop.start(net)
     for number in range(3):
-        after, _ = play(loop, before, number, number + 1)
+        after, _ = play_rounds(loop, before, number, number + 1)
         sent = spy.jobs[number][0].message.beside["creff"]["head"]
         assert all(torch.equal(sent[k], v) for k, v in before.states["creff"]["head"].items())
         assert number or all(torch.equal(v, net.initial[k]) for k, v in sent.items())
@@ -238,11 +238,11 @@ def test_the_head_that_is_sent_is_the_one_retrained_the_round_before():
 def test_virtual_features_are_cut_along_when_the_model_is_pruned():
     loop, net = build_tiny_run(Method((QUICK, CutOnce())))
     first = loop.start(net)
-    pruned, rows = play(loop, first, 0, 1)
+    pruned, rows = play_rounds(loop, first, 0, 1)
     state = pruned.states["creff"]
     assert first.states["creff"]["features"][WEIGHT].shape == (2, 3, 3)
     assert state["features"][WEIGHT].shape == (2, 2, 3) and state["head"][WEIGHT].shape == (2, 2)
-    later, rows = play(loop, pruned, 1, 3)
+    later, rows = play_rounds(loop, pruned, 1, 3)
     assert later.states["creff"]["features"][WEIGHT].shape == (2, 2, 3) and not any(r.get("void") for r in rows)
 
 

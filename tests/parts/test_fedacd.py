@@ -24,7 +24,7 @@ from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, compute_adaptability, compute_evenness_loss, roll_class_matrix
 from shoal.parts.mixup import Mixup, blend_batch
 from shoal.plugins.smoke_run import build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import play
+from shoal.testing.laws import play_rounds
 
 DOUBLE = torch.float64
 
@@ -206,7 +206,7 @@ def test_cadences_train_differently():
     ends = []
     for cadence in ("epoch", "batch_ema", "round"):
         loop, net = build_tiny_run(Method((FedACD(cadence=cadence),)), (8, 6))
-        ends.append(play(loop, loop.start(net), 0, 2)[0].params)
+        ends.append(play_rounds(loop, loop.start(net), 0, 2)[0].params)
     assert tree.collect_tensors(ends[0])[0].tolist() != tree.collect_tensors(ends[1])[0].tolist()
 
 

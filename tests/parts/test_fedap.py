@@ -26,7 +26,7 @@ from shoal.parts.lib.label_counts import compute_known_degrees
 from shoal.parts.lib.label_counts import count_labels as labels_of
 from shoal.parts.lib.unit_scores import score_neurons
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import play
+from shoal.testing.laws import play_rounds
 
 SHAPE = (3, 32, 32)
 
@@ -175,7 +175,7 @@ def test_momenta_and_memories_have_the_pruned_shape():
     loop, net = build_tiny_run(
         parse_method("fedavgm+scaffold+topk+fedap(at=1, rule='fixed', rate=0.5)", find_shipped_parts(), {})
     )
-    standing, _ = play(loop, loop.start(net), 0, 2)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 2)
     width = len(standing.params["a.bias"])
     assert width < 3
     assert standing.states["fedavgm"]["m"]["a.weight"].shape == (width, 4)
@@ -224,11 +224,11 @@ def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
 def test_a_device_that_lost_its_round_does_not_stop_the_pruning():
     """The round in which it is due is void: nobody answered. It comes in the next one."""
     loop, net = build_tiny_run(compose([FedAP(at=2)]))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     asked = loop.open_round(standing, 1)
     void, row = loop.close_round(asked, [], 0.0)
     assert row["void"] and not void.states["fedap"]["done"]
-    after, _ = play(loop, void, 2, 3)
+    after, _ = play_rounds(loop, void, 2, 3)
     assert after.states["fedap"]["done"]
 
 

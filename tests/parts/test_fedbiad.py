@@ -34,7 +34,7 @@ from shoal.parts.lib.row_patterns import (
 )
 from shoal.parts.lib.submodel_units import list_rows_of_kinds
 from shoal.plugins.smoke_run import build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import check_part, close, memory_of, play
+from shoal.testing.laws import assert_trees_close, check_part, get_memory, play_rounds
 
 WORDS: dict[str, Any] = {
     "devices": 4,
@@ -227,19 +227,19 @@ def ends(combining: str, rate: float) -> tuple[dict[str, Tensor], dict[str, Tens
     """The first model and the one after a round without learning."""
     loop, net = build_tiny_run(Method((FedBIAD(rate, combining=combining, s_tilde=0.0),)), (4, 4))
     loop = replace(loop, work=lambda round, device: replace(build_tiny_run(Method())[0].work(round, device), lr=0.0))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     return net.initial, standing.params
 
 
 def test_the_printed_combination_shrinks_rows_and_the_others_do_not():
     for combining in ("holders", "fill"):
         before, after = ends(combining, 0.4)
-        close(after, before, 1e-12, combining)
+        assert_trees_close(after, before, 1e-12, combining)
     before, after = ends("literal", 0.4)
     factors = {round(float(f), 6) for f in (after["a.weight"] / before["a.weight"]).flatten()}
     assert factors <= {0.0, 0.5, 1.0} and factors != {1.0}
     before, after = ends("literal", 0.0)
-    close(after, before, 1e-12, "nothing dropped, nothing shrunk")
+    assert_trees_close(after, before, 1e-12, "nothing dropped, nothing shrunk")
 
 
 # on the wire ----------------------------------------------------------------------------------------------------------
@@ -351,9 +351,9 @@ def test_a_device_keeps_its_scores_and_late_patterns_follow_them():
     part = FedBIAD(0.4, early=2, window=1, s_tilde=0.0)
     loop, net = build_tiny_run(Method((part,)), (8, 8))
     loop = replace(loop, work=lambda round, device: Work(0.0, 6, 2, 0.1))
-    play(loop, loop.start(net), 0, 3)
+    play_rounds(loop, loop.start(net), 0, 3)
     for device in range(2):
-        memory = memory_of(loop).get(device)["fedbiad"]
+        memory = get_memory(loop).get(device)["fedbiad"]
         scores, kept = memory["scores"]["a"], memory["kept"]["a"] > 0
         assert float(scores.sum()) > 0 and float(scores[kept].min()) >= float(scores[~kept].max())
 
@@ -372,7 +372,7 @@ def test_a_device_whose_message_cannot_be_read_is_left_out():
     standing, row = loop.close_round(asked, [good, replace(bad, message=broken)], 0.0)
     alone, _ = loop.close_round(asked, [good, replace(bad, message=None, problem="it failed")], 0.0)
     assert row["dropped"][0]["device"] == 1 and "does not fit" in row["dropped"][0]["why"]
-    close(standing.params, alone.params, 0.0, "a broken message left a trace")
+    assert_trees_close(standing.params, alone.params, 0.0, "a broken message left a trace")
 
 
 SIZES = {

@@ -36,7 +36,7 @@ from shoal.parts.lib.gmbs import (
 )
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import close, machine_of, play
+from shoal.testing.laws import assert_trees_close, get_local_devices, play_rounds
 
 
 # blocks -------------------------------------------------------------------------------------------------------------
@@ -122,16 +122,16 @@ def test_all_paths_and_no_memory_is_fedmlb():
     ends = []
     for part in (FedBR(tau=0, choose="all"), FedMLB()):
         loop, net = build_tiny_run(compose([part]), (4, 4))
-        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
-    close(ends[0], ends[1], 1e-12, "fedbr with all blocks is not fedmlb")
+        ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
+    assert_trees_close(ends[0], ends[1], 1e-12, "fedbr with all blocks is not fedmlb")
 
 
 def test_without_extra_terms_and_always_whole_it_is_fedavg():
     ends = []
     for parts in ([FedBR(tau=0, cross=0.0, distil=0.0)], []):
         loop, net = build_tiny_run(compose(parts), (4, 4))
-        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
-    close(ends[0], ends[1], 1e-12, "fedbr without its terms is not fedavg")
+        ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
+    assert_trees_close(ends[0], ends[1], 1e-12, "fedbr without its terms is not fedavg")
 
 
 # what travels -------------------------------------------------------------------------------------------------------
@@ -145,15 +145,15 @@ def test_the_whole_model_travels_every_other_round_and_to_newcomers():
     standing = loop.start(net)
     assert sent(loop, standing, 0) == {0: everything, 1: everything}
     assert sent(loop, standing, 1) == {0: everything, 1: everything}, "nobody was here before"
-    standing, _ = play(loop, standing, 0, 1)
+    standing, _ = play_rounds(loop, standing, 0, 1)
     assert sent(loop, standing, 1) == {0: last, 1: last}
     assert sent(loop, standing, 2) == {0: everything, 1: everything}
 
 
 def test_a_device_completes_what_it_is_sent_from_its_own_model():
     loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
-    standing, _ = play(loop, loop.start(net), 0, 1)
-    machine = machine_of(loop)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
+    machine = get_local_devices(loop)
     own = machine.memory.get(0)["fedbr"]["model"]
     job = loop.open_round(standing, 1).jobs[0]
     anchor, covered, _ = receive_model(machine.site, job, machine.memory.get(0))
@@ -167,10 +167,10 @@ def test_a_device_completes_what_it_is_sent_from_its_own_model():
 
 def test_who_did_not_answer_or_is_long_gone_is_sent_everything():
     loop, net = build_tiny_run(compose([FedBR(max_age=2)]), (5, 3))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     assert len(sent(loop, standing, 5)[0]) == 4 and len(sent(loop, standing, 1)[0]) == 2
     asked = loop.open_round(standing, 1)
-    after, _ = loop.close_round(asked, machine_of(loop).fit([asked.jobs[0]]), 0.0)
+    after, _ = loop.close_round(asked, get_local_devices(loop).fit([asked.jobs[0]]), 0.0)
     assert len(sent(loop, after, 3)[1]) == 4 and len(sent(loop, after, 3)[0]) == 2
 
 
@@ -190,12 +190,12 @@ def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
         rows[engine] = result
     sizes = [row["bytes_down"] for row in rows["serial"].history.rows]
     assert sizes == [row["bytes_down"] for row in rows["batched"].history.rows] and len(set(sizes)) > 2
-    close(rows["serial"].params, rows["batched"].params, 1e-9, "fedbr trains to other numbers")
+    assert_trees_close(rows["serial"].params, rows["batched"].params, 1e-9, "fedbr trains to other numbers")
 
 
 def test_a_bandit_on_lanes_of_different_forms():
     loop, net = build_tiny_run(compose([FedBR()]), (5, 3, 4), crew=BatchedEngine(3))
-    standing, rows = play(loop, loop.start(net), 0, 4)
+    standing, rows = play_rounds(loop, loop.start(net), 0, 4)
     assert all("void" not in row for row in rows) and len(standing.states["fedbr"]["arms"]) == 3
 
 
@@ -205,7 +205,7 @@ def test_both_ways_of_counting_traffic():
     whole = rows[0]["bytes_by"]["down"]["model"]
     assert rows[0]["bytes_down_by_blocks"] == whole
     loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     jobs = loop.open_round(standing, 1).jobs
     assert count_bytes_by_blocks(jobs, net) == 2 * tree.count_tree_bytes(net.initial) // 2
     assert sum(job.message.bytes_by["model"] for job in jobs) == 2 * 8 * 8
@@ -218,7 +218,7 @@ def test_always_whole_is_what_the_paper_counts():
     size = sum(net.initial[k].nbytes for k in net.trainable)
     assert size / 2**20 == pytest.approx(42.65, abs=0.01)
     loop, tiny = build_tiny_run(compose([FedBR(tau=0)]), (5, 3))
-    _, rows = play(loop, loop.start(tiny), 0, 3)
+    _, rows = play_rounds(loop, loop.start(tiny), 0, 3)
     assert all(row["bytes_down_by_blocks"] == row["bytes_by"]["down"]["model"] for row in rows)
 
 
@@ -269,13 +269,13 @@ def test_a_reward_by_hand():
 
 def test_the_first_time_counts_and_pays_nothing():
     loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     arms = standing.states["fedbr"]["arms"]
     assert [arm["p"] for arm in arms.values()] == [[0.0], [0.0]] and [arm["n"] for arm in arms.values()] == [
         [1.0],
         [1.0],
     ]
-    later, _ = play(loop, standing, 1, 2)
+    later, _ = play_rounds(loop, standing, 1, 2)
     assert all(arm["p"] != [0.0] for arm in later.states["fedbr"]["arms"].values())
 
 

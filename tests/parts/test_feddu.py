@@ -18,14 +18,16 @@ from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, compute_server_data_share, count_server_steps, evaluate_on_server
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import close, machine_of, play
+from shoal.testing.laws import assert_trees_close, get_local_devices, play_rounds
 
 
 def half_time(part: FedDU, sizes=(5, 3)):
     """The state and the round of a tiny run when the replies are in."""
     loop, net = build_tiny_run(compose([part]), sizes)
     asked = loop.open_round(loop.start(net), 0)
-    replies, _ = loop.exchange.open_replies(asked.jobs, machine_of(loop).fit(asked.jobs_to_train), asked.round, set())
+    replies, _ = loop.exchange.open_replies(
+        asked.jobs, get_local_devices(loop).fit(asked.jobs_to_train), asked.round, set()
+    )
     weights = torch.tensor([r.size for r in replies], dtype=torch.float64)
     return asked.states["feddu"], replace(asked.round, replies=replies, weights=weights / weights.sum())
 
@@ -34,7 +36,7 @@ def test_the_whole_way_is_the_servers_own_training():
     part = FedDU(steps=10**6)
     state, round = half_time(part)
     moved, _ = part.serve(round.anchor, state, round)
-    close(moved, round.learn(round.anchor, round.work), 1e-12, "alpha is 1")
+    assert_trees_close(moved, round.learn(round.anchor, round.work), 1e-12, "alpha is 1")
 
 
 def test_the_share_of_the_way_is_so_many_steps_of_the_mean_gradient():
@@ -46,7 +48,7 @@ def test_the_share_of_the_way_is_so_many_steps_of_the_mean_gradient():
     trained = round.learn(round.anchor, round.work)
     gradient = {k: (round.anchor[k] - trained[k]) / (lr * tau) for k in trained}
     moved, _ = part.serve(round.anchor, state, round)
-    close(moved, {k: round.anchor[k] - 1 * lr * g for k, g in gradient.items()}, 1e-12, "the step form")
+    assert_trees_close(moved, {k: round.anchor[k] - 1 * lr * g for k, g in gradient.items()}, 1e-12, "the step form")
 
 
 def test_alpha_by_hand():
@@ -97,10 +99,10 @@ def test_a_share_rises_with_the_devices_degree_and_falls_with_the_servers(low, h
 def test_a_step_that_hurts_is_undone():
     loop, net = build_tiny_run(compose([FedDU(steps=10**6)]))
     loop = replace(loop, work=lambda round, device: Work(1.0, 0, 2, 1e4 if device == -1 else 0.1))
-    after, _ = play(loop, loop.start(net), 0, 1)
+    after, _ = play_rounds(loop, loop.start(net), 0, 1)
     plain, _ = build_tiny_run(compose([]))
-    expected, _ = play(plain, plain.start(net), 0, 1)
-    close(after.params, expected.params, 1e-12, "the server's step was kept")
+    expected, _ = play_rounds(plain, plain.start(net), 0, 1)
+    assert_trees_close(after.params, expected.params, 1e-12, "the server's step was kept")
 
 
 def test_without_samples_on_the_server_it_is_refused():
@@ -112,19 +114,19 @@ def test_the_server_trains_alike_on_every_engine():
     ends = []
     for crew in (None, BatchedEngine(2)):
         loop, net = build_tiny_run(compose([FedDU(steps=10**6)]), (5, 3, 4), momentum=0.5, crew=crew)
-        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
-    close(ends[0], ends[1], 1e-9, "the server trains to other numbers")
+        ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
+    assert_trees_close(ends[0], ends[1], 1e-9, "the server trains to other numbers")
 
 
 # momentum -----------------------------------------------------------------------------------------------------------
 def run_of(*parts):
     loop, net = build_tiny_run(compose(list(parts)))
-    return play(loop, loop.start(net), 0, 3)[0].params
+    return play_rounds(loop, loop.start(net), 0, 3)[0].params
 
 
 def test_without_momenta_feddum_is_feddu():
     bare = run_of(FedDU(), DeviceM(0.0), FedAvgM(0.0, 1.0, ema=True, start="first"))
-    close(bare, run_of(FedDU()), 1e-12, "feddum without momenta")
+    assert_trees_close(bare, run_of(FedDU()), 1e-12, "feddum without momenta")
 
 
 def test_a_running_mean_of_equal_changes_is_that_change():
@@ -134,8 +136,8 @@ def test_a_running_mean_of_equal_changes_is_that_change():
     change = {k: torch.ones_like(v) for k, v in round.anchor.items()}
     for _ in range(200):
         params, state = part.serve(tree.subtract_params(round.anchor, change), state, round)
-    close(state["m"], change, 1e-8, "m is not the change")
-    close(params, tree.subtract_params(round.anchor, change), 1e-8, "the step is not the change")
+    assert_trees_close(state["m"], change, 1e-8, "m is not the change")
+    assert_trees_close(params, tree.subtract_params(round.anchor, change), 1e-8, "the step is not the change")
 
 
 def test_the_first_change_is_taken_as_it_is():
@@ -143,7 +145,7 @@ def test_the_first_change_is_taken_as_it_is():
     _, round = half_time(FedDU())
     moved = {k: v - 2.0 for k, v in round.anchor.items()}
     params, state = part.serve(moved, part.init_server(round), round)
-    close(params, moved, 1e-12, "the first step")
+    assert_trees_close(params, moved, 1e-12, "the first step")
     _, state = part.serve({k: v - 1.0 for k, v in round.anchor.items()}, state, round)
     assert float(tree.collect_tensors(state["m"])[0].flatten()[0]) == pytest.approx(0.9 * 2 + 0.1 * 1)
 

@@ -42,7 +42,7 @@ from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
-from shoal.testing.laws import close, machine_of, memory_of, play
+from shoal.testing.laws import assert_trees_close, get_local_devices, get_memory, play_rounds
 
 PARTS: list[Part] = [BalancedSoftmax(), FedLC(), FedNTD(), FedDecorr(), FedROD()]
 OTHERS: list[Part] = [BalancedSoftmax(0.3), FedLC(0.1), FedNTD(beta=0.5, tau=3.0), FedDecorr(2.0)]
@@ -312,7 +312,7 @@ def visits_round(loop, net: Net):
 def test_masked_and_cut_out_models_train_alike(part: Part):
     """Units that a device does not hold are no features: they are neither counted nor read."""
     loop, net = build_tiny_run(compose([part, FedDrop(0.3)]), (8, 6, 7))
-    site, changed = machine_of(loop).site, 0.0
+    site, changed = get_local_devices(loop).site, 0.0
     for visit in prepare_local_trainings(loop, loop.start(net)):
         plan, slicer = visit.job.plan, site.net.slicer
         small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
@@ -325,7 +325,9 @@ def test_masked_and_cut_out_models_train_alike(part: Part):
             masked, _ = advance(site.rule, masked, batch, scene, compute_autograd_gradient)
             cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
             sliced, _ = advance(small, sliced, batch, cut, compute_autograd_gradient)
-        close(slicer.take(masked.params, plan), sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
+        assert_trees_close(
+            slicer.take(masked.params, plan), sliced.params, 1e-9, f"{part}: masked and sliced models part ways"
+        )
         changed += float(tree.collect_tensors(tree.subtract_params(masked.params, visit.state.params))[0].abs().sum())
     assert changed > 0
 
@@ -337,7 +339,7 @@ def test_the_generic_model_is_that_of_balanced_softmax():
     ends = []
     for part in (FedROD(), BalancedSoftmax()):
         loop, net = build_tiny_run(Method((part,)), (5, 3), momentum=0.5)
-        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
+        ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
     own, expected = ends
     assert all(torch.equal(own[k], v) for k, v in expected.items())
     assert not own["rod.weight"].any() and not own["rod.bias"].any(), "the server knows no head"
@@ -345,14 +347,14 @@ def test_the_generic_model_is_that_of_balanced_softmax():
 
 def test_a_head_stays_on_its_device_and_goes_on_from_there():
     loop, net = build_tiny_run(Method((FedROD(),)), (5, 3))
-    standing, _ = play(loop, loop.start(net), 0, 1)
-    first = [memory_of(loop).get(d)[PERSONAL_KEY] for d in (0, 1)]
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
+    first = [get_memory(loop).get(d)[PERSONAL_KEY] for d in (0, 1)]
     assert set(first[0]) == {"rod.weight", "rod.bias"}
     assert first[0]["rod.bias"].any() and not torch.equal(first[0]["rod.bias"], first[1]["rod.bias"])
-    site = machine_of(loop).site
+    site = get_local_devices(loop).site
     job = loop.open_round(standing, 1).jobs[0]
     assert torch.equal(
-        prepare_training(site, job, memory_of(loop).get(0)).state.params["rod.bias"], first[0]["rod.bias"]
+        prepare_training(site, job, get_memory(loop).get(0)).state.params["rod.bias"], first[0]["rod.bias"]
     )
 
 
@@ -449,7 +451,7 @@ def agrees(caplog, **recipe: Any) -> None:
     with caplog.at_level(logging.WARNING, logger="shoal"):
         found = ends(crew, **recipe)
     assert not crew.refused and not caplog.records
-    close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
+    assert_trees_close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
 
 
 class Normed(nn.Module):

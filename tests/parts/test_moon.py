@@ -30,7 +30,14 @@ from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
 from shoal.parts.moon import MOON, fill_missing_units
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import Spy, check_pair, close, machine_of, memory_of, play
+from shoal.testing.laws import (
+    RecordingEngine,
+    assert_trees_close,
+    check_pair,
+    get_local_devices,
+    get_memory,
+    play_rounds,
+)
 
 DOUBLE = torch.float64
 
@@ -227,7 +234,7 @@ def test_masked_and_cut_out_models_train_alike(make: Callable[[], Net], width: i
     mask = {k: m.double() for k, m in masks.items() if m is not None}
     masked = trained(part, net, anchor, plan, last, mask, x, y)
     sliced = trained(part, net.cut(plan), small, WHOLE_MODEL, net.slicer.take(last, plan), {}, x, y)
-    close(net.slicer.take(masked, plan), sliced, 1e-9, "masked and sliced models part ways")
+    assert_trees_close(net.slicer.take(masked, plan), sliced, 1e-9, "masked and sliced models part ways")
 
 
 def trained(part: Part, net: Net, anchor: Params, plan: Plan, last: Params, mask: Params, x: Tensor, y: Tensor):
@@ -258,33 +265,37 @@ def test_at_first_contact_the_received_model_is_the_previous_one():
     batch = visit.device.samples.take_all()
     moved = {k: v + 0.3 for k, v in net.initial.items()}
     assert term(part, moved, net.initial, net.initial, batch, net) == pytest.approx(3 * log(2), abs=1e-12)
-    first, _ = play(loop, loop.start(net), 0, 1)
+    first, _ = play_rounds(loop, loop.start(net), 0, 1)
     plain, _ = build_tiny_run(Method((MOON(mu=0.0, width=4),)))
-    close(first.params, play(plain, plain.start(net), 0, 1)[0].params, 1e-12, "the first round is not FedAvg's")
-    second, third = play(loop, first, 1, 2)[0], play(plain, first, 1, 2)[0]
+    assert_trees_close(
+        first.params, play_rounds(plain, plain.start(net), 0, 1)[0].params, 1e-12, "the first round is not FedAvg's"
+    )
+    second, third = play_rounds(loop, first, 1, 2)[0], play_rounds(plain, first, 1, 2)[0]
     assert float((second.params["a.weight"] - third.params["a.weight"]).abs().max()) > 1e-6
 
 
 def test_the_previous_model_is_the_device_s_own_last_one():
     loop, net = build_tiny_run(Method((MOON(width=4),)), (5, 3, 4))
-    spy, standing = Spy(loop.engine), loop.start(net)
+    spy, standing = RecordingEngine(loop.engine), loop.start(net)
     for number in range(3):
         before = standing.params
-        standing, _ = play(replace(loop, engine=spy), standing, number, number + 1)
+        standing, _ = play_rounds(replace(loop, engine=spy), standing, number, number + 1)
         for job, outcome in zip(spy.jobs[-1], spy.outcomes[-1]):
             assert outcome.message is not None
             own = {k: before[k] + entry["value"] for k, entry in outcome.message.body.items()}
-            close(memory_of(loop).get(job.device)["moon"]["previous"], own, 1e-15, "not what the device came back with")
+            assert_trees_close(
+                get_memory(loop).get(job.device)["moon"]["previous"], own, 1e-15, "not what the device came back with"
+            )
     for visit in prepare_local_trainings(loop, standing, 3):
         state = visit.state.states["moon"]["previous"]
-        assert tree.is_same_tree(state, memory_of(loop).get(visit.device.id)["moon"]["previous"])
+        assert tree.is_same_tree(state, get_memory(loop).get(visit.device.id)["moon"]["previous"])
 
 
 def test_a_unit_that_a_device_never_held_is_taken_as_received():
     """In other rounds it holds other units; what it lacks now is not there, what it lacked so far is as it arrived."""
     loop, net = build_tiny_run(compose([MOON(width=4), HalfWidth()]))
-    standing, _ = play(loop, loop.start(net), 0, 1)
-    kept = memory_of(loop).get(0)["moon"]["previous"]
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
+    kept = get_memory(loop).get(0)["moon"]["previous"]
     assert not kept["a.weight"][0].any() and kept["a.weight"][1:].all()
     visit = prepare_local_trainings(loop, standing, 1)[0]
     state, anchor = visit.state.states["moon"]["previous"], visit.context.anchor
@@ -293,8 +304,8 @@ def test_a_unit_that_a_device_never_held_is_taken_as_received():
     )
     assert torch.equal(state["a.weight"][2], kept["a.weight"][2]) and not state["a.weight"][1].any()
     assert torch.equal(state["b.hidden.weight"][:, 0], anchor["b.hidden.weight"][:, 0])
-    play(loop, standing, 1, 2)
-    assert torch.equal(memory_of(loop).get(0)["moon"]["previous"]["a.weight"][1], kept["a.weight"][1])
+    play_rounds(loop, standing, 1, 2)
+    assert torch.equal(get_memory(loop).get(0)["moon"]["previous"]["a.weight"][1], kept["a.weight"][1])
     assert fill_missing_units({"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})["w"].tolist() == [
         3.0,
         2.0,
@@ -307,8 +318,8 @@ def test_at_mu_0_it_is_fedavg_on_the_same_model_bit_for_bit():
         loop, net = build_tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
-            machine_of(loop).resize(net, WHOLE_MODEL)
-        ends.append(play(loop, loop.start(net), 0, 3)[0].params)
+            get_local_devices(loop).resize(net, WHOLE_MODEL)
+        ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
     assert tree.is_same_tree(*ends)
 
 
@@ -319,8 +330,8 @@ def test_three_forward_passes_and_one_backward_are_counted():
         loop, net = build_tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
-            machine_of(loop).resize(net, WHOLE_MODEL)
-        rows.append(play(loop, loop.start(net), 0, 1)[1][0])
+            get_local_devices(loop).resize(net, WHOLE_MODEL)
+        rows.append(play_rounds(loop, loop.start(net), 0, 1)[1][0])
     macs = 4 * 3 + 3 * 3 + 3 * 256 + 256 * 2
     assert rows[0]["macs_forward"] == rows[1]["macs_forward"] == macs
     assert rows[0]["macs_work"] == rows[1]["macs_work"] + 2 * 8 * macs
@@ -329,7 +340,7 @@ def test_three_forward_passes_and_one_backward_are_counted():
 
 def test_the_new_layers_travel_and_nothing_else_does():
     loop, net = build_tiny_run(Method((MOON(width=4),)))
-    _, rows = play(loop, loop.start(net), 0, 1)
+    _, rows = play_rounds(loop, loop.start(net), 0, 1)
     size = 8 * (5 * 3 + 4 * 3 + 4 * 4 + 5 * 2)
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * size
 
@@ -337,11 +348,11 @@ def test_the_new_layers_travel_and_nothing_else_does():
 @pytest.mark.parametrize("part", [CutOnce(), FedAP(at=2, rule="fixed", rate=0.5)], ids=str)
 def test_memories_are_cut_along_when_the_model_is_pruned(part: Part):
     loop, net = build_tiny_run(compose([MOON(width=4), part]), (5, 3, 4))
-    standing, _ = play(loop, loop.start(net), 0, 3)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 3)
     shapes = {k: v.shape for k, v in standing.params.items()}
     assert shapes["a.weight"][0] < 3 and shapes["b.hidden.weight"] == (3, shapes["a.weight"][0])
     for device in range(3):
-        assert {k: v.shape for k, v in memory_of(loop).get(device)["moon"]["previous"].items()} == shapes
+        assert {k: v.shape for k, v in get_memory(loop).get(device)["moon"]["previous"].items()} == shapes
 
 
 # whole runs ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
 from shoal.parts.trimmed_mean import TrimmedMean
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import memory_of, play, site_of
+from shoal.testing.laws import get_memory, get_training_setup, play_rounds
 
 
 def test_fedavg_weighs_by_samples():
@@ -102,9 +102,9 @@ def kept_after(
     """What a part keeps on the server, and on each of the uneven devices (zeros where one never took part)."""
     loop, net = build_tiny_run(method, UNEVEN)
     loop = replace(loop, sample=sample)
-    standing, _ = play(loop, loop.start(net), 0, rounds)
+    standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
     whole = standing.states[part][at_server]
-    known = [memory_of(loop).get(device).get(part, {}).get(on_device) for device in range(len(UNEVEN))]
+    known = [get_memory(loop).get(device).get(part, {}).get(on_device) for device in range(len(UNEVEN))]
     return whole, [own or tree.make_zeros(whole) for own in known]
 
 
@@ -134,9 +134,9 @@ def test_with_all_devices_scaffolds_corrections_cancel_in_the_mean():
     loop, net = build_tiny_run(Method((Scaffold(),)), UNEVEN)
     one = lambda round, device: Work(0.0, 1, 1000, 0.5)  # noqa: E731
     loop = replace(loop, work=one)
-    standing, _ = play(loop, loop.start(net), 0, 3)
-    after, _ = play(loop, standing, 3, 4)
-    samples = [site_of(loop).samples(device) for device in range(len(UNEVEN))]
+    standing, _ = play_rounds(loop, loop.start(net), 0, 3)
+    after, _ = play_rounds(loop, standing, 3, 4)
+    samples = [get_training_setup(loop).samples(device) for device in range(len(UNEVEN))]
     everything = Samples(samples[0].inputs, samples[0].targets, torch.cat([own.index for own in samples]))
     gradient = compute_loss_gradient(net, standing.params, everything)
     expected = {k: standing.params[k] - 0.5 * g for k, g in gradient.items()}

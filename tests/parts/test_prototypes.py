@@ -29,7 +29,7 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import Spy, check_pair, play
+from shoal.testing.laws import RecordingEngine, check_pair, play_rounds
 
 WEIGHT, READ, SCALE = "b.prototypes.weight", "b.read", "b.scale"
 
@@ -188,11 +188,11 @@ def test_every_reply_counts_the_same():
 
 def test_prototypes_are_sent_and_never_come_back():
     loop, net = build_tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, crew=BatchedEngine(3))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     standing = loop.start(net)
     for number in range(3):
         before = standing.params
-        standing, _ = play(replace(loop, engine=spy), standing, number, number + 1)
+        standing, _ = play_rounds(replace(loop, engine=spy), standing, number, number + 1)
         for job, outcome in zip(spy.jobs[-1], spy.outcomes[-1]):
             assert torch.equal(job.message.body[WEIGHT]["value"], before[WEIGHT])
             assert outcome.message and list(outcome.message.body) == ["a.weight", "a.bias", SCALE]
@@ -204,8 +204,8 @@ def test_prototypes_are_sent_and_never_come_back():
 def test_bytes_are_those_of_the_classes_that_a_device_holds():
     """The tiny run has numbers of 8 bytes, 3 features and 2 classes; its device of one sample holds one class."""
     loop, net = build_tiny_run(Method((FedNH(),)), (5, 1))
-    spy = Spy(loop.engine)
-    play(replace(loop, engine=spy), loop.start(net), 0, 1)
+    spy = RecordingEngine(loop.engine)
+    play_rounds(replace(loop, engine=spy), loop.start(net), 0, 1)
     up = [o.message.bytes_by["fednh"] for o in spy.outcomes[0] if o.message]
     assert up == [4 * 2 + 8 * 3 * 2, 4 * 2 + 8 * 3]
     model = [o.message.bytes_by["model"] for o in spy.outcomes[0] if o.message]
@@ -214,9 +214,9 @@ def test_bytes_are_those_of_the_classes_that_a_device_holds():
 
 def test_after_pruning_prototypes_have_length_1_again():
     loop, net = build_tiny_run(Method((FedNH(), CutOnce())))
-    pruned, _ = play(loop, loop.start(net), 0, 1)
+    pruned, _ = play_rounds(loop, loop.start(net), 0, 1)
     assert pruned.params[WEIGHT].shape == (2, 2) and (pruned.params[WEIGHT].norm(dim=1) < 1).any()
-    later, _ = play(loop, pruned, 1, 2)
+    later, _ = play_rounds(loop, pruned, 1, 2)
     torch.testing.assert_close(later.params[WEIGHT].norm(dim=1), torch.ones(2).double())
 
 

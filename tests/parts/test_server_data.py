@@ -37,7 +37,7 @@ from shoal.plugins.smoke_run import build_tiny_run
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.storage.memory import DeviceMemory
-from shoal.testing.laws import check_pair, close, machine_of, play
+from shoal.testing.laws import assert_trees_close, check_pair, get_local_devices, play_rounds
 
 PARTS: list[Part] = [DataSharing(), HybridFL(), FedDF(), FedKT(), FedDA()]
 COMPOSITIONS = ["datasharing+fedprox", "hybridfl+scaffold", "feddf+fjord", "fedkt+topk(ratio=0.1)", "fedda+feddu"]
@@ -107,7 +107,7 @@ def served(parts: list[Part], targets: list[list[int]], server: list[int], round
     )
     standing, sent, told = loop.start(net), [], []
     for number in range(rounds):
-        standing, rows = play(loop, standing, number, number + 1)
+        standing, rows = play_rounds(loop, standing, number, number + 1)
         sent.append(float(standing.params["weight"]))
         told += rows
     return sent, told
@@ -312,8 +312,8 @@ def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> list[Any]:
     """Where the server comes to."""
     given = {"devices": 6, "sample": 4, "server_data": "share:0.02", "split": "dirichlet:0.5", "precision": "float64"}
     loop, net = (made := assemble_run(Recipe(**(given | recipe)))).loop, made.net
-    machine_of(loop).crew = crew
-    standing, _ = play(loop, loop.start(net), 0, rounds)
+    get_local_devices(loop).crew = crew
+    standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
     return [standing.params, standing.states]
 
 
@@ -323,7 +323,7 @@ def agrees(caplog, **recipe: Any) -> None:
     with caplog.at_level(logging.WARNING, logger="shoal"):
         found = ends(crew, **recipe)
     assert not crew.refused and not caplog.records
-    close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
+    assert_trees_close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
 
 
 class Normed(nn.Module):
@@ -385,7 +385,7 @@ def test_fedda_doubles_what_travels():
 
 def test_momentum_does_not_move_what_another_part_holds():
     loop, net = build_tiny_run(compose([FedDA(beta=0.5), KeepMask()]))
-    standing, _ = play(loop, loop.start(net), 0, 3)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 3)
     first, *others = net.trainable
     assert torch.equal(standing.params[first], net.initial[first])
     assert not any(torch.equal(standing.params[k], net.initial[k]) for k in others)

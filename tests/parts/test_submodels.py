@@ -43,7 +43,7 @@ from shoal.parts.lib.submodel_units import (
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import check_pair, machine_of, play
+from shoal.testing.laws import check_pair, get_local_devices, play_rounds
 
 PARTS: list[Part] = [FedDrop(), FjORD(), HeteroFL(), AFD(), FedMP()]
 
@@ -310,7 +310,7 @@ def test_heterofl_keeps_rows_of_absent_classes_at_home():
     asked = loop.open_round(standing, 0)
     outcomes = loop.engine.fit(asked.jobs_to_train)
     replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
-    label = int(machine_of(loop).site.samples(1).take_all().targets[0][0])
+    label = int(get_local_devices(loop).site.samples(1).take_all().targets[0][0])
     assert replies[1].covered["b.weight"].all(1).tolist() == [label == 0, label == 1]
     assert replies[1].covered["b.bias"].tolist() == [label == 0, label == 1]
     assert replies[0].covered["b.bias"].all() and replies[0].covered["b.weight"].all()
@@ -391,7 +391,7 @@ def test_what_afd_knows_is_cut_when_the_model_is():
 
 def test_afd_reports_the_mean_loss_of_its_mini_batches_in_4_bytes():
     loop, net = build_tiny_run(Method((AFD(),)), (4,))
-    standing, rows = play(loop, loop.start(net), 0, 1)
+    standing, rows = play_rounds(loop, loop.start(net), 0, 1)
     assert rows[0]["bytes_by"]["up"]["afd"] == 4
     assert standing.states["afd"]["device 0"]["loss"] == pytest.approx(rows[0]["train_loss"], rel=1e-6)
 
@@ -469,7 +469,7 @@ class TwoSpeeds:
 @pytest.mark.parametrize("part", [FjORD("0.3"), HeteroFL("0.3"), FedMP("0.7")], ids=str)
 def test_units_that_nobody_holds_keep_their_values(part: Part):
     loop, net = build_tiny_run(Method((part,)), momentum=0.5)
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     moved = (standing.params["a.weight"] != net.initial["a.weight"]).any(1)
     assert moved.sum() == 1
     assert ((standing.params["b.weight"] != net.initial["b.weight"]).any(0) == moved).all()

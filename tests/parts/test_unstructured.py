@@ -48,7 +48,7 @@ from shoal.parts.lib.weight_masks import (
 )
 from shoal.parts.prunefl import PruneFL, count_worthwhile, measure_round_seconds
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import Spy, play, site_of
+from shoal.testing.laws import RecordingEngine, get_training_setup, play_rounds
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]
 BUSY: list[Part] = [
@@ -243,27 +243,27 @@ def test_imc_prunes_at_the_end_of_the_round_it_is_told():
     """Rounds are counted from 1: `at=2` is the second one, number 1 in the history."""
     part = IMC("fixed", 0.4, at=2)
     loop, net = build_tiny_run(Method((part,)))
-    first, _ = play(loop, loop.start(net), 0, 1)
+    first, _ = play_rounds(loop, loop.start(net), 0, 1)
     assert not first.states["imc"]["masks"] and all((v != 0).all() for v in first.params.values())
     plain, plain_net = build_tiny_run(Method(()))
-    before, _ = play(plain, plain.start(plain_net), 0, 2)
-    second, _ = play(loop, first, 1, 2)
+    before, _ = play_rounds(plain, plain.start(plain_net), 0, 2)
+    second, _ = play_rounds(loop, first, 1, 2)
     weights = torch.cat([before.params[k].abs().flatten() for k in ("a.weight", "b.weight")])
     threshold = weights.sort().values[round(0.4 * 18)]
     for name, value in before.params.items():
         kept = value.abs() >= threshold if value.dim() > 1 else torch.ones_like(value, dtype=torch.bool)
         assert torch.equal(second.params[name], torch.where(kept, value, 0.0)), "as FedAvg, but for what went"
     assert sum(int((second.params[k] != 0).sum()) for k in ("a.weight", "b.weight")) == 18 - 7
-    later, _ = play(loop, second, 2, 4)
+    later, _ = play_rounds(loop, second, 2, 4)
     assert later.states["imc"]["version"] == 1, "once and for all"
 
 
 def test_imc_finds_its_rate_on_the_samples_of_the_server():
     part = IMC(at=1, images=3, steps=5)
     loop, net = build_tiny_run(Method((part,)))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     plain, plain_net = build_tiny_run(Method(()))
-    before, _ = play(plain, plain.start(plain_net), 0, 1)
+    before, _ = play_rounds(plain, plain.start(plain_net), 0, 1)
     assert loop.server is not None
     batch = loop.server.take_batch(loop.server.index[:3])
     probe = loop.streams.make_torch_generator("part imc probe", 0)
@@ -358,11 +358,11 @@ def test_what_may_go_halves():
 
 def test_devices_report_the_squares_of_all_gradients():
     loop, net, spy = spied(PruneFL(0.5, every=2))
-    standing, _ = play(loop, loop.start(net), 0, 1)
+    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     assert all(not said(o).beside for o in spy.outcomes[0])
-    _, (row,) = play(loop, standing, 1, 2)
+    _, (row,) = play_rounds(loop, standing, 1, 2)
     for device, outcome in enumerate(spy.outcomes[1]):
-        slopes = compute_loss_gradient(net, standing.params, site_of(loop).samples(device))
+        slopes = compute_loss_gradient(net, standing.params, get_training_setup(loop).samples(device))
         wanted = torch.cat([slopes[k].flatten().square() for k in net.shared_trainable])
         torch.testing.assert_close(said(outcome).beside["prunefl"]["squares"], wanted, rtol=0, atol=1e-12)
     assert row["bytes_by"]["up"]["prunefl"] == 2 * 8 * 23
@@ -414,7 +414,7 @@ def test_the_server_averages_over_those_who_hold_an_element():
     part = FedDST(0.5, alpha=0.4, every=1)
     loop, net, spy = spied(part)
     standing = loop.start(net)
-    after, _ = play(loop, standing, 0, 1)
+    after, _ = play_rounds(loop, standing, 0, 1)
     asked = loop.open_round(standing, 0)
     replies, _ = loop.exchange.open_replies(asked.jobs, spy.outcomes[0], asked.round, set())
     some = 0
@@ -454,7 +454,7 @@ def test_values_that_do_not_fit_are_refused():
     part = FedDST(0.5, alpha=0.5, every=1)
     loop, net, spy = spied(part)
     standing = loop.start(net)
-    play(loop, standing, 0, 1)
+    play_rounds(loop, standing, 0, 1)
     asked, outcome = loop.open_round(standing, 0), spy.outcomes[0][0]
     short = {k: e | {"value": e["value"][:-1]} if k == "a.weight" else e for k, e in said(outcome).body.items()}
     broken = replace(outcome, message=Message(short, said(outcome).beside))
@@ -465,9 +465,9 @@ def test_values_that_do_not_fit_are_refused():
 # what is dropped stays dropped ----------------------------------------------------------------------------------------
 
 
-def spied(part: Part, *others: Part) -> tuple[Loop, Net, Spy]:
+def spied(part: Part, *others: Part) -> tuple[Loop, Net, RecordingEngine]:
     loop, net = build_tiny_run(compose([part, *others]))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     return replace(loop, engine=spy), net, spy
 
 
@@ -487,7 +487,7 @@ def at_zero(params: dict[str, Tensor], masks: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("part", BUSY, ids=str)
 def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Part):
     loop, net = build_tiny_run(Method((part,)), momentum=0.5)
-    rule = replace(site_of(loop).rule, optimiser=replace(loop.optimiser, weight_decay=0.1))
+    rule = replace(get_training_setup(loop).rule, optimiser=replace(loop.optimiser, weight_decay=0.1))
     standing, seen = loop.start(net), set()
     for number in range(4):
         masks = standing.states[part.name()]["masks"]
@@ -500,7 +500,7 @@ def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Par
                 )
             assert at_zero(course.params, masks)
             assert all(bool((course.params[k] != visit.device.anchor[k])[m].any()) for k, m in masks.items())
-        standing, (row,) = play(loop, standing, number, number + 1)
+        standing, (row,) = play_rounds(loop, standing, number, number + 1)
         masks = standing.states[part.name()]["masks"]
         assert at_zero(standing.params, masks) and at_zero(loop.make_final_params(standing, number + 1), masks)
         assert all(bool(m.any()) for m in masks.values()) and not row.get("void")
@@ -540,7 +540,7 @@ def test_compositions(method: str):
             assert all(at_zero(v.device.anchor, before) for v in prepare_local_trainings(loop, standing, number)), (
                 "it was sent"
             )
-            standing, (row,) = play(loop, standing, number, number + 1)
+            standing, (row,) = play_rounds(loop, standing, number, number + 1)
             assert not row.get("void") and not row.get("dropped")
             judged = loop.make_final_params(standing, number + 1)
             assert at_zero(judged, standing.states[name]["masks"]), "it was revived"
@@ -554,7 +554,7 @@ def test_compositions(method: str):
 @pytest.mark.parametrize("part", BUSY, ids=str)
 def test_masks_follow_a_model_that_shrinks_and_a_server_that_trains(part: Part):
     loop, net = build_tiny_run(compose([part, CutOnce(1), ServerJoins()]))
-    standing, rows = play(loop, loop.start(net), 0, 4)
+    standing, rows = play_rounds(loop, loop.start(net), 0, 4)
     assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
     for name, mask in standing.states[part.name()]["masks"].items():
         assert mask.shape == standing.params[name].shape and (standing.params[name][~mask] == 0).all()

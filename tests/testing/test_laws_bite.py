@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.testing.laws import check_part, resumes_as_if_never_stopped
+from shoal.testing.laws import check_part, check_resumes_exactly
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def test_a_planted_fault_is_found(part, found):
 
 def test_a_secret_is_also_missed_after_a_resume():
     with pytest.raises(AssertionError, match="after a resume"):
-        resumes_as_if_never_stopped(KeepsSecrets())
+        check_resumes_exactly(KeepsSecrets())
 
 
 def test_expanded_tensors_count_as_what_would_travel():
@@ -135,9 +135,9 @@ def test_expanded_tensors_count_as_what_would_travel():
 
 def test_a_wrong_ledger_is_found(monkeypatch):
     from shoal.core import round
-    from shoal.testing.laws import bytes_are_what_travels
+    from shoal.testing.laws import check_bytes_are_what_travels
 
     honest = round.compute_round_cost
     monkeypatch.setattr(round, "cost", lambda *a: honest(*a) | {"bytes_down": honest(*a)["bytes_down"] + 1})
     with pytest.raises(AssertionError, match="ledger"):
-        bytes_are_what_travels(replace(NotNeutral()))
+        check_bytes_are_what_travels(replace(NotNeutral()))

@@ -45,18 +45,18 @@ ROUNDS = 3
 
 def check_part(part: Part) -> None:
     """Every law that one part can keep alone; the numbers are those of the list in the documentation."""
-    is_a_value(part)
+    check_is_value(part)
     smoke_test_part(part)
-    trains_alike_on_every_engine(part)
-    masked_equals_sliced(part)
-    padding_leaves_no_trace(part)
-    bytes_are_what_travels(part)
-    decodes_what_it_encodes(part)
-    is_neutral_where_it_says(part)
-    resumes_as_if_never_stopped(part)
+    check_engines_agree(part)
+    check_masked_equals_sliced(part)
+    check_padding_leaves_no_trace(part)
+    check_bytes_are_what_travels(part)
+    check_decodes_what_it_encodes(part)
+    check_neutral_setting(part)
+    check_resumes_exactly(part)
 
 
-def is_a_value(part: Part) -> None:
+def check_is_value(part: Part) -> None:
     """Law 1: a part prints, compares, is rebuilt from its expression, and can be sent to another process."""
     cls = type(part)
     assert parse_method(str(part), {cls.name(): cls}, {}).parts == (part,), f"{part} is not what its expression makes"
@@ -65,7 +65,7 @@ def is_a_value(part: Part) -> None:
     assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
 
 
-def trains_alike_on_every_engine(part: Part) -> None:
+def check_engines_agree(part: Part) -> None:
     """Law 2: one by one, side by side with padding and idle lanes, and in other processes: the same rounds."""
     sizes = (5, 3, 1, 4)
     crews: list[Callable[[], TrainingEngine]] = [
@@ -80,18 +80,18 @@ def trains_alike_on_every_engine(part: Part) -> None:
     for crew in (make() for make in crews):
         try:
             loop, net = build_tiny_run(Method((part,)), sizes, momentum=0.5, crew=crew)
-            standing, rows = play(loop, loop.start(net), 0, ROUNDS)
-            memories = [memory_of(loop).get(d) for d in range(len(sizes))]
+            standing, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
+            memories = [get_memory(loop).get(d) for d in range(len(sizes))]
             made.append(([standing.params, standing.states, memories], rows))
         finally:
             crew.close()
     (expected, told), *others = made
     for found, rows in others:
-        close(found, expected, 1e-9, f"{part} trains to other numbers on another engine")
-        same_rows(rows, told, part)
+        assert_trees_close(found, expected, 1e-9, f"{part} trains to other numbers on another engine")
+        assert_rows_match(rows, told, part)
 
 
-def same_rows(rows: list[Row], expected: list[Row], part: Part) -> None:
+def assert_rows_match(rows: list[Row], expected: list[Row], part: Part) -> None:
     """The same histories: what is counted to the bit, what is computed to 1e-9."""
     for row, other in zip(rows, expected, strict=True):
         for key in row.keys() | other.keys():
@@ -100,11 +100,11 @@ def same_rows(rows: list[Row], expected: list[Row], part: Part) -> None:
             assert key == "wall_seconds" or a == b or near, f"{part}: {key} is {a} on one engine and {b} on another"
 
 
-def masked_equals_sliced(part: Part) -> None:
+def check_masked_equals_sliced(part: Part) -> None:
     """Law 3: where a plan keeps units of axes, the masked model and the cut-out one train to the same numbers."""
     loop, net = build_tiny_run(Method((part,)))
-    site, first = site_of(loop), loop.start(net)
-    later, _ = play(loop, first, 0, ROUNDS - 1)
+    site, first = get_training_setup(loop), loop.start(net)
+    later, _ = play_rounds(loop, first, 0, ROUNDS - 1)
     for visit in (*prepare_local_trainings(loop, first), *prepare_local_trainings(loop, later, ROUNDS - 1)):
         plan, slicer = visit.job.plan, site.net.slicer
         if not plan.kept or plan.masks:
@@ -117,32 +117,32 @@ def masked_equals_sliced(part: Part) -> None:
             cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
             sliced, _ = advance(small, sliced, batch, cut, compute_autograd_gradient)
         ends = slicer.take(masked.params, plan)
-        close(ends, sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
+        assert_trees_close(ends, sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
 
 
-def padding_leaves_no_trace(part: Part) -> None:
+def check_padding_leaves_no_trace(part: Part) -> None:
     """Law 4: samples of weight 0 and steps that are gated off change neither parameters nor any state."""
-    loop, visits, _ = ready(part, (5, 3))
-    rule = site_of(loop).rule
+    loop, visits, _ = prepare_first_round(part, (5, 3))
+    rule = get_training_setup(loop).rule
     for visit in visits:
         plain = padded = visit.state
         for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
             batch = visit.device.samples.take_batch(rows)
             plain, _ = advance(rule, plain, batch, scene, compute_autograd_gradient)
-            wide = with_padding(batch)
+            wide = pad_batch(batch)
             idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), scene, compute_autograd_gradient)
             padded = gate_padded_step(torch.tensor(False), idle, padded)
             new, _ = advance(rule, padded, wide, scene, compute_autograd_gradient)
             padded = gate_padded_step(torch.tensor(True), new, padded)
-        close(padded._asdict(), plain._asdict(), 1e-12, f"padding leaves a trace in {part}")
+        assert_trees_close(padded._asdict(), plain._asdict(), 1e-12, f"padding leaves a trace in {part}")
 
 
-def bytes_are_what_travels(part: Part) -> None:
+def check_bytes_are_what_travels(part: Part) -> None:
     """Law 5: the ledger's bytes are the length of what was encoded, both ways."""
     loop, net = build_tiny_run(Method((part,)))
-    spy = Spy(loop.engine)
+    spy = RecordingEngine(loop.engine)
     loop = replace(loop, engine=spy)
-    _, rows = play(loop, loop.start(net), 0, ROUNDS)
+    _, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
     told = 0
     for row, jobs, outcomes in zip(rows, spy.jobs, spy.outcomes):
         remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device >= 0]
@@ -153,12 +153,12 @@ def bytes_are_what_travels(part: Part) -> None:
     assert told == spy.enrolled, f"{part}: {told} bytes too many up in the ledger, {spy.enrolled} for enrolment"
 
 
-def decodes_what_it_encodes(part: Part) -> None:
+def check_decodes_what_it_encodes(part: Part) -> None:
     """Law 5: what a codec codes comes back as it was, or within the error that the codec states."""
     if not part.stage:
         return
-    loop, visits, _ = ready(part, (5, 3))
-    site, visit = site_of(loop), visits[0]
+    loop, visits, _ = prepare_first_round(part, (5, 3))
+    site, visit = get_training_setup(loop), visits[0]
     for direction in part.directions:
         generator = torch.Generator().manual_seed(1)
         values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in site.net.initial.items()}
@@ -173,7 +173,7 @@ def decodes_what_it_encodes(part: Part) -> None:
             assert not off.any(), f"{part} brings {name} back further off than it says"
 
 
-def is_neutral_where_it_says(part: Part) -> None:
+def check_neutral_setting(part: Part) -> None:
     """Law 6: at its neutral setting a part leaves the run as FedAvg's on the same model."""
     if part.neutral is None:
         return
@@ -185,18 +185,18 @@ def is_neutral_where_it_says(part: Part) -> None:
         loop, net = build_tiny_run(method, sizes)
         if not method.parts:
             net = neutral.model(net)
-            machine_of(loop).resize(net, WHOLE_MODEL)
-        standing, _ = play(loop, loop.start(net), 0, rounds)
+            get_local_devices(loop).resize(net, WHOLE_MODEL)
+        standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
         ends.append(loop.make_final_params(standing, rounds))
-    close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")
+    assert_trees_close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")
 
 
-def resumes_as_if_never_stopped(part: Part) -> None:
+def check_resumes_exactly(part: Part) -> None:
     """Law 7: through a checkpoint on disk and on, the same history and the same weights, bit for bit."""
     with TemporaryDirectory() as name:
-        straight, whole = course_of(part, Path(name) / "straight", ROUNDS)
-        resumed, halves = course_of(part, Path(name) / "resumed", ROUNDS, stop_at=1)
-    assert [without_wall(r) for r in whole] == [without_wall(r) for r in halves], (
+        straight, whole = run_through_folder(part, Path(name) / "straight", ROUNDS)
+        resumed, halves = run_through_folder(part, Path(name) / "resumed", ROUNDS, stop_at=1)
+    assert [drop_wall_seconds(r) for r in whole] == [drop_wall_seconds(r) for r in halves], (
         f"{part}: another history after a resume"
     )
     assert tree.is_same_tree(straight, resumed), f"{part}: other weights after a resume"
@@ -210,56 +210,58 @@ def check_pair(a: Part, b: Part) -> None:
         assert a.name() in str(error) and b.name() in str(error) and error.advice, str(error)
         return
     loop, net = build_tiny_run(method)
-    standing, rows = play(loop, loop.start(net), 0, 2)
+    standing, rows = play_rounds(loop, loop.start(net), 0, 2)
     assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
 
 
-def course_of(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
+def run_through_folder(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
     """Everything the server knows after some rounds, and the rows; on the way once through a checkpoint if asked."""
     recipe = Recipe(out=str(folder))
     with RunFolder.create(recipe) as disk:
-        return course_in(disk, recipe, part, rounds, stop_at)
+        return run_in_folder(disk, recipe, part, rounds, stop_at)
 
 
-def course_in(disk: RunFolder, recipe: Recipe, part: Part, rounds: int, stop_at: int) -> tuple[list[Tree], list[Row]]:
+def run_in_folder(
+    disk: RunFolder, recipe: Recipe, part: Part, rounds: int, stop_at: int
+) -> tuple[list[Tree], list[Row]]:
     loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
-    standing, rows = play(loop, loop.start(net), 0, stop_at or rounds)
+    standing, rows = play_rounds(loop, loop.start(net), 0, stop_at or rounds)
     if stop_at:
         for row in rows:
             disk.append_row(clear_nonfinite_values(row))
-        disk.save_checkpoint(recipe, standing, stop_at, memory_of(loop))
+        disk.save_checkpoint(recipe, standing, stop_at, get_memory(loop))
         loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
         found = disk.read_checkpoint(recipe, net, [part.name()])
         assert found is not None
         if found.server_state.cuts:
             loop.follow_pruning(ServerState(net, {}, {}), found.server_state)
-        memory_of(loop).restore(found.memory, found.cuts)
-        standing, more = play(loop, found.server_state, stop_at, rounds)
+        get_memory(loop).restore(found.memory, found.cuts)
+        standing, more = play_rounds(loop, found.server_state, stop_at, rounds)
         rows += more
-    devices = [memory_of(loop).get(d) for d in range(len(loop.sizes))]
+    devices = [get_memory(loop).get(d) for d in range(len(loop.sizes))]
     return [standing.params, standing.states, standing.cards, *devices], rows
 
 
-def play(loop: Loop, standing: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
+def play_rounds(loop: Loop, standing: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
     """Rounds `first` to `rounds`, each of them kept."""
     rows = []
     for number in range(first, rounds):
         after, row = loop.play_round(standing, number)
-        memory_of(loop).commit(number, kept=not row.get("void"))
+        get_memory(loop).commit(number, kept=not row.get("void"))
         loop.follow_pruning(standing, after)
         standing = after
         rows.append(row)
     return standing, rows
 
 
-def ready(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
+def prepare_first_round(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
     """The devices of a first round about to train, and their first batches."""
     loop, net = build_tiny_run(Method((part,)), sizes)
     visits = prepare_local_trainings(loop, loop.start(net))
     return loop, visits, [v.device.samples.take_batch(v.rows[0]) for v in visits]
 
 
-def with_padding(batch: Batch) -> Batch:
+def pad_batch(batch: Batch) -> Batch:
     """The same batch with two samples of weight 0 behind it."""
     extra = torch.full_like(batch.inputs[:1], 5.0)
     ((targets, _),) = batch.targets
@@ -269,7 +271,7 @@ def with_padding(batch: Batch) -> Batch:
     )
 
 
-def close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
+def assert_trees_close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
     pairs = list(zip(tree.collect_tensors(a), tree.collect_tensors(b), strict=True))
     for x, y in pairs:
         assert x.shape == y.shape, message
@@ -277,25 +279,25 @@ def close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
         assert apart <= tolerance, f"{message}: {apart:.2e} apart"
 
 
-def without_wall(row: Row) -> Row:
+def drop_wall_seconds(row: Row) -> Row:
     return {k: v for k, v in row.items() if k != "wall_seconds"}
 
 
-def site_of(loop: Loop):
-    return machine_of(loop).site
+def get_training_setup(loop: Loop):
+    return get_local_devices(loop).site
 
 
-def memory_of(loop: Loop):
-    return machine_of(loop).memory
+def get_memory(loop: Loop):
+    return get_local_devices(loop).memory
 
 
-def machine_of(loop: Loop) -> LocalDevices:
-    engine = loop.engine.inner if isinstance(loop.engine, Spy) else loop.engine
+def get_local_devices(loop: Loop) -> LocalDevices:
+    engine = loop.engine.inner if isinstance(loop.engine, RecordingEngine) else loop.engine
     assert isinstance(engine, LocalDevices)
     return engine
 
 
-class Spy:
+class RecordingEngine:
     """An engine that keeps what went through it."""
 
     def __init__(self, inner):
@@ -309,7 +311,7 @@ class Spy:
         self.outcomes.append(self.inner.fit(jobs))
         return self.outcomes[-1]
 
-    def learn(self, params, work, number) -> Params:
+    def train_on_server(self, params, work, number) -> Params:
         return self.inner.learn(params, work, number)
 
     def enrol(self, devices) -> dict[int, Params]:
@@ -324,5 +326,5 @@ class Spy:
         self.inner.resize(net, plan)
 
     @property
-    def untrusted(self) -> bool:
+    def is_untrusted(self) -> bool:
         return self.inner.untrusted
