@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import shoal
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 from shoal.compare.comparison import run_comparison
 from shoal.core.errors import ERROR_KINDS
 from shoal.core.part import POINTS
@@ -49,7 +49,7 @@ def _shoal(capsys, monkeypatch, tmp_path) -> Shoal:
         monkeypatch.setattr(sys, "argv", ["shoal", *map(str, words)])
         code = 0
         try:
-            main()
+            run_command_line()
         except SystemExit as end:
             code = int(end.code or 0)
         return Said(code, *capsys.readouterr())

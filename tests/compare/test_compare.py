@@ -14,7 +14,7 @@ from rich.console import Console
 
 import shoal
 from shoal import History, Recipe, Result
-from shoal.cli.budgets import budget_tables, by_blocks
+from shoal.cli.budgets import format_block_traffic, make_budget_tables
 from shoal.compare.budgets import Budgets
 from shoal.compare.comparison import Comparison, resume_comparison, run_comparison
 
@@ -199,7 +199,7 @@ def shown(comparison: Comparison) -> list[str]:
     """The lines of the small tables as a terminal of 80 columns shows them."""
     console = Console(width=80)
     with console.capture() as made:
-        console.print(*budget_tables(comparison))
+        console.print(*make_budget_tables(comparison))
     return [" ".join(text.split()) for text in made.get().splitlines() if any(c.isalnum() for c in text)]
 
 
@@ -211,7 +211,9 @@ def test_the_small_table_below_the_first():
 
 def test_one_method_alone_has_no_equals_unless_asked():
     alone = Comparison({"m": [course(0.5)]})
-    assert budget_tables(alone) == [] and len(budget_tables(replace(alone, budgets=Budgets(bytes=(30,))))) == 1
+    assert (
+        make_budget_tables(alone) == [] and len(make_budget_tables(replace(alone, budgets=Budgets(bytes=(30,))))) == 1
+    )
 
 
 def test_many_budgets_make_several_tables_that_fit_a_terminal():
@@ -232,7 +234,7 @@ def test_bytes_with_blocks_counted_alike_are_told_where_a_method_has_them():
     both = Comparison({"all": [course(0.1)], "some": [course(0.1, 0.2, bytes_down_by_blocks=600)]})
     first, second = both.table()
     assert "bytes_down_by_blocks" not in first and second["bytes_down_by_blocks"] == 1200
-    assert by_blocks(both) == "some 1.2 kB" and by_blocks(TWO) == ""
+    assert format_block_traffic(both) == "some 1.2 kB" and format_block_traffic(TWO) == ""
 
 
 # equal conditions -----------------------------------------------------------------------------------------------------

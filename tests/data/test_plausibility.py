@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import shoal
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 from shoal.core.errors import ERROR_KINDS
 from shoal.models import build_model
 
@@ -48,7 +48,7 @@ def command(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("sys.argv", ["shoal", *line.split()])
         capsys.readouterr()
         try:
-            main()
+            run_command_line()
             code: Any = 0
         except SystemExit as error:
             code = error.code or 0

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal import History, Recipe, ShoalError
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import draw_server_samples, draw_withheld_samples
@@ -94,7 +94,7 @@ def keys(**changes: Any) -> dict[str, Any]:
 def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["shoal", "reproduce", *words])
     try:
-        main()
+        run_command_line()
     except SystemExit as end:
         return int(end.code or 0), *capsys.readouterr()
     return 0, *capsys.readouterr()

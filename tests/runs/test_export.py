@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import shoal
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 from shoal.core.errors import ERROR_KINDS
 from shoal.data.dataset import DATASETS
 from shoal.runs.export import ExportedModel
@@ -348,7 +348,7 @@ def command(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
         monkeypatch.setattr(sys, "argv", ["shoal", "export", *map(str, words)])
         code = 0
         try:
-            main()
+            run_command_line()
         except SystemExit as end:
             code = int(end.code or 0)
         return code, *capsys.readouterr()

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal import models
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 from shoal.core.errors import ShoalError
 from shoal.data import dataset as datasets
 from shoal.data.user_data import build_user_dataset
@@ -281,7 +281,7 @@ def started(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[str, str]]:
         ended = ""
         with torch.random.fork_rng(devices=[]):
             try:
-                main() if words[0] in ("run", "resume") else runpy.run_path("train.py", run_name="__main__")
+                run_command_line() if words[0] in ("run", "resume") else runpy.run_path("train.py", run_name="__main__")
             except SystemExit as error:
                 ended = str(error)
         out, errors = capsys.readouterr()

@@ -18,7 +18,7 @@ import torch
 
 import shoal
 from shoal import Result
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 from shoal.compare.comparison import resume_comparison
 from shoal.runs.start import load_result
 from shoal.storage import durable
@@ -292,7 +292,7 @@ def test_a_signal_before_the_first_round_has_its_exit_code(number, code, tmp_pat
     part.write_text(f"import os, signal\nos.kill(os.getpid(), signal.{number})\n")
     monkeypatch.setattr(sys, "argv", ["shoal", "run", "--parts", str(part), "--out", str(tmp_path / "x")])
     with pytest.raises(SystemExit) as ended:
-        main()
+        run_command_line()
     assert ended.value.code == code and "Traceback" not in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import shoal
 from shoal import Recipe, ShoalError
-from shoal.cli.commands import resolved
+from shoal.cli.commands import resolve_recipe
 from shoal.core.streams import RandomStreams
 from shoal.models import build_model
 from shoal.runs.build import make_work_schedule
@@ -127,19 +127,19 @@ def test_text_that_no_file_can_hold_is_refused(text):
 # precedence and types -------------------------------------------------------------------------------------------------
 def test_defaults_then_the_file_then_words_then_flags(file):
     file.write_text("rounds = 1\nbatch = 1\nlr = 0.25\n")
-    found = resolved(file, ["rounds=2", "batch=2"], {"rounds": 3})
+    found = resolve_recipe(file, ["rounds=2", "batch=2"], {"rounds": 3})
     assert (found.rounds, found.batch, found.lr, found.seed) == (3, 2, 0.25, 0)
 
 
 def test_a_later_word_wins():
-    assert resolved(None, ["rounds=2", "rounds=4"], {}).rounds == 4
+    assert resolve_recipe(None, ["rounds=2", "rounds=4"], {}).rounds == 4
 
 
 def test_a_value_that_is_overruled_cannot_be_wrong(file):
     file.write_text("devices = 3\n")
-    assert resolved(file, ["sample=2"], {}).sample == 2
-    assert resolved(file, [], {"sample": 2}).sample == 2
-    assert resolved(None, ["devices=3"], {"sample": 2}).devices == 3
+    assert resolve_recipe(file, ["sample=2"], {}).sample == 2
+    assert resolve_recipe(file, [], {"sample": 2}).sample == 2
+    assert resolve_recipe(None, ["devices=3"], {"sample": 2}).devices == 3
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_to_write(file, li
     """The same from a file, from Python and from `Recipe` itself."""
     file.write_text(line)
     given = read_recipe_file(file)
-    for use in (lambda: resolved(file, [], {}), lambda: shoal.run(**given), lambda: Recipe(**given)):
+    for use in (lambda: resolve_recipe(file, [], {}), lambda: shoal.run(**given), lambda: Recipe(**given)):
         with pytest.raises(ShoalError) as error:
             use()
         assert error.value.kind.name == "bad-value" and str(error.value).startswith(says)

@@ -256,15 +256,17 @@ def test_commands_say_what_is_missing(tmp_path):
     named = tmp_path / "cats.csv"
     named.write_text("x,label\n1,cat\n2,dog\n")
     tries = {
-        "No --key was given": lambda: federation.join("host:1", "nowhere"),
-        "There is no key at": lambda: federation.join("host:1", "nowhere", key=tmp_path / "none"),
-        "There is no .*ca.crt": lambda: federation.join("host:1", "nowhere", key=key),
-        "There is no nowhere": lambda: federation.join("host:1", "nowhere", insecure=True),
-        "every device would number": lambda: federation.join("h:1", str(named), tmp_path / "d", insecure=True),
-        "has no ca.crt": lambda: federation.server(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
-        "0 devices": lambda: federation.keys(tmp_path / "keys", devices=0),
-        "0.0.0.0 can be reached": lambda: federation.server(tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"),
-        "fl.example.org can be": lambda: federation.server(
+        "No --key was given": lambda: federation.join_command("host:1", "nowhere"),
+        "There is no key at": lambda: federation.join_command("host:1", "nowhere", key=tmp_path / "none"),
+        "There is no .*ca.crt": lambda: federation.join_command("host:1", "nowhere", key=key),
+        "There is no nowhere": lambda: federation.join_command("host:1", "nowhere", insecure=True),
+        "every device would number": lambda: federation.join_command("h:1", str(named), tmp_path / "d", insecure=True),
+        "has no ca.crt": lambda: federation.server_command(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
+        "0 devices": lambda: federation.keys_command(tmp_path / "keys", devices=0),
+        "0.0.0.0 can be reached": lambda: federation.server_command(
+            tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"
+        ),
+        "fl.example.org can be": lambda: federation.server_command(
             tmp_path / "r.toml", tmp_path / "run", host="fl.example.org"
         ),
     }
@@ -278,7 +280,7 @@ def test_other_machines_reach_a_server_by_a_proxy(tmp_path):
     (tmp_path / "r.toml").write_text("devices = 3\nsample = 3\n")
     for host, behind in (("0.0.0.0", True), ("127.0.0.2", False), ("::1", False)):
         with pytest.raises(ShoalError, match="has no ca.crt"):
-            federation.server(tmp_path / "r.toml", tmp_path / "run", tmp_path, host=host, behind_proxy=behind)
+            federation.server_command(tmp_path / "r.toml", tmp_path / "run", tmp_path, host=host, behind_proxy=behind)
 
 
 def test_an_app_is_checked_before_it_is_run():

@@ -1,6 +1,6 @@
 """`python -m shoal.cli` is `shoal`."""
 
-from shoal.cli.commands import main
+from shoal.cli.commands import run_command_line
 
 if __name__ == "__main__":
-    main()
+    run_command_line()

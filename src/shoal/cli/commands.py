@@ -15,8 +15,15 @@ import typer
 from rich.console import Console
 
 from shoal.cli import federation, read_only
-from shoal.cli.budgets import budget_tables, by_blocks
-from shoal.cli.render import BY_BLOCKS, Progress, comparison_table, listing, sheet_tables, summary
+from shoal.cli.budgets import format_block_traffic, make_budget_tables
+from shoal.cli.render import (
+    BY_BLOCKS,
+    Progress,
+    make_comparison_table,
+    make_listing,
+    make_sheet_tables,
+    make_summary_table,
+)
 from shoal.core.errors import ERROR_KINDS, ShoalError
 from shoal.core.interrupts import stop_on_sigterm, was_terminated
 from shoal.reproduce.run import reproduce_table as reproduced
@@ -51,7 +58,7 @@ Workers = Annotated[
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
 
 
-def takes_recipe(command: Callable) -> Callable:
+def add_recipe_flags(command: Callable) -> Callable:
     """Give a command a flag for every field of the recipe; what was given arrives as the keyword `given`."""
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
     panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
@@ -70,24 +77,24 @@ def takes_recipe(command: Callable) -> Callable:
         annotation = Annotated[kind | None, option]
         flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
 
-    def call(**values: Any) -> None:
+    def call_command(**values: Any) -> None:
         given = {f.name: values.pop(f.name) for f in fields(Recipe)}
         command(**values, given={k: v for k, v in given.items() if v not in (None, [])})
 
-    call.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-    call.__doc__, call.__name__ = command.__doc__, command.__name__
-    return call
+    call_command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    call_command.__doc__, call_command.__name__ = command.__doc__, command.__name__
+    return call_command
 
 
-def resolved(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
+def resolve_recipe(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
     """Defaults, then the file, then -s, then flags."""
     found = read_recipe_file(file) if file else {}
     return Recipe().with_values(**found | parse_recipe_pairs(sets or []) | dict(given))
 
 
 @app.command()
-@takes_recipe
-def run(
+@add_recipe_flags
+def run_command(
     file: Annotated[Path | None, typer.Argument(metavar="[RECIPE.toml]", help="A recipe; flags go over it.")] = None,
     sets: Sets = None,
     quiet: Quiet = False,
@@ -100,16 +107,16 @@ def run(
     from shoal.runs.start import run_recipe as start
 
     with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
-        result = start(resolved(file, sets, given), watcher(progress, log))
+        result = start(resolve_recipe(file, sets, given), combine_watchers(progress, log))
         warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if not (quiet or as_json):
-        Console().print(summary(result))
+        Console().print(make_summary_table(result))
     refuse_all_void([result.history])
 
 
 @app.command()
-@takes_recipe
-def compare(
+@add_recipe_flags
+def compare_command(
     methods: Annotated[
         list[str], typer.Argument(metavar="METHOD...", help="Methods, in quotes where they have brackets.")
     ],
@@ -143,20 +150,20 @@ def compare(
 
     if "method" in given:
         raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
-    recipe = resolved(file, sets, given)
+    recipe = resolve_recipe(file, sets, given)
     budgets = Budgets(tuple(budget_seconds or ()), tuple(budget_bytes or ()))
     if recipe.out:
         require_matplotlib()
     runs = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary or ())).make_recipes()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
-        comparison = start(methods, recipe, seeds, watcher(progress, log), vary or (), budgets, workers)
+        comparison = start(methods, recipe, seeds, combine_watchers(progress, log), vary or (), budgets, workers)
         warn_of_failed_runs(comparison.results, unless_all_void=True)
-    tell(comparison, recipe.out, quiet, as_json)
+    print_comparison(comparison, recipe.out, quiet, as_json)
 
 
 @app.command()
-def reproduce(
+def reproduce_command(
     table: Annotated[str | None, typer.Argument(help="The name of a table, or a TOML file.")] = None,
     scale: Annotated[str, typer.Option(help="full: as in the paper; smoke: two rounds on a sliver.")] = "full",
     seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1, max=1000)] = 1,
@@ -170,18 +177,20 @@ def reproduce(
 ) -> None:
     """Run a table of a paper and put what comes out beside what was published; without a table, list them."""
     if table is None:
-        return Console().print(listing("tables", ()))
+        return Console().print(make_listing("tables", ()))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
-        sheet = reproduced(table, scale, seeds, only or (), out, parse_recipe_pairs(sets or []), fading(progress))
+        sheet = reproduced(
+            table, scale, seeds, only or (), out, parse_recipe_pairs(sets or []), hide_finished_bars(progress)
+        )
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:
-        for part in sheet_tables(sheet):
+        for part in make_sheet_tables(sheet):
             Console().print(part)
 
 
 @app.command()
-def resume(
+def resume_command(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
     sets: Annotated[
         list[str] | None,
@@ -203,22 +212,22 @@ def resume(
     with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1, quiet=quiet) as progress:
         if whole:
             require_matplotlib()
-            comparison = resume_comparison(folder, progress.row, parse_recipe_pairs(sets or []), workers)
+            comparison = resume_comparison(folder, progress.show_row, parse_recipe_pairs(sets or []), workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
         else:
-            comparison, result = None, again(folder, progress.row, parse_recipe_pairs(sets or []))
+            comparison, result = None, again(folder, progress.show_row, parse_recipe_pairs(sets or []))
             warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if comparison:
-        tell(comparison, str(folder), quiet, as_json)
+        print_comparison(comparison, str(folder), quiet, as_json)
     elif result:
         if not (quiet or as_json):
-            Console().print(summary(result))
+            Console().print(make_summary_table(result))
         refuse_all_void([result.history])
 
 
 @app.command()
-def export(
+def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The file to write: NAME.pt2, NAME.onnx or NAME.safetensors.")
@@ -243,42 +252,42 @@ def export(
         typer.echo(made)
 
 
-def watcher(progress: Progress, log: str | None) -> Watcher:
+def combine_watchers(progress: Progress, log: str | None) -> Watcher:
     """Who is told of every round: the bar, and a logger where one is asked for."""
     if not log:
-        return progress.row
+        return progress.show_row
     from shoal.runs.loggers import open_logger
 
     also = open_logger(log)
 
-    def both(recipe: Recipe, row: dict[str, Any], history: History) -> None:
-        progress.row(recipe, row, history)
+    def watch_both(recipe: Recipe, row: dict[str, Any], history: History) -> None:
+        progress.show_row(recipe, row, history)
         also(recipe, row, history)
 
-    return both
+    return watch_both
 
 
-def fading(progress: Progress) -> Watcher:
+def hide_finished_bars(progress: Progress) -> Watcher:
     """A table has more cells than a screen has lines: the bar of a run that is over goes away."""
 
-    def row(recipe: Recipe, row: dict[str, Any], history: History) -> None:
-        progress.row(recipe, row, history)
+    def show_row(recipe: Recipe, row: dict[str, Any], history: History) -> None:
+        progress.show_row(recipe, row, history)
         if len(history) >= recipe.rounds:
             progress.bar.update(progress.tasks[recipe.fingerprint()], visible=False)
 
-    return row
+    return show_row
 
 
-def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
+def print_comparison(comparison, out: str, quiet: bool, as_json: bool) -> None:
     """The table, and the picture where there is a folder for it."""
     if as_json:
         typer.echo(json.dumps(comparison.table()))
     elif not quiet:
         console = Console()
-        console.print(comparison_table(comparison))
-        if tables := budget_tables(comparison):
+        console.print(make_comparison_table(comparison))
+        if tables := make_budget_tables(comparison):
             console.print(*tables, comparison.budgets.told(), sep="", highlight=False)
-        if told := by_blocks(comparison):
+        if told := format_block_traffic(comparison):
             console.print(f"{BY_BLOCKS}: {told}", markup=False, highlight=False)
     if out:
         from shoal.report.write import draw_comparison
@@ -290,16 +299,16 @@ def tell(comparison, out: str, quiet: bool, as_json: bool) -> None:
     refuse_all_void(result.history for results in comparison.results.values() for result in results)
 
 
-app.command("list")(read_only.list_)
-app.command()(federation.keys)
-app.command()(federation.server)
-app.command()(federation.join)
-app.command()(federation.proxy)
-app.command()(read_only.report)
+app.command("list")(read_only.list_command)
+app.command()(federation.keys_command)
+app.command()(federation.server_command)
+app.command()(federation.join_command)
+app.command()(federation.proxy_command)
+app.command()(read_only.report_command)
 app.add_typer(read_only.data, name="data")
 
 
-def main() -> None:
+def run_command_line() -> None:
     """Run the command line; whatever goes wrong ends in a sentence, an advice and an exit code."""
     errors = Console(stderr=True)
     try:

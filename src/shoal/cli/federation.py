@@ -35,7 +35,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption a
 PORT = 8443
 
 
-def keys(
+def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where to; what is there already is kept.")],
     host: Annotated[str, typer.Option(help="Names and addresses of the server, with commas between them.")] = "",
     devices: Annotated[int, typer.Option(help="How many devices there are.", metavar="N")] = 3,
@@ -48,7 +48,7 @@ def keys(
     console.print(f"Each device gets {AUTHORITY} and its own device-N.key; all else stays on the server.")
 
 
-def proxy(
+def proxy_command(
     keys: Keys = Path("keys"),
     listen: Annotated[str, typer.Option(help="Where devices come from outside.", metavar="HOST:PORT")] = "0.0.0.0:443",
     server: Annotated[str, typer.Option(help="Where the server listens, on this machine.")] = f"127.0.0.1:{PORT}",
@@ -61,7 +61,7 @@ def proxy(
     typer.echo(build_proxy_config(keys, listen, server, folder), nl=False)
 
 
-def server(
+def server_command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")],
     out: Annotated[Path, typer.Option(help="The folder of the run; if it is there, the run goes on.")],
     keys: Keys = Path("keys"),
@@ -92,7 +92,7 @@ def server(
     link = FlowerServer((path / FLOWER_FOLDER).resolve(), secured, host, port)
     terms = DeviceTerms(patience, bound, wait, max_samples)
 
-    def tell(row: Row) -> None:
+    def print_round(row: Row) -> None:
         right = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"
         console.print(f"round {row['round'] + 1}{right}, {row['wall_seconds']:.0f} s")
         for gone in row.get("dropped", ()):
@@ -101,14 +101,14 @@ def server(
     try:
         with lock, Supervisor(link, path.parent, found.devices, terms) as serving:
             console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
-            serving.play_run(path, tell)
+            serving.play_run(path, print_round)
     except KeyboardInterrupt as error:
         raise stop_error(error, "Stopped.", "The same command goes on from the last round.") from None
     console.print(f"The run is over: {path}")
     refuse_all_void([read_history(path / "history.jsonl")])
 
 
-def join(
+def join_command(
     server: Annotated[str, typer.Option(help="The server.", metavar="HOST:PORT")],
     data: Annotated[str, typer.Option(help="This device's samples: a folder, a CSV file, or file.py:function.")],
     folder: Annotated[Path, typer.Option(help="Where this device remembers.")] = Path("device"),

@@ -6,21 +6,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shoal.cli.render import listing
+from shoal.cli.render import make_listing
 from shoal.runs.recipe import Recipe, parse_recipe_pairs
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
 
 
-def list_(
+def list_command(
     what: Annotated[str, typer.Argument(metavar="methods|data|models|splits|fleets|tables")],
     parts: Annotated[list[str] | None, typer.Option(help="Python files with parts of your own.")] = None,
 ) -> None:
     """List what there is to choose from."""
-    Console().print(listing(what, tuple(parts or ())))
+    Console().print(make_listing(what, tuple(parts or ())))
 
 
-def report(
+def report_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs or of comparisons.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
@@ -32,7 +32,7 @@ def report(
 
 
 @data.command()
-def show(
+def show_split_command(
     sets: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="data, split, devices, seed ...")
     ] = None,

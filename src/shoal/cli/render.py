@@ -43,7 +43,7 @@ class Progress:
         )
         self.tasks: dict[str, Any] = {}
         least = logging.WARNING if silent else logging.INFO
-        self.notices = Notices(None if quiet else self.bar.console, least)
+        self.notices = NoticeHandler(None if quiet else self.bar.console, least)
 
     def __enter__(self) -> "Progress":
         log = logging.getLogger("shoal")
@@ -56,7 +56,7 @@ class Progress:
         if self.tasks:
             self.bar.stop()
 
-    def row(self, recipe: Recipe, row: Row, history: History) -> None:
+    def show_row(self, recipe: Recipe, row: Row, history: History) -> None:
         """A round is over."""
         if self.as_json:
             sys.stdout.write(json.dumps(row) + "\n")
@@ -79,7 +79,7 @@ class Progress:
         self.bar.update(self.tasks[key], completed=len(history), told=told)
 
 
-class Notices(logging.Handler):
+class NoticeHandler(logging.Handler):
     """What the program has to say by the way, each thing once: warnings as such, the rest dimly.
 
     Nothing is said where there is no console.
@@ -99,7 +99,7 @@ class Notices(logging.Handler):
             self.console.print(shown, highlight=False, soft_wrap=True)
 
 
-def summary(result) -> Table:
+def make_summary_table(result) -> Table:
     """The end of one run."""
     history: History = result.history
     table = Table(title=result.recipe.method, show_header=False, title_justify="left")
@@ -132,7 +132,7 @@ def summary(result) -> Table:
     return table
 
 
-def comparison_table(comparison) -> Table:
+def make_comparison_table(comparison) -> Table:
     """Methods side by side; the best accuracy stands out."""
     rows = comparison.table()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -147,12 +147,12 @@ def comparison_table(comparison) -> Table:
         cells = [row["method"], f"[bold]{told}[/bold]" if row["accuracy"] == top else told]
         cells += [format_size(row["bytes"]), format_seconds(row["sim_seconds"])]
         if comparison.target:
-            cells.append(cost_to_target(row))
+            cells.append(format_cost_to_target(row))
         table.add_row(*cells)
     return table
 
 
-def sheet_tables(sheet) -> list[Table | Text]:
+def make_sheet_tables(sheet) -> list[Table | Text]:
     """A paper's table, one part per column, and the remarks that belong to it."""
     parts: list[Table | Text] = [Text(sheet.table.heading, style="bold")]
     for name, heads, lines in sheet.sections():
@@ -165,7 +165,7 @@ def sheet_tables(sheet) -> list[Table | Text]:
     return [*parts, *(Text(remark, style="dim") for remark in sheet.remarks)]
 
 
-def cost_to_target(row: dict[str, Any]) -> str:
+def format_cost_to_target(row: dict[str, Any]) -> str:
     """The mean over the seeds that reached it, and how many did where not all of them."""
     if not row["reached"]:
         return "not reached"
@@ -173,7 +173,7 @@ def cost_to_target(row: dict[str, Any]) -> str:
     return told if row["reached"] == row["seeds"] else f"{row['reached']}/{row['seeds']}: {told}"
 
 
-def listing(what: str, files: tuple[str, ...]) -> Table:
+def make_listing(what: str, files: tuple[str, ...]) -> Table:
     """One row per name with the first line of its description."""
     from shoal.data.dataset import DATASETS
     from shoal.data.sources import SOURCES
@@ -182,13 +182,13 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     from shoal.reproduce.table_file import list_table_titles
 
     known: dict[str, Callable[[], dict[str, str]]] = {
-        "methods": lambda: methods(files),
+        "methods": lambda: describe_methods(files),
         "data": lambda: (
-            {name: described(thing) for name, thing in DATASETS.items()}
+            {name: read_first_sentence(thing) for name, thing in DATASETS.items()}
             | {name: source.doc for name, source in SOURCES.items()}
         ),
-        "models": models,
-        "splits": lambda: {name: described(function) for name, (function, _, _) in SPLITS.items()},
+        "models": describe_models,
+        "splits": lambda: {name: read_first_sentence(function) for name, (function, _, _) in SPLITS.items()},
         "tables": lambda: {escape(name): escape(title) for name, title in list_table_titles().items()},
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FLEET_FORMS.values()},
     }
@@ -200,18 +200,18 @@ def listing(what: str, files: tuple[str, ...]) -> Table:
     return table
 
 
-def models() -> dict[str, str]:
+def describe_models() -> dict[str, str]:
     """Models with their size and the cost of a pass, on 3x32x32 and 10 classes unless the model says otherwise."""
     from shoal.models import MODELS, describe_model
 
     found = {}
     for name, make in MODELS.items():
         parameters, macs = describe_model(name)
-        found[name] = f"{parameters:,} parameters, {macs:,} MACs. {described(make)}"
+        found[name] = f"{parameters:,} parameters, {macs:,} MACs. {read_first_sentence(make)}"
     return found
 
 
-def methods(files: tuple[str, ...]) -> dict[str, str]:
+def describe_methods(files: tuple[str, ...]) -> dict[str, str]:
     """Parts with their values, then presets."""
     from shoal.parts import PRESETS, find_shipped_parts
     from shoal.plugins.load import load_packaged_parts, load_part_files
@@ -219,11 +219,11 @@ def methods(files: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for name, part in (find_shipped_parts() | load_part_files(files) | load_packaged_parts()).items():
         values = ", ".join(f"{f.name}={f.default}" for f in fields(part))
-        found[f"{name}({values})" if values else name] = described(part)
+        found[f"{name}({values})" if values else name] = read_first_sentence(part)
     return found | {name: f"= {expression or 'the empty list of parts'}" for name, expression in PRESETS.items()}
 
 
-def described(thing: Any) -> str:
+def read_first_sentence(thing: Any) -> str:
     """The first sentence of what is said about it, however many lines it takes."""
     first = " ".join((thing.__doc__ or "").strip().split("\n\n")[0].split())
     sentence, dot, _ = first.partition(". ")
