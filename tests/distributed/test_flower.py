@@ -43,7 +43,7 @@ from shoal.remote import tree_bytes
 
 torch.set_num_threads(1)
 HERE = Path(__file__).parent
-honest = client.answered
+honest = client.reply_to_bytes
 
 
 def load():
@@ -75,12 +75,12 @@ def commit(fault):
         raise FileNotFoundError("/secret/data")
     if fault == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    client.answered = lambda *answer: bad(fault, *answer)
+    client.reply_to_bytes = lambda *answer: bad(fault, *answer)
 
 
 def bad(fault, stamp, outcome, remembers):
     answer = honest(stamp, outcome, remembers)
-    found = tree_bytes.unwrapped(answer, 1 << 30)
+    found = tree_bytes.tree_from_bytes(answer, 1 << 30)
     entry = next(iter(found["body"].values()))
     if fault == "nan":
         entry["value"][0] = float("nan")
@@ -95,7 +95,7 @@ def bad(fault, stamp, outcome, remembers):
     if fault == "keep":
         (HERE / "kept").write_bytes(answer)
         return answer
-    return tree_bytes.wrapped(found)
+    return tree_bytes.tree_to_bytes(found)
 '''
 FAULTS = {
     "keep": "",
@@ -206,7 +206,7 @@ def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
     spare, ours = federation.keys / device_key_name(SPARE), federation.keys / AUTHORITY
     tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
     seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
-    near = federation.link.near
+    near = federation.link.local_address
     nodes = {n: start_supernode(near, key, ca, seat(n), PrivateFolder.create()) for n, (key, ca) in tries.items()}
     before = online(federation.link)
     try:
@@ -288,7 +288,7 @@ def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federat
 
     hunter = threading.Thread(target=hunt)
     hunter.start()
-    federation.serving.play(path, lambda row: None)
+    federation.serving.play_run(path, lambda row: None)
     hunter.join()
     assert killed == ["loop"] * 5 + ["link"] + ["node"] * DEVICES
     assert rows(load_result(path)) == rows(shoal.run("scaffold", engine="serial", **{**BASE, "rounds": rounds}))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_devices import HEADER, HONEST, read_or_refused, spoil
+from hostile_replies import HEADER, HONEST, read_or_refused, spoil
 
 PARTS = 10
 

@@ -261,7 +261,7 @@ def test_a_cohort_that_does_not_fit_is_split(budget, monkeypatch):
     widths: list[int] = []
     together = BatchedEngine.train_stack
     monkeypatch.setattr(
-        BatchedEngine, "together", lambda self, form, own, k: widths.append(len(own)) or together(self, form, own, k)
+        BatchedEngine, "train_stack", lambda self, form, own, k: widths.append(len(own)) or together(self, form, own, k)
     )
     agrees(BatchedEngine(4, budget=budget), split="iid", method="scaffold")
     assert max(widths) == {1: 1, 3_000_000: 2, 10**12: 4}[budget]
@@ -277,12 +277,12 @@ def test_what_runs_out_of_memory_is_halved(error, monkeypatch, caplog):
             raise error
         return together(self, form, members, knobs)
 
-    monkeypatch.setattr(BatchedEngine, "together", narrow)
+    monkeypatch.setattr(BatchedEngine, "train_stack", narrow)
     crew = BatchedEngine(4)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         agrees(crew, method="scaffold")
     assert crew.width == 2 and "do not fit into memory" in caplog.text
-    monkeypatch.setattr(BatchedEngine, "together", lambda *a: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(BatchedEngine, "train_stack", lambda *a: (_ for _ in ()).throw(error))
     with pytest.raises(shoal.ShoalError, match="One device alone does not fit"):
         ends(BatchedEngine(4), rounds=1)
 
@@ -451,7 +451,7 @@ def test_a_sweep_may_begin_at_none_at_all(vary, caplog):
 def test_runs_that_differ_in_numbers_share_programs(monkeypatch):
     made: list[int] = []
     trace = trace_step
-    monkeypatch.setattr("shoal.engines.batched.engine.traced", lambda *a, **k: made.append(1) or trace(*a, **k))
+    monkeypatch.setattr("shoal.engines.batched.engine.trace_step", lambda *a, **k: made.append(1) or trace(*a, **k))
     one = len(shoal.compare(["fedprox(mu=0.1)"], engine="batched", **SWEEP).results) and len(made)
     made.clear()
     shoal.compare([f"fedprox(mu={mu})" for mu in (0.1, 0.2, 0.3)], seeds=2, engine="batched", **SWEEP)
@@ -464,7 +464,7 @@ def test_a_part_that_decides_on_its_own_number_trains_side_by_side_value_by_valu
     methods = [f"decides(mu={mu}, scale={scale})" for mu in (0.0, 0.5) for scale in (1.0, 2.0)]
     sweep = dict(SWEEP, parts=[str(tmp_path / "mine.py")])
     lone: list[int] = []
-    monkeypatch.setattr("shoal.engines.batched.engine.alone", lambda task: lone.append(1) or train_device(task))
+    monkeypatch.setattr("shoal.engines.batched.engine.train_device", lambda task: lone.append(1) or train_device(task))
     both = shoal.compare(methods, engine="batched", seeds=2, **sweep)
     lines = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
     assert not lone and len(lines) == 1 and "decides on the value of mu" in lines.pop()
@@ -600,6 +600,6 @@ def test_a_width_needs_an_engine_that_has_one(engine, why):
 
 
 def test_a_ride_that_cannot_begin_lets_go_of_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.runs.start.settled", lambda assembly: 1 / 0)
+    monkeypatch.setattr("shoal.runs.start.choose_engine", lambda assembly: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_new_run(replace(Recipe(), out=str(tmp_path / "r")))

@@ -313,13 +313,13 @@ def test_a_pool_that_is_forgotten_ends_its_workers():
 
 def test_a_pool_that_nobody_closes_ends_with_the_interpreter():
     script = """
-from shoal.engines.workers.fork import Pool
-from shoal.engines.serial import Serial
+from shoal.engines.workers.fork import PoolEngine
+from shoal.engines.serial import SerialEngine
 from shoal.core.compose import Method
-from shoal.plugins.smoke_run import tiny_run
-loop, net = tiny_run(Method())
-loop.engine.crew = Pool(2, 2, Serial)
-loop.play(loop.start(net), 0)
+from shoal.plugins.smoke_run import build_tiny_run
+loop, net = build_tiny_run(Method())
+loop.engine.crew = PoolEngine(2, 2, SerialEngine)
+loop.play_round(loop.start(net), 0)
 print(*[worker.process for worker in loop.engine.crew.workers])
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

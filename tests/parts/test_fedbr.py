@@ -136,7 +136,7 @@ def test_without_extra_terms_and_always_whole_it_is_fedavg():
 
 # what travels -------------------------------------------------------------------------------------------------------
 def sent(loop, standing, number):
-    return {job.device: set(job.message.body) for job in loop.ask(standing, number).jobs}
+    return {job.device: set(job.message.body) for job in loop.open_round(standing, number).jobs}
 
 
 def test_the_whole_model_travels_every_other_round_and_to_newcomers():

@@ -305,7 +305,7 @@ def test_a_model_without_a_linear_layer_is_refused():
 
 
 def visits_round(loop, net: Net):
-    return loop.ask(loop.start(net), 0).round
+    return loop.open_round(loop.start(net), 0).round
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)

@@ -456,10 +456,10 @@ def test_fedmp_rewards_the_fall_of_the_loss_and_punishes_being_out_of_step():
 class TwoSpeeds:
     """Links that take no time; 1 second for 1,000 products, or 3."""
 
-    def profile(self, device: int, round: int) -> DeviceProfile:
+    def get_profile(self, device: int, round: int) -> DeviceProfile:
         return DeviceProfile(macs=1000.0 / (1 + 2 * device), down=1e6, up=1e6)
 
-    def available(self, round: int):
+    def get_available_mask(self, round: int):
         return None
 
 

@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 import torch
 from federation import BASE, Nearby, played, recipe, rows, samples_file, seats
+from hostile_replies import HEADER, HONEST, JOB, NET, STAMP, read_or_refused, spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
 from shoal.cli import federation
 from shoal.core.errors import ShoalError
-from shoal.core.types import Job, Outcome
-from shoal.models import build_model
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
-from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, read_reply_bytes, reply_to_bytes
+from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, read_reply_bytes
 from shoal.runs.session import Result
 from shoal.runs.start import load_result
 from shoal.service.client import DeviceClient
@@ -303,24 +302,6 @@ def test_keys_are_kept_when_devices_are_added(tmp_path):
     assert not [path for path in (tmp_path / "keys").iterdir() if path.stat().st_mode & 0o077]
 
 
-NET = replace(build_model("mlp", (1, 8, 8), 10, 0))
-STAMP = RequestStamp("run", 3, 1, "nonce")
-HONEST = reply_to_bytes(
-    STAMP,
-    Outcome(
-        1,
-        messages.Message({k: {"value": v.clone()} for k, v in NET.initial.items()}, {"scaffold": {"c": {}}}),
-        steps=1,
-        samples=16,
-        loss=0.5,
-        macs_forward=10,
-        macs_work=30,
-    ),
-    True,
-)
-JOB = Job(1, 3, messages.Plan(), messages.Message({}), messages.Work(1.0, 0, 16, 0.1))
-
-
 def test_an_honest_answer_is_read():
     outcome, remembers = read_reply_bytes(HONEST, STAMP, JOB, NET, False, 1e6)
     assert remembers and outcome.samples == 16 and outcome.message is not None
@@ -328,29 +309,6 @@ def test_an_honest_answer_is_read():
         read_reply_bytes(problem_to_bytes(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem
         == messages.DEVICE_PROBLEMS["disk"]
     )
-
-
-def read_or_refused(content: bytes, coded: bool) -> None:
-    try:
-        read_reply_bytes(content, STAMP, JOB, NET, coded, 1e6)
-    except ShoalError as error:
-        assert error.kind.name == "damaged"
-
-
-HEADER = 8 + int.from_bytes(HONEST[:8], "little")
-
-
-def spoil(content: bytearray, place: int, some: bytes, kind: int) -> None:
-    """Other bytes, more bytes, fewer bytes, or none from here on."""
-    match kind:
-        case 0:
-            content[place : place + len(some)] = some
-        case 1:
-            content[place:place] = some
-        case 2:
-            del content[place : place + 5]
-        case 3:
-            del content[place:]
 
 
 @settings(max_examples=2000)

@@ -92,7 +92,7 @@ def resolve_recipe(file: Path | None, sets: list[str] | None, given: Mapping[str
     return Recipe().with_values(**found | parse_recipe_pairs(sets or []) | dict(given))
 
 
-@app.command()
+@app.command("run")
 @add_recipe_flags
 def run_command(
     file: Annotated[Path | None, typer.Argument(metavar="[RECIPE.toml]", help="A recipe; flags go over it.")] = None,
@@ -114,7 +114,7 @@ def run_command(
     refuse_all_void([result.history])
 
 
-@app.command()
+@app.command("compare")
 @add_recipe_flags
 def compare_command(
     methods: Annotated[
@@ -162,7 +162,7 @@ def compare_command(
     print_comparison(comparison, recipe.out, quiet, as_json)
 
 
-@app.command()
+@app.command("reproduce")
 def reproduce_command(
     table: Annotated[str | None, typer.Argument(help="The name of a table, or a TOML file.")] = None,
     scale: Annotated[str, typer.Option(help="full: as in the paper; smoke: two rounds on a sliver.")] = "full",
@@ -189,7 +189,7 @@ def reproduce_command(
             Console().print(part)
 
 
-@app.command()
+@app.command("resume")
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
     sets: Annotated[
@@ -226,7 +226,7 @@ def resume_command(
         refuse_all_void([result.history])
 
 
-@app.command()
+@app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
     file: Annotated[
@@ -286,7 +286,7 @@ def print_comparison(comparison, out: str, quiet: bool, as_json: bool) -> None:
         console = Console()
         console.print(make_comparison_table(comparison))
         if tables := make_budget_tables(comparison):
-            console.print(*tables, comparison.budgets.told(), sep="", highlight=False)
+            console.print(*tables, comparison.budgets.describe(), sep="", highlight=False)
         if told := format_block_traffic(comparison):
             console.print(f"{BY_BLOCKS}: {told}", markup=False, highlight=False)
     if out:
@@ -300,11 +300,11 @@ def print_comparison(comparison, out: str, quiet: bool, as_json: bool) -> None:
 
 
 app.command("list")(read_only.list_command)
-app.command()(federation.keys_command)
-app.command()(federation.server_command)
-app.command()(federation.join_command)
-app.command()(federation.proxy_command)
-app.command()(read_only.report_command)
+app.command("keys")(federation.keys_command)
+app.command("server")(federation.server_command)
+app.command("join")(federation.join_command)
+app.command("proxy")(federation.proxy_command)
+app.command("report")(read_only.report_command)
 app.add_typer(read_only.data, name="data")
 
 

@@ -31,7 +31,7 @@ def report_command(
         typer.echo(path)
 
 
-@data.command()
+@data.command("show")
 def show_split_command(
     sets: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="data, split, devices, seed ...")

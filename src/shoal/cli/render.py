@@ -155,7 +155,7 @@ def make_comparison_table(comparison) -> Table:
 def make_sheet_tables(sheet) -> list[Table | Text]:
     """A paper's table, one part per column, and the remarks that belong to it."""
     parts: list[Table | Text] = [Text(sheet.table.heading, style="bold")]
-    for name, heads, lines in sheet.sections():
+    for name, heads, lines in sheet.make_sections():
         table = Table(title=Text(name), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for number, head in enumerate(heads):
             table.add_column(Text(head), justify="right" if number else "left", no_wrap=True)

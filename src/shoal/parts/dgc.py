@@ -38,7 +38,8 @@ class DGC(Part):
     positions: str = "64"
 
     def __post_init__(self):
-        rule = f"0 < ratio <= 1, 0 <= momentum < 1, clip >= 0, warmup as rising numbers of rounds, positions in {POSITION_CODES}"
+        rule = "0 < ratio <= 1, 0 <= momentum < 1, clip >= 0, warmup as rising numbers of rounds, "
+        rule += f"positions in {POSITION_CODES}"
         numbers = 0 < self.ratio <= 1 and 0 <= self.momentum < 1 and self.clip >= 0
         words = self.warmup.split(",") if self.warmup else []
         rising = all(w.strip().isdecimal() for w in words) and all(a < b for a, b in pairwise([0, *map(int, words)]))

@@ -90,7 +90,8 @@ def refuse_large_logits(spec: str, functions: int, targets: Tensor, classes: int
     if needed > LOGITS_BYTES_LIMIT:
         problem = (
             f"{spec} is a function of all logits at once, and those of {len(targets)} test samples "
-            f"take {needed / 2**30:.1f} GiB, more than the {LOGITS_BYTES_LIMIT / 2**30:g} GiB that are kept for such functions."
+            f"take {needed / 2**30:.1f} GiB, more than the {LOGITS_BYTES_LIMIT / 2**30:g} GiB that are kept for such "
+            "functions."
         )
         advice = "Write it as a class with update(logits, targets) and compute(), which is given them piece by piece."
         raise ShoalError("bad-value", problem, advice)

@@ -312,7 +312,7 @@ class RecordingEngine:
         return self.outcomes[-1]
 
     def train_on_server(self, params, work, number) -> Params:
-        return self.inner.learn(params, work, number)
+        return self.inner.train_on_server(params, work, number)
 
     def enrol(self, devices) -> dict[int, Params]:
         cards = self.inner.enrol(devices)
@@ -327,4 +327,4 @@ class RecordingEngine:
 
     @property
     def is_untrusted(self) -> bool:
-        return self.inner.untrusted
+        return self.inner.is_untrusted

@@ -53,7 +53,8 @@ def require_curvature(part: Part, net: Net) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        problem = f"{part.name()} measures the curvature of the loss, which torch cannot do for this model ({describe_error(error)})."
+        why = describe_error(error)
+        problem = f"{part.name()} measures the curvature of the loss, which torch cannot do for this model ({why})."
         raise ShoalError("bad-part", problem, "Write rule='fixed' and a rate, or replace that operation.") from error
 
 

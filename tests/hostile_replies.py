@@ -1,0 +1,47 @@
+"""A device's honest reply as bytes, and ways to spoil it."""
+
+from shoal.core.errors import ShoalError
+from shoal.core.types import Job, Outcome
+from shoal.models import build_model
+from shoal.remote import messages
+from shoal.remote.messages import RequestStamp, read_reply_bytes, reply_to_bytes
+
+NET = build_model("mlp", (1, 8, 8), 10, 0)
+STAMP = RequestStamp("run", 3, 1, "nonce")
+HONEST = reply_to_bytes(
+    STAMP,
+    Outcome(
+        1,
+        messages.Message({k: {"value": v.clone()} for k, v in NET.initial.items()}, {"scaffold": {"c": {}}}),
+        steps=1,
+        samples=16,
+        loss=0.5,
+        macs_forward=10,
+        macs_work=30,
+    ),
+    True,
+)
+JOB = Job(1, 3, messages.Plan(), messages.Message({}), messages.Work(1.0, 0, 16, 0.1))
+
+
+def read_or_refused(content: bytes, coded: bool) -> None:
+    try:
+        read_reply_bytes(content, STAMP, JOB, NET, coded, 1e6)
+    except ShoalError as error:
+        assert error.kind.name == "damaged"
+
+
+HEADER = 8 + int.from_bytes(HONEST[:8], "little")
+
+
+def spoil(content: bytearray, place: int, some: bytes, kind: int) -> None:
+    """Other bytes, more bytes, fewer bytes, or none from here on."""
+    match kind:
+        case 0:
+            content[place : place + len(some)] = some
+        case 1:
+            content[place:place] = some
+        case 2:
+            del content[place : place + 5]
+        case 3:
+            del content[place:]
