@@ -7,7 +7,8 @@ memory at its peak) is what cohorts are cut by.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +58,11 @@ def trace_step(
     def call_step(*tensors: Tensor):
         return step(list(tensors[: ends[0]]), list(tensors[ends[0] : ends[1]]), list(tensors[ends[1] :]))
 
-    with torch.no_grad():
-        module = make_fx(call_step, tracing_mode="fake" if fake else "real")(
-            *(t.detach() for t in (*carried, *fixed, *frame))
-        )
+    example = [t.detach() for t in (*carried, *fixed, *frame)]
+    with torch.no_grad(), nullcontext() if fake else share_fake_mode():
+        module = make_fx(call_step, tracing_mode="fake" if fake else "real")(*example)
     remove_no_ops(module.graph)
-    module.graph = graph = share_subexpressions(module.graph)
+    graph = share_subexpressions(module.graph)
     fuse_biases(graph)
     if in_place:
         fuse_updates(graph, len(carried))
@@ -74,10 +74,27 @@ def trace_step(
     for node, read in zip(inputs, reads):
         if not read:
             graph.erase_node(node)
-    module.recompile()
+    module.graph = graph
     return StepProgram(
         module, reads, compute_peak_bytes(graph), pick_fastest_call(module) if in_place else module.forward
     )
+
+
+@contextmanager
+def share_fake_mode() -> Iterator[None]:
+    """One fake mode for all that a trace notes down; torch would make one for every tensor, which doubles its time.
+
+    These are private interfaces of torch: where they are not to be had, tracing is slower.
+    """
+    try:
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        shared = tracing(TracingContext(FakeTensorMode()))
+    except (ImportError, TypeError):
+        shared = nullcontext()
+    with shared:
+        yield
 
 
 def pick_fastest_call(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor], Tensor]]:
