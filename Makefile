@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 SHOAL := $(VENV)/bin/shoal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-distributed check docs clean
+.PHONY: help demo test test-whole test-all test-distributed check docs clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -16,8 +16,13 @@ demo: $(VENV)/plot  ## compare four methods on 20 uneven devices, write a report
 	  --lr 0.05 --seeds 3 --target 0.85 --fleet tiers --metrics devices --out runs/demo
 	$(SHOAL) report runs/demo --out runs/demo/report.html
 
-test: $(VENV)/test  ## run every test of one machine
+test: $(VENV)/test  ## run the tests of one machine, 5 minutes on two cores
 	$(PY) -m pytest
+
+test-whole: $(VENV)/test  ## run what test-all adds: every engine for every part, every pair, large models, the pages
+	$(PY) -m pytest -m whole
+
+test-all: test test-whole  ## run every test of one machine, 15 minutes on two cores
 
 test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, several processes each
 	$(PY) -m pytest tests/distributed -n 0

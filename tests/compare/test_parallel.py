@@ -68,8 +68,9 @@ def test_what_is_wrong_in_a_process_is_told_in_one_sentence(tmp_path):
 def test_a_process_that_dies_does_not_take_the_others_work_with_it(tmp_path):
     def killing(recipe, row, history):
         if recipe.method == "fedprox" and len(history) == 2:
-            active_children()[0].kill()
-            time.sleep(0.2)
+            first = active_children()[0]
+            first.kill()
+            first.join()
 
     out = tmp_path / "both"
     with pytest.raises(ShoalError, match="has died") as told:

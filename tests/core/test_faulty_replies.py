@@ -187,7 +187,10 @@ class Liar:
         return altered(answer, way, ODD[odd])
 
 
-CASES = [(text, sizes) for text in METHODS for sizes in ((5, 3, 4), (4, 5)) if len(sizes) > 2 or talks(text)]
+CASES = [
+    *((text, (5, 3, 4)) for text in METHODS),
+    *(pytest.param(text, (4, 5), marks=pytest.mark.whole) for text in METHODS if talks(text)),
+]
 
 
 @pytest.mark.parametrize(("text", "sizes"), CASES, ids=lambda case: case if isinstance(case, str) else len(case))

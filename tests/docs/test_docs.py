@@ -135,6 +135,7 @@ def test_who_has_axes_is_not_told_to_install_what_finds_them():
     assert refusal.value.advice == "Write filters=True."
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_what_a_page_shows_is_what_comes_out(page, tmp_path):
     for block, printed in run_page((ROOT / page).read_text(), tmp_path):
@@ -142,6 +143,7 @@ def test_what_a_page_shows_is_what_comes_out(page, tmp_path):
             assert not differ(block.shown, printed), block.body
 
 
+@pytest.mark.whole
 def test_the_readme_shows_what_make_demo_prints(tmp_path):
     recipe = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
     command = recipe.split("$(SHOAL) ")[1].replace("\\\n", " ").strip()

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import choose_few
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
+from shoal.core.expression import parse_method
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Samples
 from shoal.engines.base import TrainingEngine
@@ -31,7 +33,7 @@ from shoal.engines.batched.torchscript import write_argument
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine, train_device
 from shoal.models import MODELS
-from shoal.parts import PRESETS
+from shoal.parts import PRESETS, find_shipped_parts
 from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import EngineChoice, choose_engine, parse_engine_choice
 from shoal.runs.recipe import Recipe
@@ -76,9 +78,13 @@ def agrees(*crews: TrainingEngine, tolerance: float = 1e-9, **recipe: Any) -> No
 
 
 # models ---------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("model", [m for m in MODELS if m != "lstm"])
+LARGE_MODELS = [m for m in MODELS if m.startswith(("vgg", "resnet"))]
+SMALL_MODELS = [m for m in MODELS if m not in LARGE_MODELS and m != "lstm"]
+
+
+@pytest.mark.parametrize("model", [*SMALL_MODELS, *(pytest.param(m, marks=pytest.mark.whole) for m in LARGE_MODELS)])
 def test_every_model_trains_alike(model):
-    large = any(model.startswith(name) for name in ("vgg", "resnet"))
+    large = model in LARGE_MODELS
     work = {"steps": "1", "batch": 6, "sample": 2} if large else {"steps": "3", "batch": 6, "sample": 3}
     agrees(*([] if large else [BatchedEngine(1)]), BatchedEngine(2), model=model, lr=0.001, **work)
 
@@ -287,7 +293,15 @@ def test_what_runs_out_of_memory_is_halved(error, monkeypatch, caplog):
         ends(BatchedEngine(4), rounds=1)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+def list_names(preset: str) -> set[str]:
+    return {part.name() for part in parse_method(preset, find_shipped_parts(), PRESETS).parts}
+
+
+FEW = ["fedavg", *choose_few((preset, list_names(preset), 1) for preset in PRESETS)]
+"""Presets that have all parts of all of them."""
+
+
+@pytest.mark.parametrize("preset", [*FEW, *(pytest.param(p, marks=pytest.mark.whole) for p in PRESETS if p not in FEW)])
 def test_every_preset_trains_lenet_alike(preset: str):
     agrees(BatchedEngine(3), model="lenet", method=preset, server_data="per-class:2", fleet="tiers")
 

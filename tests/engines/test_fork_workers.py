@@ -75,7 +75,7 @@ def opened_by(process: int) -> list[str]:
 
 
 def soon(condition: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 120
     while not condition() and time.monotonic() < limit:
         time.sleep(0.005)
     return condition()
@@ -252,7 +252,7 @@ class Sleeps(Part):
 
     def step(self, update, state, scored, local):
         if os.getpid() != self.parent:
-            time.sleep(60)
+            time.sleep(900)
         return update, state
 
 
@@ -271,7 +271,7 @@ def test_ctrl_c_ends_the_workers_at_once_and_the_pool_can_go_on():
     with pytest.raises(KeyboardInterrupt):
         first_round(Sleeps(os.getpid()), pool)
     thread.join()
-    assert len(seen) == 2 and all(map(gone, seen)) and time.monotonic() - began < 10
+    assert len(seen) == 2 and all(map(gone, seen)) and time.monotonic() - began < 300
     standing, _ = first_round(Raises(), pool)
     assert tree.is_same_tree(standing.params, course_of_fedavg(1))
     pool.close()
@@ -288,7 +288,7 @@ def test_workers_die_with_their_parent_and_do_not_hold_its_files(tmp_path):
         threading.Thread(target=first_round, args=(Sleeps(os.getpid()), pool), daemon=True).start()
         assert soon(lambda: all(worker.chunk is not None and worker.process for worker in pool.workers))
         far.send([worker.process for worker in pool.workers])
-        time.sleep(60)
+        time.sleep(900)
 
     process = FORK.Process(target=parent)
     process.start()
@@ -322,7 +322,7 @@ loop.engine.crew = PoolEngine(2, 2, SerialEngine)
 loop.play_round(loop.start(net), 0)
 print(*[worker.process for worker in loop.engine.crew.workers])
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
     assert len(ran.stdout.split()) == 2 and all(gone(int(process)) for process in ran.stdout.split())
 

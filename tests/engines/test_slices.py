@@ -37,8 +37,9 @@ class TwoUnits(Part):
         return {d: replace(p, kept=kept(d), level=self.level) for d, p in plans.items()}, state
 
 
-def test_a_part_of_levels_keeps_the_laws():
-    check_part(TwoUnits())
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.whole)])
+def test_a_part_of_levels_keeps_the_laws(whole):
+    check_part(TwoUnits(), whole)
 
 
 @pytest.mark.parametrize("crew", [SerialEngine, lambda: BatchedEngine(3)], ids=["serial", "batched"])

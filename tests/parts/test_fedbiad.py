@@ -57,13 +57,14 @@ def some_text(words: int = 30) -> tuple[Tensor, Tensor]:
     return text[:, :-1], text[:, 1:]
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.whole)])
 @pytest.mark.parametrize(
     "part",
     [FedBIAD(0.3, combining="literal"), FedBIAD(combining="fill", early=0), FedBIAD(s_tilde=0.1)],
     ids=str,
 )
-def test_laws_at_other_settings(part):
-    check_part(part)
+def test_laws_at_other_settings(part, whole):
+    check_part(part, whole)
 
 
 # patterns -------------------------------------------------------------------------------------------------------------

@@ -347,7 +347,7 @@ def browsed(address: str, place: Path, size: str, scheme: int) -> tuple[str, str
     own = [f"--user-data-dir={place / 'browser'}", f"--window-size={size}"]
     scheme_flag = f"--blink-settings=preferredColorScheme={scheme}"
     command = [browser, *flags.split(), *more.split(), *own, scheme_flag, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, done.stderr
 

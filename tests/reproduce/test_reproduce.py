@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covering import choose_few
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal import History, Recipe, ShoalError
 from shoal.cli.commands import run_command_line
+from shoal.core.expression import parse_method
 from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import draw_server_samples, draw_withheld_samples
+from shoal.parts import PRESETS, find_shipped_parts
 from shoal.reproduce.figures import (
     NEVER,
     Figure,
@@ -122,7 +125,27 @@ def test_a_shipped_table_has_the_rows_of_the_paper(name):
                 assert table.make_recipe(column, row, "full", {}).rounds == ROUNDS[table.paper]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def list_runs(name: str) -> list[Recipe]:
+    """The runs of a shipped table in its smallest size."""
+    table = read_table(name)
+    cells = [(column, row) for column in table.columns for row in table.rows if row.find_expression(column)]
+    return [table.make_recipe(column, row, "smoke", {}) for column, row in cells]
+
+
+def list_traits(name: str) -> set[tuple[str, str]]:
+    """What the runs of a table try: parts, models, data sets, splits, fleets, and the table's paper."""
+    found = {("paper", read_table(name).paper)}
+    for recipe in list_runs(name):
+        found |= {("part", part.name()) for part in parse_method(recipe.method, find_shipped_parts(), PRESETS).parts}
+        found |= {(key, getattr(recipe, key).partition(":")[0]) for key in ("model", "data", "split", "fleet")}
+    return found
+
+
+FEW = choose_few((name, list_traits(name), max(1, len(list_runs(name)))) for name in NAMES)
+WHOLE = [pytest.param(name, marks=pytest.mark.whole) for name in NAMES if name not in FEW]
+
+
+@pytest.mark.parametrize("name", [*FEW, *WHOLE])
 def test_a_shipped_table_runs_without_data(name):
     sheet = reproduce_table(name, "smoke")
     assert sheet.remarks[0] == MEANINGLESS

@@ -291,9 +291,9 @@ def started(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[str, str]]:
 
 
 def test_a_program_that_is_killed_says_how_to_go_on_when_it_is_started_again(tmp_path, started):
-    words = ("80", "runs/x")
+    words = ("300", "runs/x")
     process = subprocess.Popen([sys.executable, "train.py", *words], cwd=tmp_path)
-    history, limit = tmp_path / "runs/x/history.jsonl", time.monotonic() + 60
+    history, limit = tmp_path / "runs/x/history.jsonl", time.monotonic() + 180
     while not history.exists() or history.read_bytes().count(b"\n") < 5:
         assert process.poll() is None and time.monotonic() < limit, "the run ended before it could be killed"
         time.sleep(0.001)
@@ -305,7 +305,7 @@ def test_a_program_that_is_killed_says_how_to_go_on_when_it_is_started_again(tmp
     assert said.startswith("16 no-data: runs/x used data and a model")
     assert "Call shoal.resume('runs/x', data=..., model=...) in a program" in said
     went_on, problem = started("again")
-    assert went_on == started("80", "runs/whole")[0] != "" and not problem
+    assert went_on == started("300", "runs/whole")[0] != "" and not problem
 
 
 def test_a_recipe_alone_does_not_bring_the_data_back(tmp_path, started):

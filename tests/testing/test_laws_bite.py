@@ -1,5 +1,6 @@
-"""The laws catch what they are there for: each planted fault is found."""
+"""The laws catch what they are there for: each planted fault is found, also in the few runs that `make test` makes."""
 
+import os
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -8,7 +9,15 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.testing.laws import check_part, check_resumes_exactly
+from shoal.engines.base import Task
+from shoal.engines.batched.engine import engine, step
+from shoal.engines.batched.inputs import StepInputs
+from shoal.engines.batched.slot import DeviceSlot
+from shoal.engines.batched.stack import DeviceStack
+from shoal.engines.workers import fork_worker
+from shoal.testing.laws import check_engines_agree, check_part, check_resumes_exactly
+
+each_form = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.whole)])
 
 
 @dataclass(frozen=True)
@@ -119,9 +128,10 @@ class GrowsState(Part):
     ],
     ids=lambda p: p.name() if isinstance(p, Part) else "",
 )
-def test_a_planted_fault_is_found(part, found):
+@each_form
+def test_a_planted_fault_is_found(part, found, whole):
     with pytest.raises((AssertionError, ShoalError), match=found):
-        check_part(part)
+        check_part(part, whole)
 
 
 def test_a_secret_is_also_missed_after_a_resume():
@@ -129,8 +139,9 @@ def test_a_secret_is_also_missed_after_a_resume():
         check_resumes_exactly(KeepsSecrets())
 
 
-def test_expanded_tensors_count_as_what_would_travel():
-    check_part(HidesBytes())
+@each_form
+def test_expanded_tensors_count_as_what_would_travel(whole):
+    check_part(HidesBytes(), whole)
 
 
 def test_a_wrong_ledger_is_found(monkeypatch):
@@ -144,3 +155,124 @@ def test_a_wrong_ledger_is_found(monkeypatch):
     )
     with pytest.raises(AssertionError, match="ledger"):
         check_bytes_are_what_travels(replace(NotNeutral()))
+
+
+# engines --------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Busy(Part):
+    """Draws in every step, keeps a state in the local run and a memory on the device, and trains with all of them."""
+
+    def init_device(self, params):
+        return {"last": {k: torch.zeros_like(p) for k, p in params.items()}}
+
+    def begin(self, params, memory, device):
+        return params, {"mean": {k: memory["last"][k] for k in device.net.trainable}}
+
+    def draw(self, generator, device, step):
+        return {"noise": torch.rand((), generator=generator, dtype=device.net.dtype)}
+
+    def step(self, update, state, scored, local):
+        mean = {k: 0.5 * state["mean"][k] + u * local.draws["noise"] for k, u in update.items()}
+        return mean, {"mean": mean}
+
+    def end(self, params, state, memory, device):
+        return params, {"last": memory["last"] | state["mean"]}
+
+
+def count_padding(patch):
+    honest = StepInputs.build_table
+
+    def table(self, total, even):
+        rows, *rest = honest(self, total, even)
+        return [rows, *rest] if even else [rows, torch.ones_like(rest[0]), *rest[1:]]
+
+    patch.setattr(StepInputs, "table", table)
+
+
+def move_idle_lanes(patch):
+    patch.setattr(step, "gated", lambda live, new, old: new)
+
+
+def gate_parameters_alone(patch):
+    honest = step.gated
+    patch.setattr(step, "gated", lambda live, new, old: honest(live, new, old)._replace(states=new.states))
+
+
+def swap_draws(patch):
+    honest = StepInputs.stack_step_draws
+    patch.setattr(StepInputs, "lanes", lambda self, drawn: honest(self, drawn[::-1]))
+
+
+def swap_memories(patch):
+    def swap(done):
+        return [one._replace(memory=other.memory) for one, other in zip(done, done[::-1])]
+
+    honest = engine.Batched.train
+    patch.setattr(engine.Batched, "train", lambda self, tasks: swap(honest(self, tasks)))
+
+
+def lose_last_chunk(patch):
+    def lose(done):
+        return done if len(done) > 1 else [one._replace(memory={}) for one in done]
+
+    honest = engine.Batched.together
+    patch.setattr(engine.Batched, "together", lambda self, *given: lose(honest(self, *given)))
+
+
+def spoil_programs_of_one(patch):
+    honest = DeviceStack.apply_memory_format
+    patch.setattr(DeviceStack, "laid", lambda self, tensor: honest(self, tensor) * (1 if tensor.dim() < 2 else 1.001))
+
+
+def count_too_much(patch):
+    honest = vars(DeviceSlot)["macs"]
+    patch.setattr(DeviceSlot, "macs", property(lambda self: honest.fget(self) + 1))
+
+
+def forget_in_workers(patch):
+    patch.setattr(fork_worker, "Task", lambda site, job, memory: Task(site, job, {}))
+
+
+FAULTS = [
+    count_padding,
+    move_idle_lanes,
+    gate_parameters_alone,
+    swap_draws,
+    swap_memories,
+    lose_last_chunk,
+    spoil_programs_of_one,
+    count_too_much,
+    forget_in_workers,
+]
+
+
+@each_form
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_of_an_engine_is_found(plant, whole, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="on another"):
+        check_engines_agree(Busy(), whole)
+
+
+@each_form
+def test_without_a_fault_none_is_found(whole):
+    check_engines_agree(Busy(), whole)
+
+
+def test_the_few_runs_meet_padding_idle_lanes_chunks_and_workers_at_once(monkeypatch):
+    seen, started = [], []
+
+    class Watched(DeviceStack):
+        def __init__(self, *given):
+            super().__init__(*given)
+            seen.append(self)
+
+    fork = os.fork
+    monkeypatch.setattr(engine, "Cohort", Watched)
+    monkeypatch.setattr(os, "fork", lambda: started.append(fork()) or started[-1])
+    check_engines_agree(Busy(), whole=False)
+    wide = [cohort for cohort in seen if cohort.width > 1]
+    assert any(min(member.sizes) < cohort.batch for cohort in wide for member in cohort.members)
+    assert any(len({member.steps for member in cohort.members}) > 1 for cohort in wide)
+    assert len({cohort.width for cohort in seen}) > 1
+    assert len(started) == 2

@@ -45,6 +45,8 @@ class SmokeSetup:
     lr: float = 0.1
     sizes: tuple[int, int] = (5, 3)
     """How many samples the two devices have."""
+    kind: str = ""
+    """Runs of one kind share programs: they have the same model and parts, and these very samples."""
 
     def copy_net(self) -> Net:
         """The model, apart from the one of the run: a part may forget to copy what it changes."""
@@ -110,7 +112,7 @@ def build_tiny_run(
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
         return Samples(setting.inputs, setting.targets, index)
 
-    site = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples)
+    site = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples, kind=setting.kind)
     loop = Loop(
         method,
         LocalDevices(site, DeviceMemory(memory, place=net.place), crew or SerialEngine()),
