@@ -1,4 +1,4 @@
-"""Which laws ran for which parts on which engines: `pytest -p law_table tests/testing/test_laws.py`, also with `-m whole`."""
+"""Which laws ran for which parts on which engines: `pytest -p law_table tests/testing`, also with `-m whole`."""
 
 from collections import Counter, defaultdict
 
