@@ -144,7 +144,7 @@ def test_masked_and_sliced_models_are_the_same(make):
     y = torch.randint(0, net.classes, (6,), generator=generator)
     cut = net.slicer.take(net.initial, plan)
     masked = net.slicer.place(cut, net.initial, plan)
-    torch.testing.assert_close(net.apply(masked, x)[0], small.apply(cut, x)[0])
+    torch.testing.assert_close(net.forward(masked, x)[0], small.forward(cut, x)[0])
     covers = {k: net.slicer.covered(k, masked[k], plan) for k in masked}
     masks = {k: m.double() for k, m in covers.items() if m is not None}
     lr = {"lr": torch.tensor(0.1, dtype=torch.float64)}

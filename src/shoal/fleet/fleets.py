@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.streams import RandomStreams
+from shoal.core.types import Fleet
 from shoal.fleet.profile import DeviceProfile
 from shoal.fleet.trace import TraceFleet
 
@@ -61,17 +61,17 @@ class TierFleet:
 class IntermittentFleet:
     """Any fleet whose devices are there in a round only with the chance P: ?P behind its text, as in 5g?0.8."""
 
-    inner: Any
+    inner: Fleet
     streams: RandomStreams
     devices: int
     chance: float
 
     def get_profile(self, device: int, round: int) -> DeviceProfile:
-        return self.inner.profile(device, round)
+        return self.inner.get_profile(device, round)
 
     def get_available_mask(self, round: int) -> np.ndarray | None:
         there = self.streams.make_numpy_generator("available", round).random(self.devices) < self.chance
-        before = self.inner.available(round)
+        before = self.inner.get_available_mask(round)
         return there if before is None else there & before
 
 
