@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any, TypeAlias
 
+from shoal.core.fleet_protocol import DeviceTimes, Fleet
 from shoal.core.model.net import Net
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, DeviceTimes, Fleet, Job, Outcome
+from shoal.core.types import SERVER, Job, Outcome
 from shoal.core.wire import Message
 
 Row: TypeAlias = dict[str, Any]

@@ -6,48 +6,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
 from shoal.core.compose import Method
+from shoal.core.device_host import DeviceHost
 from shoal.core.errors import ShoalError
 from shoal.core.exchange import Exchange
 from shoal.core.faulty_replies import use_without_culprits
+from shoal.core.fleet_protocol import Fleet
 from shoal.core.ledger import Deadlines, Row, compute_round_cost, count_bytes_by_blocks, simulate_device_times
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.model.plan import WHOLE_MODEL, Plan
+from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
-from shoal.core.server_state import EnrolmentCard, EnrolmentRegister, MissingEnrolment, ServerState
+from shoal.core.server_state import EnrolmentRegister, MissingEnrolment, ServerState
 from shoal.core.server_update import ServerUpdate, update_with_usable
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Fleet, Job, Optimiser, Outcome, Roster, Round, Samples, Work
+from shoal.core.types import SERVER, Job, Optimiser, Outcome, Roster, Round, Samples, Work
 
 log = logging.getLogger("shoal")
-
-
-class DeviceHost(Protocol):
-    """Where devices train; the only thing that differs between a laptop, a cluster and real devices."""
-
-    def fit(self, jobs: Sequence[Job]) -> list[Outcome]: ...
-
-    def train_on_server(self, params: Params, work: Work, number: int) -> Params:
-        """Where the server's own training takes these parameters; no part has a say in it."""
-        ...
-
-    def enrol(self, devices: Sequence[int]) -> dict[int, EnrolmentCard]: ...
-
-    def forget(self, devices: Sequence[int]) -> None:
-        """Their answers were of no use: they remember what they did before this round."""
-        ...
-
-    def resize(self, net: Net, plan: Plan) -> None: ...
-
-    @property
-    def is_untrusted(self) -> bool:
-        """Whether devices are elsewhere, so that what they say may be anything."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

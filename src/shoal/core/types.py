@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.fleet_protocol import Fleet
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import RandomStreams, part_stream_name
@@ -174,34 +175,6 @@ class Optimiser:
     weight_decay: float = 0.0
     clip: float = 0.0
     """The largest norm of a gradient; 0 for no bound."""
-
-
-class DeviceTimes(NamedTuple):
-    """Simulated seconds of a device in a round."""
-
-    down: float
-    compute: float
-    up: float
-
-    @property
-    def total(self) -> float:
-        return self.down + self.compute + self.up
-
-
-class DeviceCapability(Protocol):
-    """What one device can do: how long, and how many joules, from bytes and multiply-accumulates."""
-
-    def estimate_times(self, down: int, macs: int, up: int) -> DeviceTimes: ...
-
-    def estimate_joules(self, down: int, macs: int, up: int) -> float: ...
-
-
-class Fleet(Protocol):
-    """What all devices can do, round by round, and which of them are there (None: all)."""
-
-    def get_profile(self, device: int, round: int) -> DeviceCapability: ...
-
-    def get_available_mask(self, round: int) -> np.ndarray | None: ...
 
 
 class Roster(Protocol):

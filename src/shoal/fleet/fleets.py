@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.fleet_protocol import Fleet
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Fleet
 from shoal.fleet.profile import DeviceProfile
 from shoal.fleet.trace import TraceFleet
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from shoal.core.types import DeviceTimes
+from shoal.core.fleet_protocol import DeviceTimes
 
 
 @dataclass(frozen=True)
