@@ -5,9 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
-from shoal.core.local.device import LocalTraining, TrainingSetup, finish_training, prepare_training
+from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_training
 from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
+from shoal.core.local.result import finish_training
 from shoal.core.local.step import LocalState, advance, compute_autograd_gradient
 from shoal.engines.base import Task, TaskResult
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
 from shoal.core.errors import ShoalError, describe_error
-from shoal.core.local.device import encode_result
+from shoal.core.local.result import encode_result
 from shoal.core.model import tree
 from shoal.engines.base import Task, TaskResult
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.local.device import LocalResult, TrainingSetup, end_training
+from shoal.core.local.device import TrainingSetup
+from shoal.core.local.result import LocalResult, end_training
 from shoal.core.local.step import LocalState
 from shoal.core.model import tree
 from shoal.engines.batched.hyperparams import Hyperparam, read_hyperparams
