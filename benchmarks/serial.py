@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core.model.net import copy_module
+from shoal.core.model.module_copy import copy_module
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.models import build_model
 from shoal.runs.build import assemble_run

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from shoal.core.model.feature_maps import TrackPoolingInputs
-from shoal.core.model.net import Net, copy_module
+from shoal.core.model.module_copy import copy_module
+from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 
 TRIAL_UNITS = 8

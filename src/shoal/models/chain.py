@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from shoal.core.model.net import Net, make_output_rows
-from shoal.core.model.plan import Axis, Block, Cut
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Block, Cut, make_output_rows
 
 
 def build_chain(layers: Iterable[tuple[str, nn.Module]], input_shape: tuple[int, ...], classes: int) -> Net:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.net import Net, make_output_rows
-from shoal.core.model.plan import Axis, Block, Cut
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Block, Cut, make_output_rows
 
 
 class LSTM(nn.Module):

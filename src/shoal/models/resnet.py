@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from shoal.core.model.net import Net, make_output_rows
-from shoal.core.model.plan import Axis, Block, Cut
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Axis, Block, Cut, make_output_rows
 from shoal.models.image_input import check_image_shape
 
 Norm = Callable[[int], nn.Module]

@@ -16,7 +16,8 @@ from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_traini
 from shoal.core.local.step import StepContext
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.model import tree
-from shoal.core.model.net import Net, copy_module
+from shoal.core.model.module_copy import copy_module
+from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Axis, Block, Cut
 from shoal.core.part import Part
 from shoal.core.return_checks import broken_rule_error

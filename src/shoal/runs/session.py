@@ -11,7 +11,8 @@ from torch import nn
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import delay_signals, stop_error, stop_on_sigterm
 from shoal.core.ledger import Row
-from shoal.core.model.net import Net, copy_module
+from shoal.core.model.module_copy import copy_module
+from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.round import PendingRound
 from shoal.core.server_state import ServerState

@@ -1,6 +1,8 @@
 """What a layer reads, as it was before pooling and flattening: the maps that filters are judged by."""
 
-from torch import Tensor
+from collections.abc import Callable
+
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 INPUT_TAP_PREFIX = "into "
@@ -29,3 +31,12 @@ class TrackPoolingInputs(TorchFunctionMode):
 def find_unpooled_map(x: Tensor) -> Tensor:
     """The maps that a tensor was pooled, flattened or cut from; itself where it was not."""
     return getattr(x, SOURCE_ATTRIBUTE, x)
+
+
+def make_input_hook(cell: list[dict], name: str) -> Callable[..., None]:
+    """A hook that notes what a layer is given in its first call."""
+
+    def record_input(_layer: nn.Module, args: tuple, named: dict) -> None:
+        cell[0].setdefault(name, find_unpooled_map(args[0] if args else next(iter(named.values()))))
+
+    return record_input

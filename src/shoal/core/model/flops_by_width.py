@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shoal.core.model.module_copy import copy_module
 from shoal.core.model.plan import Plan
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ class FlopsByWidth:
     """Multiply-accumulates of one sample, as a polynomial of the second degree around the full widths."""
 
     def __init__(self, net: "Net"):
-        from shoal.core.model.net import copy_module
-
         self.net = replace(net, module=copy_module(net).to("meta"))
         self.full = self.count_cut_model({})
         sizes = {axis.name: axis.size for axis in net.axes}

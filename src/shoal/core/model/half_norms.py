@@ -1,5 +1,7 @@
 """Normalisation in half precision: statistics and scaling in float32, whatever the layers around it compute in."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,3 +27,10 @@ class Float32Norms(TorchFunctionMode):
             if func in BATCH_NORMS or (func in LAYER_NORMS and x.device.type == "cpu"):
                 return func(x.float(), *args[1:], **(kwargs or {})).to(x.dtype)
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def use_half_precision(place: str) -> Iterator[None]:
+    """Layers compute in bfloat16 where torch's autocast lets them, norms in float32."""
+    with torch.autocast(place, torch.bfloat16, cache_enabled=False), Float32Norms():
+        yield

@@ -6,7 +6,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.net import Net, copy_module
+from shoal.core.model.module_copy import copy_module
+from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 
 

@@ -1,22 +1,21 @@
 """A model as a function of its tensors: run it with any parameters, look at any layer, count what a pass costs."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, find_unpooled_map
+from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, make_input_hook
 from shoal.core.model.flops import count_macs
-from shoal.core.model.half_norms import Float32Norms
+from shoal.core.model.half_norms import use_half_precision
+from shoal.core.model.module_copy import copy_module, update_layer_sizes
 from shoal.core.model.name_checks import check_net_names
-from shoal.core.model.plan import Axis, Block, Cut, Plan, Slicer
+from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
 from shoal.core.model.tree import Params
 
 
@@ -230,71 +229,3 @@ class Net:
                 else:
                     note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
                     layer.register_forward_hook(note)
-
-
-def make_input_hook(cell: list[dict], name: str) -> Callable[..., None]:
-    """A hook that notes what a layer is given in its first call."""
-
-    def record_input(_layer: nn.Module, args: tuple, named: dict) -> None:
-        cell[0].setdefault(name, find_unpooled_map(args[0] if args else next(iter(named.values()))))
-
-    return record_input
-
-
-@contextmanager
-def use_half_precision(place: str) -> Iterator[None]:
-    """Layers compute in bfloat16 where torch's autocast lets them, norms in float32."""
-    with torch.autocast(place, torch.bfloat16, cache_enabled=False), Float32Norms():
-        yield
-
-
-def count_row_units(rows: Axis, params: Params) -> int:
-    """How many units rows have with these tensors."""
-    cut = rows.cuts[0]
-    return params[cut.tensor].shape[cut.dim] // (cut.span * cut.copies)
-
-
-def make_output_rows(layer: str, classes: int, bias: bool = True) -> Axis:
-    """The rows of the last layer, one for each class."""
-    keys = ("weight", "bias") if bias else ("weight",)
-    return Axis(f"{layer}:output", classes, tuple(Cut(f"{layer}.{key}", 0) for key in keys))
-
-
-def copy_module(net: Net) -> nn.Module:
-    """A copy of the template with its first tensors and without the hooks."""
-    for holder, key, name in net._slots:
-        holder[key] = net.initial[name]
-    module = deepcopy(net.module)
-    for layer in module.modules():
-        layer._forward_hooks.clear()
-        layer._forward_pre_hooks.clear()
-    trainable = set(net.trainable)
-    for prefix, layer in module.named_modules():
-        for key, value in layer._parameters.items():
-            if value is not None:
-                name = f"{prefix}.{key}" if prefix else key
-                layer._parameters[key] = nn.Parameter(value.detach(), name in trainable)
-    return module
-
-
-def update_layer_sizes(layer: nn.Module) -> None:
-    """Correct the numbers a layer keeps about itself after its tensors were cut."""
-    match layer:
-        case nn.Linear():
-            layer.out_features, layer.in_features = layer.weight.shape
-        case _ConvNd():
-            if layer.groups == layer.in_channels == layer.out_channels:
-                layer.groups = len(layer.weight) // layer.weight.shape[1]
-            own, other = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
-            layer.out_channels, layer.in_channels = (other, own) if layer.transposed else (own, other)
-        case nn.Embedding():
-            layer.num_embeddings, layer.embedding_dim = layer.weight.shape
-        case nn.RNNBase():
-            layer.input_size = layer.get_parameter("weight_ih_l0").shape[1]
-            if not layer.proj_size:
-                layer.hidden_size = layer.get_parameter("weight_hh_l0").shape[1]
-        case nn.PReLU():
-            layer.num_parameters = len(layer.weight)
-        case _NormBase():
-            told = layer.running_mean if layer.weight is None else layer.weight
-            layer.num_features = layer.num_features if told is None else len(told)

@@ -178,3 +178,15 @@ def expand_unit_indices(units: Tensor, axis: Axis, cut: Cut) -> Tensor:
     inner = (units[:, None] * cut.span + torch.arange(cut.span, device=units.device)).flatten()
     outer = torch.arange(cut.copies, device=units.device)[:, None] * (axis.size * cut.span)
     return (outer + inner).flatten()
+
+
+def count_row_units(rows: Axis, params: Params) -> int:
+    """How many units rows have with these tensors."""
+    cut = rows.cuts[0]
+    return params[cut.tensor].shape[cut.dim] // (cut.span * cut.copies)
+
+
+def make_output_rows(layer: str, classes: int, bias: bool = True) -> Axis:
+    """The rows of the last layer, one for each class."""
+    keys = ("weight", "bias") if bias else ("weight",)
+    return Axis(f"{layer}:output", classes, tuple(Cut(f"{layer}.{key}", 0) for key in keys))
