@@ -1,4 +1,4 @@
-"""What happens on a device around its training: decode, data, begin ... end, measure, encode."""
+"""A device before its first local step: decode what was sent, choose data, draw batches, `begin` of each part."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,11 @@ from shoal.core.types import SERVER, Device, Job, Optimiser, Samples
 from shoal.core.wire import CodecLink
 
 PERSONAL_KEY = ".personal"
-"""Where a device keeps its personal tensors; no part can have that name."""
+"""The key of personal tensors in a device's memory; the dot keeps it apart from names of parts."""
 
 
 class Augmenter(Protocol):
-    """Changes images by chance: what is drawn for each, how many tensors that is, and what is done with it."""
+    """Random changes of images. `count` is the number of tensors that `draw` returns and `transform_images` takes."""
 
     @property
     def count(self) -> int: ...
@@ -38,25 +38,25 @@ class Augmenter(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TrainingSetup:
-    """All that devices of a run have in common and that does not change from round to round."""
+    """What all devices of a run share and what changes only when the model is pruned: method, net, optimiser, data."""
 
     method: Method
     net: Net
     streams: RandomStreams
     optimiser: Optimiser
     samples: Callable[[int], Samples]
-    """A device's own samples; the server's for the pseudo-device."""
+    """Device number -> its training samples; the server's for the number `SERVER`."""
     augment: Augmenter | None = None
     tally: FlopCache = field(default_factory=FlopCache)
     kind: str = ""
-    """Sites of the same kind have the same model, apart from its numbers; without a name, no other site has."""
+    """Setups of the same kind have the same model apart from the values of its tensors; "": no other setup has."""
 
     @property
     def rule(self) -> StepRule:
         return StepRule(self.net, self.method, self.optimiser)
 
     def enrol(self, device: int) -> dict[str, Tensor]:
-        """What a device tells about itself at first contact."""
+        """The enrolment card of a device: named tensors that it sends once, when it is first asked."""
         card: dict[str, Tensor] = {}
         for part in self.method.parts_at("enrol"):
             card = part.enrol(card, self.samples(device), self.net)
@@ -65,7 +65,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True, eq=False)
 class LocalTraining:
-    """One device in one round, ready to train."""
+    """One device in one round, ready for its first local step."""
 
     job: Job
     device: Device
@@ -74,22 +74,23 @@ class LocalTraining:
     context: StepContext
     rows: BatchSchedule
     got: dict[str, dict]
-    """By part, what came beside the model; of it, steps see all but the requests."""
+    """By part: the tensors that its `send` put beside the model, requests included."""
     macs: int
-    """Multiply-accumulates of what ran before training."""
+    """Multiply-accumulates spent at `begin`."""
 
     def device_for_part(self, part: str) -> Device:
+        """The device as this part may see it: with the part's own random stream and what was sent to it."""
         return replace(self.device, part=part, got=self.got.get(part, {}))
 
     @cached_property
     def cost_key(self) -> tuple:
-        """What the cost of a step depends on, beside the number of samples: the masks, and what came with the model."""
+        """What the cost of a step depends on beside the batch size: the masks, and the shapes of what was sent."""
         return make_mask_key(self.job.plan), tree.outline_tree(self.context.got) if any(
             self.context.got.values()
         ) else ()
 
     def context_at_step(self, step: int, draws: dict[str, dict[str, Tensor]]) -> StepContext:
-        """What surrounds one step of this visit."""
+        """The context of one local step, with its number, its epoch and what parts drew for it."""
         if self.device.net.place.type != "cpu":
             draws = tree.map_tensors(lambda t: t.to(self.device.net.place), draws)
         numbers = self._placed_numbers | {
@@ -100,43 +101,43 @@ class LocalTraining:
 
     @cached_property
     def _placed_numbers(self) -> dict[str, Tensor]:
-        """The visit's numbers where the model is."""
+        """lr, steps and size, on the compute device of the model."""
         return {k: v.to(self.device.net.place) for k, v in self.context.numbers.items()}
 
     @cached_property
     def _step_numbers(self) -> tuple[Tensor, ...]:
-        """0, 1, 2, ... as tensors."""
+        """0, 1, 2, ... as tensors of no dimension, so that steps need not make them."""
         net = self.device.net
         return torch.arange(len(self.rows), dtype=net.dtype, device=net.place).unbind()
 
 
-def prepare_training(site: TrainingSetup, job: Job, memory: dict[str, Tree]) -> LocalTraining:
-    """decode -> data -> begin."""
-    net, method = site.net, site.method
-    anchor, covered, got = receive_model(site, job, memory)
+def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> LocalTraining:
+    """decode -> data -> begin: what the device trains from, on which batches, with which states of parts."""
+    net, method = setup.net, setup.method
+    anchor, covered, got = receive_model(setup, job, memory)
     numbers = {"lr": make_scalar(job.work.lr, net.dtype)}
     device = Device(
         job.device,
         job.round,
-        site.samples(job.device),
+        setup.samples(job.device),
         net,
         numbers,
         anchor,
         covered,
         {},
         job.plan,
-        site.streams,
+        setup.streams,
         "",
     )
     macs = 0
     for part in method.parts_at("data"):
-        own = replace(device, part=part.name(), got=got.get(part.name(), {}), shared=site.samples(SERVER) or None)
-        known = memory[part.name()] if part.name() in memory else part.init_device(anchor)
-        device = replace(device, samples=part.data(device.samples, known, own))
+        view = replace(device, part=part.name(), got=got.get(part.name(), {}), shared=setup.samples(SERVER) or None)
+        part_memory = memory[part.name()] if part.name() in memory else part.init_device(anchor)
+        device = replace(device, samples=part.data(device.samples, part_memory, view))
     rows = make_schedule(
         device.samples.index,
         job.work,
-        site.streams.make_torch_generator("batches", job.round, job.device),
+        setup.streams.make_torch_generator("batches", job.round, job.device),
         net.mixes_batch,
     )
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):
@@ -144,36 +145,39 @@ def prepare_training(site: TrainingSetup, job: Job, memory: dict[str, Tree]) -> 
 
     params, states, memory = anchor, {}, dict(memory)
     for part in method.parts:
-        name, made, first = part.name(), [(params, {})], part.name() not in memory
-        if first:
+        name, results, is_first = part.name(), [(params, {})], part.name() not in memory
+        if is_first:
             memory[name] = part.init_device(anchor)
         if part.acts_at("begin"):
-            own = replace(device, part=name, got=got.get(name, {}))
-            key = (name, "begin", first, len(device.samples), len(rows), make_mask_key(job.plan), frozenset(own.got))
-            macs += site.tally.run_and_count(key, lambda: made.append(part.begin(params, memory[name], own)))
-        params, states[name] = made[-1]
+            view = replace(device, part=name, got=got.get(name, {}))
+            sizes = len(device.samples), len(rows)
+            key = (name, "begin", is_first, *sizes, make_mask_key(job.plan), frozenset(view.got))
+            macs += setup.tally.run_and_count(key, lambda: results.append(part.begin(params, memory[name], view)))
+        params, states[name] = results[-1]
     mask = make_training_mask(net, job.plan, anchor)
-    scene = StepContext(
+    context = StepContext(
         anchor, {part: drop_requests(got[part]) for part in method.stepping_parts if part in got}, numbers, {}, mask
     )
-    return LocalTraining(job, device, memory, site.rule.init_state(params, states), scene, rows, got, macs)
+    return LocalTraining(job, device, memory, setup.rule.init_state(params, states), context, rows, got, macs)
 
 
-def receive_model(site: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:
-    """The parameters as they arrived at full shape, what of them arrived, and what lay beside."""
-    net = site.net
-    like, codecs = net.initial, site.method.codecs_for("down")
+def receive_model(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:
+    """What arrived: parameters at full shape, which elements of them (where not all), and, by part, what came beside."""
+    net = setup.net
+    like, codecs = net.initial, setup.method.codecs_for("down")
     message = (
-        wire.decode_message(job.message, codecs, make_device_link(site, job, "down"), memory) if codecs else job.message
+        wire.decode_message(job.message, codecs, make_device_link(setup, job, "down"), memory)
+        if codecs
+        else job.message
     )
     values, covered, got = wire.open_message(message, like, job.plan, net.slicer)
-    own = memory.get(PERSONAL_KEY, {})
+    personal = memory.get(PERSONAL_KEY, {})
     anchor = {}
     for name, value in like.items():
         if name in values:
             anchor[name] = values[name]
         elif net.roles.get(name) == "personal":
-            anchor[name] = own.get(name, value)
+            anchor[name] = personal.get(name, value)
         else:
             anchor[name] = torch.zeros_like(value)
             covered[name] = torch.zeros_like(value, dtype=torch.bool)
@@ -181,25 +185,29 @@ def receive_model(site: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tup
 
 
 def drop_requests(got: dict) -> dict:
-    """What a part's steps can use: a request is for `begin`, `end` and `measure`, and makes no step another one."""
+    """What was sent to a part without its requests (boolean scalars).
+
+    Requests are for `begin`, `end` and `measure`; steps do not see them, so that they stay the same for all devices.
+    """
     return {k: v for k, v in got.items() if not (isinstance(v, Tensor) and v.dtype == torch.bool and v.dim() == 0)}
 
 
 @lru_cache(4096)
 def make_scalar(value: float, dtype: torch.dtype) -> Tensor:
-    """A number as a tensor; nobody writes to it, so devices may share it."""
+    """A number as a tensor. It is cached and shared between devices: nobody may write to it."""
     return torch.tensor(value, dtype=dtype)
 
 
 def make_training_mask(net: Net, plan: Plan, like: Params) -> Params:
-    """A mask for every tensor that a plan trains only in part."""
+    """By tensor, 1 where the plan trains and 0 elsewhere; tensors that are trained whole have no entry."""
     if not plan:
         return {}
     masks = {k: net.slicer.covered_mask(k, like[k], plan) for k in net.trainable}
     return {k: m.to(like[k].dtype) for k, m in masks.items() if m is not None}
 
 
-def make_device_link(site: TrainingSetup, job: Job, direction: str) -> CodecLink:
-    net, where = site.net, (job.device, job.round, job.plan)
+def make_device_link(setup: TrainingSetup, job: Job, direction: str) -> CodecLink:
+    """The device's end of the link to the server, for codecs of this direction ("up" or "down")."""
+    net, where = setup.net, (job.device, job.round, job.plan)
     trained = frozenset(net.trainable)
-    return CodecLink(direction, *where, net.slicer, site.streams, net.initial, trained, blocks=net.names_by_block)
+    return CodecLink(direction, *where, net.slicer, setup.streams, net.initial, trained, blocks=net.names_by_block)

@@ -1,8 +1,8 @@
-"""What layers do by themselves in training, brought under control: the masks of dropout, the statistics of batch norm.
+"""Dropout with given random numbers, and batch norm that ignores padding: overrides of torch's own functions.
 
-Dropout layers draw from torch's global generator, and batch norm counts padding as samples. Inside `Chance` the first
-get their uniform numbers from outside, and the second looks at the weights of the samples; so a device trains to the
-same numbers alone, beside others, and with padding. It works on calls and not on classes, for any module.
+Dropout layers draw from torch's global generator, and batch norm counts padded samples. Inside `LayerOverrides` dropout
+gets its uniform numbers from the caller, and batch norm weighs samples, so that a device trains to the same numbers
+alone, batched with others, and with padding. Calls of functions are overridden, not classes, so any module works.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 UniformDraw = Callable[[torch.Size], Tensor]
+"""Shape -> uniform numbers in [0, 1)."""
 
 
 class LayerOverrides(TorchFunctionMode):
-    """Answers the calls of layers while it is entered."""
+    """While it is entered, calls in `OVERRIDES` go to its methods; one that returns None leaves the call to torch.
+
+    `uniform` draws the numbers of dropout (None: torch's own dropout); `weight` is 1 for samples and 0 for padding
+    (None: torch's own batch norm).
+    """
 
     def __init__(self, uniform: UniformDraw | None, weight: Tensor | None = None):
         super().__init__()
@@ -26,9 +31,9 @@ class LayerOverrides(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         if func in OVERRIDES:
-            answer = OVERRIDES[func](self, *args, **(kwargs or {}))
-            if answer is not None:
-                return answer
+            output = OVERRIDES[func](self, *args, **(kwargs or {}))
+            if output is not None:
+                return output
         return func(*args, **(kwargs or {}))
 
     def apply_dropout(
@@ -39,10 +44,11 @@ class LayerOverrides(TorchFunctionMode):
     def apply_channel_dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor | None:
-        """Whole channels of a sample at once."""
+        """Dropout of whole channels: one number for each sample and channel."""
         return self._drop_units(input, input.shape[:2] + (1,) * (input.dim() - 2), p, training)
 
     def _drop_units(self, x: Tensor, shape: torch.Size, p: float, training: bool) -> Tensor | None:
+        """0 where u < p, else x / (1 - p), with u drawn in `shape` and broadcast."""
         if self.uniform is None or not training or not 0 < p < 1:
             return None
         return torch.where(self.uniform(shape).to(x.device) < p, 0.0, x / (1 - p))
@@ -58,24 +64,24 @@ class LayerOverrides(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor | None:
-        """Mean and variance over the samples that count."""
+        """Batch norm in training with mean and variance over the samples of weight 1, not over padding."""
         x = input
         if self.weight is None or not training or len(self.weight) != len(x):
             return None
-        column = (1, -1) + (1,) * (x.dim() - 2)
-        counts = self.weight.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
-        others = [d for d in range(x.dim()) if d != 1]
+        channel_shape = (1, -1) + (1,) * (x.dim() - 2)
+        sample_weights = self.weight.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+        reduced_dims = [d for d in range(x.dim()) if d != 1]
         count = (self.weight.sum() * (x.numel() // (x.shape[0] * x.shape[1]))).to(x.dtype)
-        mean = (x * counts).sum(others) / count.clamp(min=1)
-        var = ((x - mean.view(column)).square() * counts).sum(others) / count.clamp(min=1)
+        mean = (x * sample_weights).sum(reduced_dims) / count.clamp(min=1)
+        var = ((x - mean.view(channel_shape)).square() * sample_weights).sum(reduced_dims) / count.clamp(min=1)
         if running_mean is not None and running_var is not None:
             unbiased = var.detach() * count / (count - 1).clamp(min=1)
             running_mean.copy_((1 - momentum) * running_mean + momentum * mean.detach())
             running_var.copy_((1 - momentum) * running_var + momentum * unbiased)
-        made = (x - mean.view(column)) * (var + eps).rsqrt().view(column)
+        output = (x - mean.view(channel_shape)) * (var + eps).rsqrt().view(channel_shape)
         if weight is not None:
-            made = made * weight.view(column)
-        return made if bias is None else made + bias.view(column)
+            output = output * weight.view(channel_shape)
+        return output if bias is None else output + bias.view(channel_shape)
 
 
 OVERRIDES = {
@@ -92,7 +98,10 @@ OVERRIDES = {
 def override_layers(
     draws: bool, mixes: bool, uniform: UniformDraw | None, weight: Tensor | None
 ) -> AbstractContextManager[Any]:
-    """A `Chance` where the layers of a model need one; it slows every call a little, so nothing where they do not."""
+    """The overrides that a model needs: `draws` says that it has dropout, `mixes` that it has batch norm.
+
+    A mode slows every call of torch a little, so there is none where it would change nothing.
+    """
     if not draws and (not mixes or weight is None):
         return nullcontext()
     return LayerOverrides(uniform if draws else None, weight if mixes else None)

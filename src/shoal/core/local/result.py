@@ -13,7 +13,7 @@ from shoal.core.types import Outcome
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """A device after its last step, before anything is encoded."""
+    """What a device has after its last local step, before codecs: tensors to send, extras by part, new memory."""
 
     body: Params
     beside: dict[str, dict]
@@ -23,33 +23,33 @@ class LocalResult:
 
 
 def finish_training(
-    site: TrainingSetup, visit: LocalTraining, course: LocalState, loss: float, macs_train: int
+    setup: TrainingSetup, training: LocalTraining, local_state: LocalState, loss: float, macs_train: int
 ) -> tuple[Outcome, dict[str, Tree]]:
-    """end -> measure -> encode; the outcome, and the device's memory after it (the old one if all was in vain)."""
-    ending = end_training(site, visit, course)
-    return encode_result(site, visit, ending, tree.is_tree_finite([ending.body, ending.beside]), loss, macs_train)
+    """end -> measure -> encode: the outcome and the device's new memory (the old one if the update is not finite)."""
+    result = end_training(setup, training, local_state)
+    return encode_result(setup, training, result, tree.is_tree_finite([result.body, result.beside]), loss, macs_train)
 
 
-def end_training(site: TrainingSetup, visit: LocalTraining, course: LocalState) -> LocalResult:
-    """end -> measure."""
-    net, method, job = site.net, site.method, visit.job
-    trained = course.params | course.buffers
-    params, memory, macs = {k: trained[k] for k in visit.context.anchor}, dict(visit.memory), visit.macs
+def end_training(setup: TrainingSetup, training: LocalTraining, local_state: LocalState) -> LocalResult:
+    """end -> measure: the update (or the values) to send, what parts measured, and their memory."""
+    net, method, job = setup.net, setup.method, training.job
+    tensors = local_state.params | local_state.buffers
+    params, memory, macs = {k: tensors[k] for k in training.context.anchor}, dict(training.memory), training.macs
     beside: dict[str, dict] = {}
     for part in method.parts:
-        name, own = part.name(), visit.device_for_part(part.name())
-        state, made = course.states.get(name, {}), []
-        key = (name, "end", len(own.samples), len(visit.rows), make_mask_key(job.plan), frozenset(own.got))
+        name, view = part.name(), training.device_for_part(part.name())
+        state, results = local_state.states.get(name, {}), []
+        key = (name, "end", len(view.samples), len(training.rows), make_mask_key(job.plan), frozenset(view.got))
         if part.acts_at("end"):
-            macs += site.tally.run_and_count(key, lambda: made.append(part.end(params, state, memory[name], own)))
-            params, memory[name] = made[-1]
+            macs += setup.tally.run_and_count(key, lambda: results.append(part.end(params, state, memory[name], view)))
+            params, memory[name] = results[-1]
         if part.acts_at("measure"):
-            measure = lambda: made.append(part.measure(params, state, own))  # noqa: E731
-            # how long it takes to find what is asked for now and then may depend on the data: it is counted each time
-            asked = len(drop_requests(own.got)) < len(own.got)
-            macs += count_macs(measure) if asked else site.tally.run_and_count((*key, "measure"), measure)
-            if made[-1]:
-                beside[name] = made[-1]
+            measure = lambda: results.append(part.measure(params, state, view))  # noqa: E731
+            # what is asked for now and then may take as long as the data make it: it is counted each time
+            has_requests = len(drop_requests(view.got)) < len(view.got)
+            macs += count_macs(measure) if has_requests else setup.tally.run_and_count((*key, "measure"), measure)
+            if results[-1]:
+                beside[name] = results[-1]
     personal = net.names_with_role("personal")
     if personal:
         memory[PERSONAL_KEY] = {k: params[k] for k in personal}
@@ -58,35 +58,35 @@ def end_training(site: TrainingSetup, visit: LocalTraining, course: LocalState) 
     body = (
         params
         if method.carries == "values"
-        else tree.subtract_params({k: params[k] for k in shared}, visit.context.anchor)
+        else tree.subtract_params({k: params[k] for k in shared}, training.context.anchor)
     )
     return LocalResult(body, beside, memory, macs)
 
 
 def encode_result(
-    site: TrainingSetup, visit: LocalTraining, ending: LocalResult, finite: bool, loss: float, macs_train: int
+    setup: TrainingSetup, training: LocalTraining, result: LocalResult, finite: bool, loss: float, macs_train: int
 ) -> tuple[Outcome, dict[str, Tree]]:
-    """encode, where there is anything worth sending."""
-    net, method, job = site.net, site.method, visit.job
-    forward = site.tally.count_forward(net, job.plan)
-    message, problem, memory = None, "its update is not finite", visit.memory
+    """encode: the outcome with its message; without one, and with the old memory, where the update is not finite."""
+    net, method, job = setup.net, setup.method, training.job
+    forward = setup.tally.count_forward(net, job.plan)
+    message, problem, memory = None, "its update is not finite", training.memory
     if finite:
         message, problem = (
-            wire.pack_message(ending.body, ending.beside, job.plan, net.slicer, net.names_with_role("shared")),
+            wire.pack_message(result.body, result.beside, job.plan, net.slicer, net.names_with_role("shared")),
             "",
         )
-        codecs, memory = method.codecs_for("up"), ending.memory
+        codecs, memory = method.codecs_for("up"), result.memory
         if codecs:
-            message, memory = wire.encode_message(message, codecs, memory, make_device_link(site, job, "up"))
+            message, memory = wire.encode_message(message, codecs, memory, make_device_link(setup, job, "up"))
     outcome = Outcome(
         job.device,
         message,
         problem,
-        steps=len(visit.rows),
-        samples=sum(visit.rows.sizes),
+        steps=len(training.rows),
+        samples=sum(training.rows.sizes),
         loss=loss,
         macs_forward=forward,
-        macs_work=round((ending.macs + macs_train) * forward / max(net.macs_forward, 1)),
+        macs_work=round((result.macs + macs_train) * forward / max(net.macs_forward, 1)),
         finite=finite,
     )
     return outcome, memory

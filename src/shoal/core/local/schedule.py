@@ -1,4 +1,4 @@
-"""Which samples a device looks at in which step of its local run."""
+"""The batches of a device's local training: which samples it trains on in which step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from shoal.core.types import Work
 
 @dataclass(frozen=True, eq=False)
 class BatchSchedule:
-    """The rows of every batch, in order. In the table a short batch is filled up; `sizes` says what counts."""
+    """The sample indices of every batch, step by step; only the first `sizes[step]` of a row of `table` count."""
 
     table: Tensor
-    """Steps x rows."""
+    """Steps x batch size; a short batch is filled up with other samples."""
     sizes: list[int]
     per_epoch: int
+    """Steps in one epoch."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -30,18 +31,21 @@ class BatchSchedule:
 
     @property
     def batch_size(self) -> int:
-        """The size of a whole batch."""
+        """Samples in a batch that is not short."""
         return self.table.shape[1]
 
 
 def make_schedule(index: Tensor, work: Work, generator: torch.Generator, mixes_batch: bool) -> BatchSchedule:
-    """Epoch after epoch in a new order; a last batch of one sample is left out where a model mixes its batch."""
+    """Batches of `work.steps` steps, or of `work.epochs` epochs, each epoch in a newly drawn order.
+
+    Where the model has batch norm (`mixes_batch`), a last batch of a single sample is left out: it has no variance.
+    """
     n, batch = len(index), min(work.batch, len(index))
-    single = mixes_batch and n > 1 and n % batch == 1
-    per_epoch = ceil(n / batch) - (1 if single else 0)
+    drops_last = mixes_batch and n > 1 and n % batch == 1
+    per_epoch = ceil(n / batch) - (1 if drops_last else 0)
     total = work.steps or max(1, round(work.epochs * per_epoch))
     epochs = [torch.randperm(n, generator=generator) for _ in range(ceil(total / per_epoch))]
-    wanted = per_epoch * batch
-    filled = [torch.cat((order, order[: wanted - n])) if wanted > n else order[:wanted] for order in epochs]
+    length = per_epoch * batch
+    padded = [torch.cat((order, order[: length - n])) if length > n else order[:length] for order in epochs]
     sizes = [batch] * (per_epoch - 1) + [min(batch, n - (per_epoch - 1) * batch)]
-    return BatchSchedule(index[torch.cat(filled)].view(-1, batch)[:total], (sizes * len(epochs))[:total], per_epoch)
+    return BatchSchedule(index[torch.cat(padded)].view(-1, batch)[:total], (sizes * len(epochs))[:total], per_epoch)

@@ -1,4 +1,7 @@
-"""One device's training as a pure function: no mutation, no draw, no branch on data between `begin` and `end`."""
+"""One local step as a pure function: gradient, clipping, weight decay, steps of parts, momentum, masks.
+
+Nothing here mutates, draws random numbers or branches on data, so that engines can batch, trace and compile it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +20,10 @@ from shoal.core.types import Batch, BatchScore, Local, Optimiser, Scorer
 
 
 class LocalState(NamedTuple):
-    """The running values of a local run; all of them are gated on padded steps."""
+    """What changes from step to step on a device: parameters, buffers, momentum, states of parts.
+
+    A padded step leaves all of it as it was (`gate_padded_step`).
+    """
 
     params: Params
     buffers: Params
@@ -26,7 +32,7 @@ class LocalState(NamedTuple):
 
 
 class StepContext(NamedTuple):
-    """What surrounds one step: `got` and `draws` by part, `mask` where less than the whole model is trained."""
+    """What a step reads: `got` and `draws` by part, `numbers` (lr, step, ...), `mask` where a plan trains less than all."""
 
     anchor: Params
     got: dict[str, dict[str, Any]]
@@ -37,7 +43,7 @@ class StepContext(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepRule:
-    """How a step is made: the net, the method, the optimiser."""
+    """What all local steps of a run have in common: the net, the method, the optimiser."""
 
     net: Net
     method: Method
@@ -45,19 +51,21 @@ class StepRule:
 
     @cached_property
     def taps(self) -> tuple[str, ...]:
+        """The layers whose outputs or inputs parts want to see."""
         return self.method.taps(self.net)
 
     def init_state(self, params: Params, states: dict[str, Tree]) -> LocalState:
-        own = {k: params[k] for k in self.net.trainable}
-        velocity = tree.make_zeros(own) if self.optimiser.momentum else {}
-        return LocalState(own, {k: params[k] for k in self.net.buffers}, velocity, states)
+        """The state before the first step: momentum is 0, `states` are those that `begin` of each part returned."""
+        trained = {k: params[k] for k in self.net.trainable}
+        velocity = tree.make_zeros(trained) if self.optimiser.momentum else {}
+        return LocalState(trained, {k: params[k] for k in self.net.buffers}, velocity, states)
 
     def make_scorer(self, buffers: Params) -> Scorer:
-        """The plain score of a batch, which the parts' objectives wrap."""
+        """(parameters, batch) -> cross-entropy and outputs of the model in training; parts wrap it at `objective`."""
 
         def score_batch(params: Params, batch: Batch) -> BatchScore:
-            made = self.net.forward(params | buffers, batch.inputs, self.taps, training=True)
-            logits, features, taps, new_buffers = made
+            outputs = self.net.forward(params | buffers, batch.inputs, self.taps, training=True)
+            logits, features, taps, new_buffers = outputs
             loss = compute_mean_loss(logits, batch)
             return BatchScore(loss, logits, features, taps, buffers | new_buffers, {})
 
@@ -65,18 +73,22 @@ class StepRule:
 
 
 GradientFunction = Callable[[Scorer, Params, Batch], tuple[Params, BatchScore]]
+"""(scorer, parameters, batch) -> the gradient of the loss, and the score."""
 
 
 def advance(
-    rule: StepRule, course: LocalState, batch: Batch, scene: StepContext, gradient: GradientFunction
+    rule: StepRule, local_state: LocalState, batch: Batch, context: StepContext, gradient: GradientFunction
 ) -> tuple[LocalState, BatchScore]:
-    """One step: gradient, clipping, weight decay, the parts in their order, momentum, last the masks."""
-    params, buffers, velocity, states = course
+    """One local step, params - lr * update; the new state, and the score of the batch.
+
+    The update is the gradient after clipping, weight decay, `step` of each part in its order, momentum, and the masks.
+    """
+    params, buffers, velocity, states = local_state
     optimiser, method = rule.optimiser, rule.method
 
     def view_for_part(name: str) -> Local:
-        got, draws = scene.got.get(name, {}), scene.draws.get(name, {})
-        return Local(rule.net, scene.anchor, got, scene.numbers, draws, states.get(name, {}))
+        got, draws = context.got.get(name, {}), context.draws.get(name, {})
+        return Local(rule.net, context.anchor, got, context.numbers, draws, states.get(name, {}))
 
     scorer = rule.make_scorer(buffers)
     for part in reversed(method.parts_at("objective")):
@@ -93,21 +105,21 @@ def advance(
         states = states | {name: state}
     if velocity:
         update = velocity = {k: optimiser.momentum * velocity[k] + u for k, u in update.items()}
-    for mask in (scene.mask, *collect_masks(states)):
+    for mask in (context.mask, *collect_masks(states)):
         update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
 
-    lr = scene.numbers["lr"]
+    lr = context.numbers["lr"]
     params = {k: torch.addcmul(p, update[k], lr, value=-1) for k, p in params.items()}
     return LocalState(params, scored.buffers, velocity, states), scored
 
 
 def gate_padded_step(live: Tensor, new: LocalState, old: LocalState) -> LocalState:
-    """The new course where the step was a real one, the old one where it was padding."""
+    """The new state where `live` is true, the old one where the step is padding."""
     return LocalState(*(tree.select_where(live, n, o) for n, o in zip(new, old)))
 
 
 def compute_autograd_gradient(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
-    """The gradient of one device at a time; `torch.func` gives the same for many, at a price for one."""
+    """The gradient by `torch.autograd`, for one device; faster there than `torch.func`, which can be batched."""
     leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
     scored = scorer(leaves, batch)
     grads = torch.autograd.grad(scored.loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -115,23 +127,23 @@ def compute_autograd_gradient(scorer: Scorer, params: Params, batch: Batch) -> t
 
 
 def compute_func_gradient(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
-    """The gradient as torch.func sees it."""
+    """The gradient by `torch.func.grad`, which works under `vmap`."""
 
-    def compute_loss(own: Params) -> tuple[Tensor, BatchScore]:
-        scored = scorer(own, batch)
+    def compute_loss(at: Params) -> tuple[Tensor, BatchScore]:
+        scored = scorer(at, batch)
         return scored.loss, scored
 
     return torch.func.grad(compute_loss, has_aux=True)(params)
 
 
 def detach_score(scored: BatchScore) -> BatchScore:
-    """The score without its graph."""
+    """The score cut off from autograd's graph."""
     loss, logits, features, *dicts = scored
     return BatchScore(loss.detach(), logits.detach(), features.detach(), *(tree.detach_params(d) for d in dicts))
 
 
 def compute_mean_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy; over each list of targets with its weight, over positions where a sample has several."""
+    """The batch mean of cross-entropy, summed over the lists of targets with their weights (Mixup has two)."""
     total = torch.zeros((), dtype=logits.dtype, device=logits.device) if len(batch.targets) > 1 else None
     for targets, weight in batch.targets:
         losses = compute_sample_losses(logits, targets)
@@ -142,19 +154,19 @@ def compute_mean_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def compute_sample_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of each sample."""
+    """The cross-entropy of each sample; the mean over positions where a sample has several (text)."""
     if logits.dim() == 3:
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 def is_set(number: float | Tensor) -> bool:
-    """Whether a number of the optimiser is set; one that differs between lanes is a tensor, and always counts."""
+    """Whether an option of the optimiser is not 0; a tensor, with a value per batched device, counts as set."""
     return isinstance(number, Tensor) or number != 0
 
 
 def clip_update(update: Params, bound: float | Tensor) -> Params:
-    """An update of at most this norm; a bound of 0, as one of several lanes may have it, is none."""
+    """The update scaled to a norm of at most `bound`; 0 is no bound, which one of several batched devices may have."""
     norm = torch.stack([u.square().sum() for u in update.values()]).sum().sqrt()
     factor = (bound / (norm + 1e-6)).clamp(max=1.0)
     if isinstance(bound, Tensor):
@@ -162,6 +174,6 @@ def clip_update(update: Params, bound: float | Tensor) -> Params:
     return tree.scale_params(update, factor)
 
 
-def collect_masks(states: dict[str, Tree]):
-    """The masks that parts keep in their states under the name "mask"."""
+def collect_masks(states: dict[str, Tree]) -> list[Params]:
+    """The masks that parts keep in their local states under the key "mask"."""
     return [s["mask"] for s in states.values() if isinstance(s, dict) and "mask" in s]
