@@ -1,4 +1,4 @@
-"""The seam between the round and the place where devices train."""
+"""The interface between the round and the place where devices train: simulated here, on a cluster, or real."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,23 +11,29 @@ from shoal.core.types import Job, Outcome, Work
 
 
 class DeviceHost(Protocol):
-    """Where devices train; the only thing that differs between a laptop, a cluster and real devices."""
+    """What trains devices and keeps their memory; nothing else differs between a laptop, a cluster and real devices."""
 
-    def fit(self, jobs: Sequence[Job]) -> list[Outcome]: ...
+    def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcomes of these jobs; a device without one counts as failed."""
+        ...
 
     def train_on_server(self, params: Params, work: Work, number: int) -> Params:
-        """Where the server's own training takes these parameters; no part has a say in it."""
+        """These parameters after plain SGD on the server's own samples; parts do not act on it."""
         ...
 
-    def enrol(self, devices: Sequence[int]) -> dict[int, EnrolmentCard]: ...
+    def enrol(self, devices: Sequence[int]) -> dict[int, EnrolmentCard]:
+        """The enrolment cards of these devices; one that does not reply has none."""
+        ...
 
     def forget(self, devices: Sequence[int]) -> None:
-        """Their answers were of no use: they remember what they did before this round."""
+        """Discard what these devices remembered in this round, since their replies were not used."""
         ...
 
-    def resize(self, net: Net, plan: Plan) -> None: ...
+    def resize(self, net: Net, plan: Plan) -> None:
+        """Train the pruned model `net` from now on; `plan` says what of the model before is left."""
+        ...
 
     @property
     def is_untrusted(self) -> bool:
-        """Whether devices are elsewhere, so that what they say may be anything."""
+        """Whether devices run elsewhere, so that their replies may hold anything."""
         ...

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class DeviceTimes(NamedTuple):
-    """Simulated seconds of a device in a round."""
+    """Simulated seconds that a device spends downloading, computing and uploading in a round."""
 
     down: float
     compute: float
@@ -18,7 +18,7 @@ class DeviceTimes(NamedTuple):
 
 
 class DeviceCapability(Protocol):
-    """What one device can do: how long, and how many joules, from bytes and multiply-accumulates."""
+    """The seconds and joules that a device needs for bytes `down` and `up` and for multiply-accumulates `macs`."""
 
     def estimate_times(self, down: int, macs: int, up: int) -> DeviceTimes: ...
 
@@ -26,8 +26,10 @@ class DeviceCapability(Protocol):
 
 
 class Fleet(Protocol):
-    """What all devices can do, round by round, and which of them are there (None: all)."""
+    """The capability of every device in every round, and which devices are available."""
 
     def get_profile(self, device: int, round: int) -> DeviceCapability: ...
 
-    def get_available_mask(self, round: int) -> np.ndarray | None: ...
+    def get_available_mask(self, round: int) -> np.ndarray | None:
+        """One boolean per device; None when all are available."""
+        ...

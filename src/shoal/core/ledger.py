@@ -1,4 +1,4 @@
-"""The ledger: what a round cost, measured on what really travelled and ran."""
+"""What a round costs (bytes, multiply-accumulates, simulated seconds, joules), and which replies come too late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,24 +12,26 @@ from shoal.core.types import SERVER, Job, Outcome
 from shoal.core.wire import Message
 
 Row: TypeAlias = dict[str, Any]
-"""One line of the history."""
+"""One line of the history: the metrics of a round, by name."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """What the server puts up with: devices that fail, and how long it waits for the others."""
+    """Simulated failures of devices, and how long the server waits for replies."""
 
     failures: float = 0.0
-    """The chance that a device is sent its job and never answers."""
+    """The probability that a device is sent its job and never replies."""
     deadline: float = 0.0
     """Simulated seconds after which a reply is late; 0 for none."""
     over_select: float = 0.0
-    """The share of further devices that are asked; the round ends when as many as wanted have answered."""
+    """The share of devices selected on top of those wanted; the round ends when as many as wanted have replied."""
 
     def count_devices_to_ask(self, wanted: int) -> int:
+        """How many devices to select when `wanted` replies are needed."""
         return ceil(wanted * (1 + self.over_select))
 
     def device_fails(self, streams: RandomStreams, round: int, device: int) -> bool:
+        """Whether a device fails in a round; the server never does."""
         return (
             self.failures > 0
             and device != SERVER
@@ -37,20 +39,23 @@ class Deadlines:
         )
 
     def find_late_devices(self, times: dict[int, float], wanted: int, asked: int) -> tuple[set[int], float]:
-        """The devices whose replies come too late, and when the round ends: with the last reply that is waited for."""
-        ends = sorted(times.values())
-        if self.over_select and len(ends) >= wanted:
-            end = ends[wanted - 1]
-        elif self.deadline and len(ends) < asked:
+        """The devices whose replies come too late, and the seconds after which the round ends.
+
+        `times` are the seconds of each device that replied, `asked` is how many were sent a job.
+        """
+        seconds_in_order = sorted(times.values())
+        if self.over_select and len(seconds_in_order) >= wanted:
+            end = seconds_in_order[wanted - 1]
+        elif self.deadline and len(seconds_in_order) < asked:
             end = self.deadline
         else:
-            end = ends[-1] if ends else 0.0
+            end = seconds_in_order[-1] if seconds_in_order else 0.0
         end = min(end, self.deadline) if self.deadline else end
         return {device for device, seconds in times.items() if seconds > end}, end
 
 
 def simulate_device_times(jobs: Sequence[Job], outcomes: Sequence[Outcome], fleet: Fleet) -> dict[int, DeviceTimes]:
-    """The simulated seconds of every device that answered; the server itself takes none."""
+    """The simulated seconds of every device that replied; the server takes none."""
     return {
         job.device: fleet.get_profile(job.device, job.round).estimate_times(
             job.message.nbytes, outcome.macs_work, count_message_bytes(outcome.message)
@@ -69,13 +74,16 @@ def compute_round_cost(
     times: dict[int, DeviceTimes],
     end: float,
 ) -> Row:
-    """What the round cost: the bytes of what was encoded, the computation done, the time until it ended, by cause."""
+    """The row of a round with its costs: bytes of encoded messages, multiply-accumulates, simulated seconds, joules.
+
+    `enrolment` are the bytes of enrolment cards received in it, `end` the seconds after which it ended.
+    """
     down: dict[str, int] = {}
     up: dict[str, int] = {"enrol": enrolment} if enrolment else {}
     work = forward = 0
     loss = samples = joules = 0.0
-    remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device != SERVER]
-    for job, outcome in remote:
+    pairs = [(j, o) for j, o in zip(jobs, outcomes) if j.device != SERVER]
+    for job, outcome in pairs:
         add_message_bytes(down, job.message)
         add_message_bytes(up, outcome.message)
         work, forward = work + outcome.macs_work, forward + outcome.macs_forward
@@ -86,7 +94,7 @@ def compute_round_cost(
     slowest = max(
         (t for t in times.values() if t.total <= end), key=lambda t: t.total, default=DeviceTimes(0.0, 0.0, 0.0)
     )
-    trained = [o for _, o in remote if o.steps]
+    trained = [o for _, o in pairs if o.steps]
     return {
         "round": number,
         "devices": [j.device for j in jobs],
@@ -104,20 +112,20 @@ def compute_round_cost(
 
 
 def count_bytes_by_blocks(jobs: Sequence[Job], net: Net) -> int:
-    """The bytes of the models that went down, if all blocks of a model were of one size, as some papers count."""
+    """The bytes of the models sent down, had all blocks of a model the same size; some papers count so."""
     total = 0.0
     for job in jobs:
         if job.device != SERVER:
-            there = sum(any(name in job.message.body for name in block) for block in net.names_by_block)
+            blocks_sent = sum(any(name in job.message.body for name in block) for block in net.names_by_block)
             whole = sum(net.initial[name].nbytes for block in net.names_by_block for name in block)
-            total += whole * there / len(net.names_by_block)
+            total += whole * blocks_sent / len(net.names_by_block)
     return round(total)
 
 
 def add_message_bytes(sums: dict[str, int], message: Message | None) -> None:
-    """The bytes of a message to those of its causes."""
-    for cause, own in message.bytes_by.items() if message is not None else ():
-        sums[cause] = sums.get(cause, 0) + own
+    """Add the bytes of a message to `sums`, by cause (the model, or a part)."""
+    for cause, nbytes in message.bytes_by.items() if message is not None else ():
+        sums[cause] = sums.get(cause, 0) + nbytes
 
 
 def count_message_bytes(message: Message | None) -> int:

@@ -1,4 +1,4 @@
-"""What the server knows from one round to the next, and how it comes to know devices."""
+"""The server state between rounds, and the register of enrolment cards that devices send at first contact."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,25 +12,25 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 
 EnrolmentCard = dict[str, Tensor]
-"""What a device tells about itself at first contact."""
+"""Named tensors that a device sends once, when the server first needs to know about it."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """All that the server keeps from one round to the next."""
+    """What the server keeps from round to round: net, global model, states of parts, enrolment cards of devices."""
 
     net: Net
     params: Params
     states: dict[str, Tree]
     cards: dict[int, EnrolmentCard] = field(default_factory=dict)
     cuts: tuple[Plan, ...] = ()
-    """What each pruning left of the model before it."""
+    """One plan per pruning: what it left of the model before it."""
     owed: int = 0
-    """Bytes of enrolment that no row has counted yet."""
+    """Bytes of enrolment cards received before the first round, which its row counts."""
 
 
 class MissingEnrolment(ShoalError):
-    """Devices that a part must know have not told about themselves."""
+    """Devices whose enrolment cards a part needs have not sent them."""
 
     def __init__(self, devices: Sequence[int]):
         problem = f"Device {devices[0]} did not introduce itself, and the method must know it."
@@ -42,25 +42,25 @@ class MissingEnrolment(ShoalError):
 
 
 class EnrolmentRegister:
-    """The roster of one round: cards known before, and those asked for now, whose bytes are counted."""
+    """The roster of one round: cards known before it, and cards fetched in it, whose bytes are in `nbytes`."""
 
     def __init__(self, cards: dict[int, EnrolmentCard], enrol: Callable[[Sequence[int]], dict[int, EnrolmentCard]]):
         self.cards, self.enrol, self.nbytes = dict(cards), enrol, 0
         self.silent: set[int] = set()
-        """Devices that were asked in this round and did not answer; they are not asked again."""
+        """Devices that were asked for their cards in this round and did not reply; they are not asked again."""
 
     def __getitem__(self, device: int) -> EnrolmentCard:
         return self.fetch_cards([device])[device]
 
     def fetch_cards(self, devices: Sequence[int]) -> dict[int, EnrolmentCard]:
-        """The cards of these devices; those not known yet are asked for in one go."""
-        strangers = [d for d in devices if d not in self.cards and d not in self.silent]
-        if strangers:
-            told = self.enrol(strangers)
-            self.cards |= told
-            self.nbytes += tree.count_tree_bytes(told)
-            self.silent |= set(strangers) - set(told)
-        gone = [d for d in devices if d in self.silent]
-        if gone:
-            raise MissingEnrolment(gone)
+        """The cards of these devices; those not known yet are asked for together."""
+        unknown = [d for d in devices if d not in self.cards and d not in self.silent]
+        if unknown:
+            cards = self.enrol(unknown)
+            self.cards |= cards
+            self.nbytes += tree.count_tree_bytes(cards)
+            self.silent |= set(unknown) - set(cards)
+        missing = [d for d in devices if d in self.silent]
+        if missing:
+            raise MissingEnrolment(missing)
         return {d: self.cards[d] for d in devices}

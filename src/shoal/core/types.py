@@ -1,4 +1,4 @@
-"""The nouns of a round: what parts are given and what they return."""
+"""The data types of a round, which parts are given and return: batches, samples, devices, jobs, replies, the round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,25 +19,33 @@ if TYPE_CHECKING:
 
 
 SERVER = -1
-"""The server's own device number when it takes part as a pseudo-device."""
+"""The device number of the server where it trains in the cohort like a device."""
 
 
 class Batch(NamedTuple):
-    """One mini-batch. `weight` is 0 for padding (None: no padding); each target list has its own weight (Mixup)."""
+    """One mini-batch. `weight` is 0 for padding (None: no padding).
+
+    `targets` are pairs of targets and a weight per sample (None: 1); there is one pair unless a part like Mixup adds
+    others.
+    """
 
     inputs: Tensor
     targets: tuple[tuple[Tensor, Tensor | None], ...]
     weight: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one value per sample, padding left out."""
+        """The mean over samples of one value each, without padding."""
         if self.weight is None:
             return values.mean()
         return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
 
 
 class BatchScore(NamedTuple):
-    """The score of one mini-batch. `features` are the inputs of the last layer, `taps` outputs asked for by name."""
+    """Loss and outputs of the model for one mini-batch.
+
+    `features` are the inputs of the last layer, `taps` the outputs of layers that parts asked for by name, `buffers`
+    the buffers after the pass (statistics of batch norm), `aux` what parts pass from `objective` to `step`.
+    """
 
     loss: Tensor
     logits: Tensor
@@ -48,11 +56,13 @@ class BatchScore(NamedTuple):
 
 
 class Scorer(Protocol):
+    """The local objective: loss and outputs of a batch at given parameters."""
+
     def __call__(self, params: Params, batch: Batch, /) -> BatchScore: ...
 
 
 class Local(NamedTuple):
-    """What a part may read inside one local step; tensors only, so that many devices can share one call.
+    """What a part may read inside one local step; tensors only, so that steps of many devices can be batched.
 
     `anchor` is what was received, `got` what the part's own `send` put beside it, `numbers` hold lr, step, steps,
     epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last `step` left;
@@ -69,7 +79,7 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows of a data set by index; nothing is copied until a batch is taken. The index is always in main memory."""
+    """Some samples of a data set, by their row numbers `index` (on the CPU); a batch is copied when it is taken."""
 
     inputs: Tensor
     targets: Tensor
@@ -79,20 +89,22 @@ class Samples:
         return len(self.index)
 
     def take_batch(self, rows: Tensor) -> Batch:
+        """The rows of the data set with these numbers."""
         rows = rows.to(self.inputs.device)
         return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
 
     def take_all(self) -> Batch:
+        """All samples as one batch."""
         return self.take_batch(self.index)
 
     def join(self, other: "Samples") -> "Samples":
-        """Both sets together; they must be rows of the same data set."""
+        """These samples and then the others, which must be of the same data set."""
         return Samples(self.inputs, self.targets, torch.cat((self.index, other.index)))
 
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """One device in one round as one of its parts sees it, outside compiled code."""
+    """One device in one round as a part sees it outside local steps: at data, begin, draw, end and measure."""
 
     id: int
     round: int
@@ -101,16 +113,16 @@ class Device:
     numbers: dict[str, Tensor]
     anchor: Params
     covered: dict[str, Tensor]
-    """Which elements arrived, for tensors that did not arrive whole (a tensor that is missing: all False)."""
+    """Which elements arrived, for tensors that did not arrive whole (all False for one that did not arrive)."""
     got: dict[str, Any]
     plan: Plan
     streams: RandomStreams
     part: str
     shared: Samples | None = None
-    """The server's samples, where it hands them out: at `data`."""
+    """The server's samples, if it has any; only at `data`."""
 
     def generator(self, purpose: str = "") -> torch.Generator:
-        """The part's own stream on this device in this round; a purpose gives it further ones."""
+        """A generator at the start of the part's stream for this device and round; each purpose has its own stream."""
         return self.streams.make_torch_generator(part_stream_name(self.part, purpose), self.round, self.id)
 
     def has_request(self, request: str) -> bool:
@@ -120,7 +132,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Work:
-    """How much a device trains and how fast it learns in one round."""
+    """How long a device trains in a round (`steps`, or `epochs` where steps is 0), batch size, and learning rate."""
 
     epochs: float
     steps: int
@@ -130,7 +142,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """All that a device is told in one round."""
+    """What a device is sent in one round: the message, the plan that cut it, and how long to train."""
 
     device: int
     round: int
@@ -141,7 +153,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came back from a job: a message, or the reason why there is none."""
+    """What came back from a job: a message, or `problem`, the reason why there is none; and what training cost.
+
+    `loss` is the mean training loss, `macs_forward` the multiply-accumulates of one sample through the trained slice,
+    `macs_work` those of all that the device computed.
+    """
 
     device: int
     message: "Message | None" = None
@@ -152,12 +168,16 @@ class Outcome:
     macs_forward: int = 0
     macs_work: int = 0
     finite: bool = False
-    """Whether the numbers of the message were looked at before it was encoded, by somebody the server trusts."""
+    """Whether the sender, if it is trusted, has checked before encoding that all numbers are finite."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A decoded outcome. `covered` lists the tensors that did not come back whole, and which elements did."""
+    """A device's reply, decoded and at full shape.
+
+    `delta` is what it trained minus the anchor, `size` its number of samples, `report` what parts measured, by part;
+    `covered` has a mask for each tensor that did not come back whole.
+    """
 
     device: int
     size: int
@@ -169,25 +189,27 @@ class Reply:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """The recipe's own local optimiser: SGD, fresh in every round."""
+    """The local optimiser of the recipe: SGD, whose momentum starts at 0 in every round."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0
-    """The largest norm of a gradient; 0 for no bound."""
+    """The largest 2-norm of the gradient of all parameters together; 0 for no bound."""
 
 
 class Roster(Protocol):
-    """What devices told about themselves at first contact; asked when first needed, and counted then."""
+    """The enrolment cards of devices, by device number; a device is asked for its card when it is first looked up."""
 
     def __getitem__(self, device: int) -> dict[str, Tensor]: ...
 
-    def fetch_cards(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]: ...
+    def fetch_cards(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """Several cards at once, by device."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What the server knows at a moment of a round; fields are filled in as the round goes on."""
+    """What the server knows in a round; devices, plans, replies, weights and params are filled in as it goes on."""
 
     number: int
     net: "Net"
@@ -196,42 +218,42 @@ class Round:
     sizes: np.ndarray
     """Samples held by each device of the population."""
     sample: int
-    """How many devices are to be asked."""
+    """How many devices to select."""
     streams: RandomStreams
     roster: Roster
     work: Work
     optimiser: Optimiser
     fleet: Fleet
     server: Samples | None = None
-    """The server's own samples, where the recipe gives it any."""
+    """The server's own samples, if the recipe gives it any."""
     learn: Callable[[Params, Work], Params] = lambda params, work: params
-    """Where so much plain training on those samples takes parameters."""
+    """(parameters, work) -> the parameters after plain training on the server's samples."""
     devices: Sequence[int] = ()
     plans: Mapping[int, Plan] = field(default_factory=dict)
     replies: Sequence[Reply] = ()
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))
     params: Params = field(default_factory=dict)
-    """The new parameters, once there are any: at `prune` and `evaluate`."""
+    """The new global model; only at `prune` and `evaluate`."""
     part: str = ""
-    """The part that is looking, so that its draws come from its own stream."""
+    """The name of the part that is given this round; `generator` is of its stream."""
     own_weights: bool = False
-    """Whether a part sets the weights of replies, so that they do not start from numbers of samples."""
+    """Whether a part sets the weights of replies; otherwise they start from numbers of samples."""
 
     def generator(self, purpose: str = "") -> np.random.Generator:
-        """The part's own stream on the server in this round."""
+        """A generator at the start of the part's stream on the server in this round."""
         return self.streams.make_numpy_generator(part_stream_name(self.part, purpose), self.number)
 
     @property
     def population_shares(self) -> np.ndarray:
-        """The share of each device in a mean over the whole population: by samples, as replies are weighed.
+        """One number per device, summing to 1: its share in a mean over the population, by numbers of samples.
 
         Where a part sets the weights of replies, every device that holds data has the same share.
         """
-        mass = self.sizes > 0 if self.own_weights else self.sizes
-        return mass / mass.sum()
+        sizes = self.sizes > 0 if self.own_weights else self.sizes
+        return sizes / sizes.sum()
 
     @property
     def eligible(self) -> np.ndarray:
-        """The devices that hold data and are there; nobody else is ever selected."""
-        there = self.fleet.get_available_mask(self.number)
-        return np.flatnonzero(self.sizes > 0 if there is None else (self.sizes > 0) & there)
+        """The numbers of the devices that hold data and are available; `select` chooses among them."""
+        available = self.fleet.get_available_mask(self.number)
+        return np.flatnonzero(self.sizes > 0 if available is None else (self.sizes > 0) & available)

@@ -162,7 +162,7 @@ def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) ->
 
 
 def receive_model(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:
-    """What arrived: parameters at full shape, which elements of them (where not all), and, by part, what came beside."""
+    """What arrived: parameters at full shape, which elements (where not all), and, by part, what came beside."""
     net = setup.net
     like, codecs = net.initial, setup.method.codecs_for("down")
     message = (

@@ -32,7 +32,7 @@ class LocalState(NamedTuple):
 
 
 class StepContext(NamedTuple):
-    """What a step reads: `got` and `draws` by part, `numbers` (lr, step, ...), `mask` where a plan trains less than all."""
+    """What a step reads: `got` and `draws` by part, `numbers` like lr, `mask` where a plan trains less than all."""
 
     anchor: Params
     got: dict[str, dict[str, Any]]
