@@ -1,4 +1,4 @@
-"""A method is a list of parts. Composing checks that they can live together and runs each point over them."""
+"""A method is a list of parts: `compose` refuses parts that clash, and `Method` runs each point over its parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from shoal.core.wire import STAGES
 
 @dataclass(frozen=True)
 class Method:
-    """Parts in their listed order. Pipes run in it; in `objective` the first listed is the outermost."""
+    """Parts in the order of listing. Values are piped through them in it; at `objective` the first is the outermost."""
 
     parts: tuple[Part, ...] = ()
 
@@ -31,14 +31,14 @@ class Method:
     def _parts_by_point(self) -> dict[str, tuple[Part, ...]]:
         from shoal.core.part import POINTS
 
-        found = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
-        found["objective"] = tuple(sorted(found["objective"], key=lambda p: p.replaces_loss))
-        found["model"] = tuple(sorted(found["model"], key=lambda p: not p.makes_features))
+        by_point = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
+        by_point["objective"] = tuple(sorted(by_point["objective"], key=lambda p: p.replaces_loss))
+        by_point["model"] = tuple(sorted(by_point["model"], key=lambda p: not p.makes_features))
         for point in ("select", "plan", "weigh"):
-            found[point] = tuple(sorted(found[point], key=lambda p: point not in p.sets))
+            by_point[point] = tuple(sorted(by_point[point], key=lambda p: point not in p.sets))
         for point in ("serve", "evaluate"):  # who sets the plan has the last word on what is left of the model
-            found[point] = tuple(sorted(found[point], key=lambda p: "plan" in p.sets))
-        return found
+            by_point[point] = tuple(sorted(by_point[point], key=lambda p: "plan" in p.sets))
+        return by_point
 
     @cached_property
     def stepping_parts(self) -> tuple[str, ...]:
@@ -51,15 +51,17 @@ class Method:
 
     @cached_property
     def _codecs_by_direction(self) -> dict[str, tuple[Part, ...]]:
-        staged = sorted((p for p in self.parts if p.stage), key=lambda p: STAGES.index(p.stage))
-        return {way: tuple(p for p in staged if way in p.directions) for way in ("up", "down")}
+        codecs = sorted((p for p in self.parts if p.stage), key=lambda p: STAGES.index(p.stage))
+        return {way: tuple(p for p in codecs if way in p.directions) for way in ("up", "down")}
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the parts, in the order of listing."""
         return tuple(p.name() for p in self.parts)
 
     @cached_property
     def carries(self) -> str:
+        """What replies carry: "delta" (to the anchor), or "values" where a part needs them."""
         return "values" if any(p.carries == "values" for p in self.parts) else "delta"
 
     # the points ---------------------------------------------------------------------------------------------------
@@ -81,59 +83,59 @@ class Method:
         return self._pipe_through_parts("plan", plans, states, round)
 
     def send(self, states: dict, round: Round) -> tuple[dict[int, dict[str, dict[str, Any]]], dict]:
-        """By device, then by part."""
+        """What travels beside the model, by device and then by part; and the new states."""
         beside: dict[int, dict[str, dict[str, Any]]] = {d: {} for d in round.devices}
         for part in self.parts_at("send"):
             name = part.name()
-            made = part.send(states[name], replace(round, part=name))
-            check_two_values(part, "send", made)
-            own, state = made
+            returned = part.send(states[name], replace(round, part=name))
+            check_two_values(part, "send", returned)
+            by_device, state = returned
             states = states | {name: state}
-            for device, what in own.items():
-                beside[device][name] = what
+            for device, sent in by_device.items():
+                beside[device][name] = sent
         return beside, states
 
     def weigh(self, weights: Tensor, states: dict, round: Round) -> tuple[Tensor, dict]:
         return self._pipe_through_parts(
-            "weigh", weights, states, round, lambda part, made: check_weights(part, weights, made)
+            "weigh", weights, states, round, lambda part, returned: check_weights(part, weights, returned)
         )
 
     def combine(self, default: Callable[[], Params], states: dict, round: Round) -> tuple[Params, dict]:
         for part in self.parts_at("combine"):
-            made = part.combine(round.replies, states[part.name()], replace(round, part=part.name()))
-            check_two_values(part, "combine", made)
-            params, state = made
+            returned = part.combine(round.replies, states[part.name()], replace(round, part=part.name()))
+            check_two_values(part, "combine", returned)
+            params, state = returned
             check_params(part, "combine", round.anchor, params)
             return params, states | {part.name(): state}
         return default(), states
 
     def serve(self, params: Params, states: dict, round: Round) -> tuple[Params, dict]:
         return self._pipe_through_parts(
-            "serve", params, states, round, lambda part, made: check_params(part, "serve", params, made)
+            "serve", params, states, round, lambda part, returned: check_params(part, "serve", params, returned)
         )
 
     def prune(self, plan: Plan, states: dict, round: Round) -> tuple[Plan, dict]:
         return self._pipe_through_parts(
-            "prune", plan, states, round, lambda part, made: check_plan(part, made, round.net.slicer)
+            "prune", plan, states, round, lambda part, returned: check_plan(part, returned, round.net.slicer)
         )
 
     def evaluate(self, judged: dict[str, Params], states: dict, round: Round) -> dict[str, Params]:
-        given = judged[""]
+        global_params = judged[""]
         for part in self.parts_at("evaluate"):
             judged = part.evaluate(judged, states[part.name()], replace(round, part=part.name()))
             for params in judged.values() if isinstance(judged, Mapping) and "" in judged else (None,):
-                check_params(part, "evaluate", given, params)
+                check_params(part, "evaluate", global_params, params)
         return judged
 
     def _pipe_through_parts(
         self, point: str, value: Any, states: dict, round: Round, check: Callable[[Part, Any], None] | None = None
     ) -> tuple[Any, dict]:
-        """Through the parts in their order; what each returns is looked at before the next one gets it."""
+        """The value and the states after all parts of a point; each return is checked before the next part gets it."""
         for part in self.parts_at(point):
             name = part.name()
-            made = getattr(part, point)(value, states[name], replace(round, part=name))
-            check_two_values(part, point, made)
-            value, state = made
+            returned = getattr(part, point)(value, states[name], replace(round, part=name))
+            check_two_values(part, point, returned)
+            value, state = returned
             if check:
                 check(part, value)
             states = states | {name: state}
@@ -144,7 +146,7 @@ class Method:
 
 
 def compose(parts: Sequence[Part]) -> Method:
-    """The method of these parts, or one sentence about which two clash, why, and what to write instead."""
+    """The method of these parts; raises an error that names two that clash, why, and what to write instead."""
     for part in parts:
         _check_claims(part)
     _refuse_two(parts, lambda p: p.name(), "it is listed twice", "List it once.")
@@ -191,7 +193,7 @@ def compose(parts: Sequence[Part]) -> Method:
 
 
 def _check_claims(part: Part) -> None:
-    """What a part says about itself must be something the loop knows."""
+    """Raise where a class attribute of a part (stage, sets, directions, carries) has an unknown value."""
     stages = STAGES if part.acts_at("encode") or part.acts_at("decode") else ("", *STAGES)
     for claim, value, known in (
         ("stage", {part.stage}, stages),
@@ -206,11 +208,12 @@ def _check_claims(part: Part) -> None:
 
 
 def _refuse_two(parts: Sequence[Part], claim: Callable[[Part], str | None], why: str, advice: str) -> None:
-    owner: dict[str, Part] = {}
+    """Raise where two parts make the same claim; None is no claim."""
+    owners: dict[str, Part] = {}
     for part in parts:
-        what = claim(part)
-        if what is not None and owner.setdefault(what, part) is not part:
-            raise _clash_error(owner[what], part, why, advice)
+        claimed = claim(part)
+        if claimed is not None and owners.setdefault(claimed, part) is not part:
+            raise _clash_error(owners[claimed], part, why, advice)
 
 
 def _clash_error(a: Part, b: Part, why: str, advice: str) -> ShoalError:

@@ -1,4 +1,4 @@
-"""The post: what each device is sent, and what the server reads of their answers."""
+"""Messages between the server and devices: packs and encodes jobs, decodes and checks replies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,79 +19,84 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
 
 MOST_PASSES = 1000
-"""Passes over each of its samples that a device may say it made in a round; curvature takes about 150."""
+"""The most passes over each of its samples that an untrusted device may claim in a round; curvature takes about 150."""
 
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """Packs jobs and opens replies, through the codecs of a method."""
+    """Packs jobs and opens replies with the codecs of a method."""
 
     method: Method
     streams: RandomStreams
     sizes: np.ndarray
     work: Callable[[int, int], Work]
-    """(round, device) -> how much it trains."""
+    """(round, device) -> how long it trains, with which batch size and learning rate."""
     server: Samples | None = None
     is_untrusted: bool = False
-    """Whether devices are elsewhere, so that what they say may be anything."""
+    """Whether devices run elsewhere, so that their replies may hold anything."""
 
     def pack_jobs(self, round: Round, beside: dict, states: dict[str, Tree]) -> tuple[list[Job], dict[str, Tree]]:
-        """One job per device: its slice of the model and what lies beside, through the downlink's codecs."""
+        """One job per device, with its slice of the model and what parts send beside it; and the new states."""
         net, codecs, jobs = round.net, self.method.codecs_for("down"), []
         names = net.names_with_role("shared", "server")
-        everything = wire.pack_message(round.anchor, {}, WHOLE_MODEL, net.slicer, names)
+        whole_message = wire.pack_message(round.anchor, {}, WHOLE_MODEL, net.slicer, names)
         for device in round.devices:
             plan = round.plans[device]
             if plan is WHOLE_MODEL and not beside[device] and not codecs:
-                jobs.append(Job(device, round.number, plan, everything, self.work(round.number, device)))
+                jobs.append(Job(device, round.number, plan, whole_message, self.work(round.number, device)))
                 continue
-            sent = names if plan.sent is None else [k for k in names if k in plan.sent]
-            told = {} if plan.known or not plan else {".plan": wire.encode_plan(plan, [*net.axes, *net.rows])}
-            message = wire.pack_message(round.anchor, told | beside[device], plan, net.slicer, sent)
+            sent_names = names if plan.sent is None else [k for k in names if k in plan.sent]
+            plan_bits = {} if plan.known or not plan else {".plan": wire.encode_plan(plan, [*net.axes, *net.rows])}
+            message = wire.pack_message(round.anchor, plan_bits | beside[device], plan, net.slicer, sent_names)
             if codecs:
                 message, states = wire.encode_message(message, codecs, states, self.make_link(round, "down", device))
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
         return jobs, states
 
     def open_replies(
-        self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late: set[int]
+        self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late_devices: set[int]
     ) -> tuple[list[Reply], list[Row]]:
-        """What came back, as full-size deltas with their coverage; what cannot be used is named, with the reason."""
+        """The usable replies, decoded and at full shape; and, for each device without one, its number and the reason.
+
+        Where devices are trusted and most replies cannot be opened, the codec is at fault, and its error is raised.
+        """
         net, codecs = round.net, self.method.codecs_for("up")
         like = {k: round.anchor[k] for k in net.names_with_role("shared")}
         replies: dict[int, Reply] = {}
-        unread: dict[int, str] = {}
+        problems: dict[int, str] = {}
         faults: list[Exception] = []
         for job, outcome in zip(jobs, outcomes, strict=True):
-            if job.device in late or outcome.message is None:
+            if job.device in late_devices or outcome.message is None:
                 continue
             try:
                 replies[job.device] = self.open_reply(job, outcome, outcome.message, like, round)
             except Exception as error:
                 if isinstance(error, ShoalError) and error.kind.name == "damaged":
-                    unread[job.device] = error.problem
+                    problems[job.device] = error.problem
                 else:
-                    unread[job.device] = explain_exclusion(error)
+                    problems[job.device] = explain_exclusion(error)
                     faults.append(error)
         if not self.is_untrusted and 2 * len(faults) > len(replies) + len(faults):
             raise faults[0]
-        looked = [not codecs and r.outcome.finite for r in replies.values()]
+        known_finite = [not codecs and r.outcome.finite for r in replies.values()]
         finite = tree.check_each_finite(
-            [[] if known else [r.delta, r.report] for r, known in zip(replies.values(), looked)]
+            [[] if is_known else [r.delta, r.report] for r, is_known in zip(replies.values(), known_finite)]
         )
-        sound = {device for device, yes in zip(replies, finite) if yes}
-        why = {o.device: "it was late" if o.device in late else unread.get(o.device, o.problem) for o in outcomes}
-        gone = [{"device": d, "why": w or "its update is not finite"} for d, w in why.items() if d not in sound]
-        return [r for d, r in replies.items() if d in sound], gone
+        usable = {device for device, is_finite in zip(replies, finite) if is_finite}
+        reasons = {
+            o.device: "it was late" if o.device in late_devices else problems.get(o.device, o.problem) for o in outcomes
+        }
+        dropped = [{"device": d, "why": w or "its update is not finite"} for d, w in reasons.items() if d not in usable]
+        return [r for d, r in replies.items() if d in usable], dropped
 
     def open_reply(self, job: Job, outcome: Outcome, message: wire.Message, like: Params, round: Round) -> Reply:
-        """One answer, decoded and at full shape."""
+        """One reply, decoded and at full shape, as a delta to the anchor."""
         net, codecs = round.net, self.method.codecs_for("up")
         message = wire.decode_message(message, codecs, self.make_link(round, "up", job.device)) if codecs else message
         delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
-        strange = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]
-        if self.is_untrusted and strange:
-            problem = f"A message has values of another form for {strange[0]}."
+        misshapen = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]
+        if self.is_untrusted and misshapen:
+            problem = f"A message has values of another form for {misshapen[0]}."
             raise ShoalError("damaged", problem, "It was not used.")
         if self.method.carries == "values":
             delta = tree.subtract_params(delta, round.anchor)
@@ -100,23 +105,24 @@ class Exchange:
         return Reply(job.device, size, delta, covered, report, outcome)
 
     def cap_claims(self, job: Job, outcome: Outcome, net: Net) -> Outcome:
-        """A device that is elsewhere cannot have gone through more samples than it holds, as often as it was told.
+        """The outcome with the claims of an untrusted device (samples, steps, multiply-accumulates) cut to what can be.
 
-        Nor can it have computed more than so many passes over each: its count is in the run's budgets and its clock.
+        The claims enter the run's budgets and simulated time.
         """
         if not self.is_untrusted or job.device == SERVER or outcome.message is None:
             return outcome
         work, size = job.work, int(self.sizes[job.device])
-        most = work.steps * work.batch or ceil(max(work.epochs, 1) * size)
+        most_samples = work.steps * work.batch or ceil(max(work.epochs, 1) * size)
         bounds = {
-            "samples": most,
-            "steps": most,
+            "samples": most_samples,
+            "steps": most_samples,
             "macs_forward": net.macs_forward,
-            "macs_work": MOST_PASSES * net.macs_forward * max(most, size),
+            "macs_work": MOST_PASSES * net.macs_forward * max(most_samples, size),
         }
         return replace(outcome, **{name: min(getattr(outcome, name), bound) for name, bound in bounds.items()})
 
     def make_link(self, round: Round, direction: str, device: int) -> wire.CodecLink:
+        """The server's end of the link to a device, for codecs of this direction ("up" or "down")."""
         net, plan = round.net, round.plans[device]
         return wire.CodecLink(
             direction,

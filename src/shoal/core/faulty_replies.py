@@ -1,4 +1,4 @@
-"""Whose answer something fails with: found by leaving answers out, so that one device costs nobody else the round."""
+"""Finds the replies that make an aggregation fail, by leaving replies out, so that one device cannot void a round."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,90 +10,96 @@ import torch
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.part import Part
 
-A = TypeVar("A")
-R = TypeVar("R")
+ReplyType = TypeVar("ReplyType")
+ResultType = TypeVar("ResultType")
 
 
 class NotFinite(Exception):
-    """What was made of some answers is not finite."""
+    """What the server computed from some replies is not finite."""
 
 
 def use_without_culprits(
-    answers: Sequence[A], use: Callable[[list[A]], R], form: Callable[[A], Any], untrusted: bool
-) -> tuple[R, dict[int, str]]:
-    """What `use` makes of all answers that it does not raise with, and, by position, why the others were left out.
+    replies: Sequence[ReplyType],
+    use: Callable[[list[ReplyType]], ResultType],
+    outline: Callable[[ReplyType], Any],
+    untrusted: bool,
+) -> tuple[ResultType, dict[int, str]]:
+    """What `use` returns for all replies that it does not raise with, and, by position, why the others were left out.
 
-    Less than half of the answers may be left out; of answers that are `untrusted`, because they come from elsewhere, up
-    to half, and all where there are fewer than three. Otherwise `use` itself is at fault, and what it raised at first
-    is raised again. So it is when a compute device has no memory left.
+    Less than half of the replies may be left out; of `untrusted` ones up to half, and all where there are fewer than
+    three. Otherwise `use` itself is at fault, and what it raised at first is raised again. So is an error for lack of
+    GPU memory.
 
-    Answers of the most common form are tried first, so that an odd one cannot drive out those it does not go with.
+    Replies with the most common outline (structure and shapes) are tried first, so that one with another
+    outline cannot drive out the rest.
     """
     try:
-        return use(list(answers)), {}
+        return use(list(replies)), {}
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError) or not answers:
+        if isinstance(error, torch.OutOfMemoryError) or not replies:
             raise
-        first = error
-    forms = [repr(form(answer)) for answer in answers]
-    common = Counter(forms)
-    order = sorted(range(len(answers)), key=lambda i: -common[forms[i]])
-    half = len(answers) // 2 if untrusted else (len(answers) - 1) // 2
-    limit = len(answers) if untrusted and len(answers) < 3 else half
-    for way in (order, order[::-1]):
-        search = CulpritSearch(answers, use, limit)
+        first_error = error
+    outlines = [repr(outline(reply)) for reply in replies]
+    frequency = Counter(outlines)
+    order = sorted(range(len(replies)), key=lambda i: -frequency[outlines[i]])
+    half = len(replies) // 2 if untrusted else (len(replies) - 1) // 2
+    limit = len(replies) if untrusted and len(replies) < 3 else half
+    for trial in (order, order[::-1]):
+        search = CulpritSearch(replies, use, limit)
         try:
-            kept = search.add_usable([], way)
-            return (search.made[0] if kept else use([])), search.why
+            usable = search.add_usable([], trial)
+            return (search.result[0] if usable else use([])), search.reasons
         except TooManyCulprits:
             continue
-    raise first
+    raise first_error
 
 
 class TooManyCulprits(Exception):
-    """More answers would have to be left out than can be the fault of those who gave them."""
+    """More replies would have to be left out than `limit`."""
 
 
 class CulpritSearch:
-    """Adds answers by halves, and leaves out the single ones that do not go with the rest."""
+    """Adds replies by halves (bisection) and leaves out single ones with which `use` raises."""
 
-    def __init__(self, answers: Sequence, use: Callable, limit: int):
-        self.answers, self.use, self.limit = answers, use, limit
-        self.why: dict[int, str] = {}
-        self.made: list = []
-        """What was made of the answers that were kept last."""
+    def __init__(self, replies: Sequence, use: Callable, limit: int):
+        self.replies, self.use, self.limit = replies, use, limit
+        self.reasons: dict[int, str] = {}
+        self.result: list = []
+        """What `use` returned for the usable replies so far, as a list of one."""
 
-    def add_usable(self, kept: list[int], more: list[int]) -> list[int]:
-        """Those that are kept, with as many more as go with them."""
+    def add_usable(self, usable: list[int], candidates: list[int]) -> list[int]:
+        """The positions of usable replies, with as many of `candidates` as `use` does not raise with."""
         try:
-            self.made = [self.use([self.answers[i] for i in sorted([*kept, *more])])]
-            return [*kept, *more]
+            self.result = [self.use([self.replies[i] for i in sorted([*usable, *candidates])])]
+            return [*usable, *candidates]
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            if len(more) == 1:
-                self.why[more[0]] = explain_exclusion(error)
-                if len(self.why) > self.limit:
+            if len(candidates) == 1:
+                self.reasons[candidates[0]] = explain_exclusion(error)
+                if len(self.reasons) > self.limit:
                     raise TooManyCulprits from error
-                return kept
-        half = len(more) // 2
-        return self.add_usable(self.add_usable(kept, more[:half]), more[half:])
+                return usable
+        half = len(candidates) // 2
+        return self.add_usable(self.add_usable(usable, candidates[:half]), candidates[half:])
 
 
 def explain_exclusion(error: Exception) -> str:
-    """Why an answer was left out, in one line of plain characters: part of it may come from a device."""
+    """Why a reply was left out, in one line of printable characters, since a device may have written part of it."""
     if isinstance(error, NotFinite):
         return f"with its answer {error}"
     part, point = find_raising_part(error.__traceback__)
     text = error.problem if isinstance(error, ShoalError) else describe_error(error)
-    plain = "".join(c for c in text[:200] if c.isprintable())
+    printable = "".join(c for c in text[:200] if c.isprintable())
     return (
-        f"its answer cannot be used by {part} at {point} ({plain})" if part else f"its answer cannot be used ({plain})"
+        f"its answer cannot be used by {part} at {point} ({printable})"
+        if part
+        else f"its answer cannot be used ({printable})"
     )
 
 
 def find_raising_part(trace: TracebackType | None) -> tuple[str, str]:
-    """The part that was at work when something was raised, and the point at which; empty where none was."""
+    """The name of the part that was running when something was raised, and the point; empty texts where none was."""
     while trace is not None:
         caller = trace.tb_frame.f_locals.get("self")
         if isinstance(caller, Part):

@@ -1,4 +1,7 @@
-"""The round: one loop for every method, written once. It reads like the table of points in `Part`."""
+"""The training loop: one round of any method, from the selection of devices to the evaluation of the new model.
+
+Its methods follow the table of points in `Part`.
+"""
 
 import logging
 from collections.abc import Callable, Sequence, Set
@@ -30,27 +33,27 @@ log = logging.getLogger("shoal")
 
 @dataclass(frozen=True, eq=False)
 class PendingRound:
-    """A round at half-time: devices are about to train."""
+    """A round whose jobs are packed; devices are about to train."""
 
     server_state: ServerState
     round: Round
     states: dict[str, Tree]
     jobs: list[Job]
     failed: frozenset[int]
-    """Devices that will never answer."""
+    """Devices that will not reply in this round (simulated failures)."""
     register: EnrolmentRegister
     wall: float
-    """Seconds it took to get here."""
+    """Seconds of real time that opening the round took."""
 
     @property
     def jobs_to_train(self) -> list[Job]:
-        """The jobs that will be answered."""
+        """The jobs of the devices that do not fail."""
         return [job for job in self.jobs if job.device not in self.failed]
 
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """Plays rounds. Nothing here knows the name of a method, of a model, or of the place where devices train."""
+    """Plays rounds, whatever the method, the model and the place where devices train."""
 
     method: Method
     engine: DeviceHost
@@ -59,63 +62,72 @@ class Loop:
     sizes: np.ndarray
     sample: int
     work: Callable[[int, int], Work]
-    """(round, device) -> how much it trains."""
+    """(round, device) -> how long it trains, with which batch size and learning rate."""
     judge: Callable[[Net, Params], dict[str, float]]
+    """Metrics of a model on the test set."""
     evaluates: Callable[[Row], bool]
-    """Whether the round of this row is one to evaluate."""
+    """Row of costs -> whether the model is evaluated after this round."""
     optimiser: Optimiser = Optimiser()
     patience: Deadlines = Deadlines()
     server: Samples | None = None
     look: Callable[[Round], Row] = lambda round: {}
-    """What is to be told of the replies in a round that is evaluated."""
+    """Metrics of a round's replies (of local models), in rounds that are evaluated."""
 
     @cached_property
     def exchange(self) -> Exchange:
+        """Packs jobs and opens replies."""
         return Exchange(self.method, self.streams, self.sizes, self.work, self.server, self.engine.is_untrusted)
 
     def start(self, net: Net) -> ServerState:
-        """Before the first round; `net` already went through the parts' `model`."""
-        standing = ServerState(net, net.initial, {})
+        """The server state before the first round; `net` is what the parts' `model` made of the recipe's model.
+
+        Devices whose enrolment cards a part cannot use are left out here and named in the log.
+        """
+        server_state = ServerState(net, net.initial, {})
         register = EnrolmentRegister({}, self.engine.enrol)
-        everybody = np.flatnonzero(self.sizes > 0).tolist()
+        with_data = np.flatnonzero(self.sizes > 0).tolist()
 
         def init_states(devices: list[int]) -> dict[str, Tree]:
-            return self.method.init_server(self.make_round(standing, 0, register, set(everybody) - set(devices)))
+            return self.method.init_server(self.make_round(server_state, 0, register, set(with_data) - set(devices)))
 
         try:
-            states = init_states(everybody)
+            states = init_states(with_data)
         except Exception:
             if not (register.cards or register.silent):
                 raise
-            form = lambda device: tree.outline_tree(register.cards.get(device))  # noqa: E731
-            states, refused = use_without_culprits(everybody, init_states, form, self.engine.is_untrusted)
-            for at, why in refused.items():
-                log.warning("device %d, enrolment: %s", everybody[at], why)
-        return replace(standing, states=states, cards=register.cards, owed=register.nbytes)
+            card_outline = lambda device: tree.outline_tree(register.cards.get(device))  # noqa: E731
+            states, refused = use_without_culprits(with_data, init_states, card_outline, self.engine.is_untrusted)
+            for position, why in refused.items():
+                log.warning("device %d, enrolment: %s", with_data[position], why)
+        return replace(server_state, states=states, cards=register.cards, owed=register.nbytes)
 
-    def play_round(self, standing: ServerState, number: int) -> tuple[ServerState, Row]:
-        """One round, from what the server knew before it to what it knows after it."""
-        asked = self.open_round(standing, number)
-        began = perf_counter()
-        outcomes = self.engine.fit(asked.jobs_to_train)
-        return self.close_round(asked, outcomes, perf_counter() - began)
+    def play_round(self, server_state: ServerState, number: int) -> tuple[ServerState, Row]:
+        """One round: the new server state, and the row of the history."""
+        pending = self.open_round(server_state, number)
+        started = perf_counter()
+        outcomes = self.engine.fit(pending.jobs_to_train)
+        return self.close_round(pending, outcomes, perf_counter() - started)
 
-    def open_round(self, standing: ServerState, number: int) -> "PendingRound":
-        """The first half of a round: what each device is told. Who does not introduce itself is left out of it."""
-        register = EnrolmentRegister(standing.cards, self.engine.enrol)
+    def open_round(self, server_state: ServerState, number: int) -> "PendingRound":
+        """The first half of a round: select -> plan -> send -> encode.
+
+        Where a part needs enrolment cards that devices do not send, the round is opened again without those devices.
+        """
+        register = EnrolmentRegister(server_state.cards, self.engine.enrol)
         while True:
             without = frozenset(register.silent)
             try:
-                return self.open_round_without(standing, number, register, without)
+                return self.open_round_without(server_state, number, register, without)
             except MissingEnrolment as error:
                 if without.issuperset(error.devices):
                     raise
 
     def open_round_without(
-        self, standing: ServerState, number: int, register: EnrolmentRegister, without: Set[int]
+        self, server_state: ServerState, number: int, register: EnrolmentRegister, without: Set[int]
     ) -> "PendingRound":
-        began, method, states = perf_counter(), self.method, standing.states
-        round = self.make_round(standing, number, register, without)
+        """The first half of a round in which the devices `without` count as holding no data."""
+        started, method, states = perf_counter(), self.method, server_state.states
+        round = self.make_round(server_state, number, register, without)
 
         devices, states = method.select(self.draw_cohort(round), states, round)
         round = replace(round, devices=self.check_cohort(devices))
@@ -124,67 +136,78 @@ class Loop:
         beside, states = method.send(states, round)
         jobs, states = self.exchange.pack_jobs(round, beside, states)
         failed = frozenset(j.device for j in jobs if self.patience.device_fails(self.streams, j.round, j.device))
-        return PendingRound(standing, round, states, jobs, failed, register, perf_counter() - began)
+        return PendingRound(server_state, round, states, jobs, failed, register, perf_counter() - started)
 
-    def close_round(self, asked: "PendingRound", trained: Sequence[Outcome], wall: float) -> tuple[ServerState, Row]:
-        """The second half: what came back becomes the new model. `wall` is how long devices took to train it."""
-        began, standing = perf_counter(), asked.server_state
-        round, states, jobs, register = asked.round, asked.states, asked.jobs, asked.register
-        found = {outcome.device: outcome for outcome in trained}
-        outcomes = [found.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
+    def close_round(
+        self, pending: "PendingRound", trained_outcomes: Sequence[Outcome], wall: float
+    ) -> tuple[ServerState, Row]:
+        """The second half of a round: decode -> weigh -> combine -> serve -> prune -> evaluate.
+
+        `wall` is how many seconds of real time training took.
+        """
+        started, server_state = perf_counter(), pending.server_state
+        round, states, jobs, register = pending.round, pending.states, pending.jobs, pending.register
+        by_device = {outcome.device: outcome for outcome in trained_outcomes}
+        outcomes = [by_device.get(j.device, Outcome(j.device, problem="it failed")) for j in jobs]
         outcomes = [self.exchange.cap_claims(job, outcome, round.net) for job, outcome in zip(jobs, outcomes)]
         times = simulate_device_times(jobs, outcomes, self.fleet)
-        totals, asked_for = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
-        late, end = self.patience.find_late_devices(totals, self.sample, asked_for)
+        totals, jobs_sent = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
+        late_devices, end = self.patience.find_late_devices(totals, self.sample, jobs_sent)
 
-        replies, dropped = self.exchange.open_replies(jobs, outcomes, round, late)
+        replies, dropped = self.exchange.open_replies(jobs, outcomes, round, late_devices)
         round = replace(round, replies=replies)
-        rehearse = (lambda made: self.rehearse_next_round(made, register)) if self.engine.is_untrusted else None
-        made, refused = update_with_usable(self.method, standing, round, states, rehearse)
+        rehearse = (lambda update: self.rehearse_next_round(update, register)) if self.engine.is_untrusted else None
+        update, refused = update_with_usable(self.method, server_state, round, states, rehearse)
         dropped += [{"device": device, "why": why} for device, why in refused.items()]
-        self.engine.forget([gone["device"] for gone in dropped if gone["device"] not in late])
-        enrolment = standing.owed + register.nbytes
-        round, standing = made.round, replace(made.after, cards=register.cards, owed=0)
+        self.engine.forget([gone["device"] for gone in dropped if gone["device"] not in late_devices])
+        enrolment = server_state.owed + register.nbytes
+        round, server_state = update.round, replace(update.after, cards=register.cards, owed=0)
 
         row = compute_round_cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
         if round.net.blocks and any(codec.stage == "rows" for codec in self.method.codecs_for("down")):
             row["bytes_down_by_blocks"] = count_bytes_by_blocks(jobs, round.net)
         if self.evaluates(row):
-            row |= self.evaluate_state(standing, replace(round, net=standing.net, params=standing.params)) | self.look(
-                round
-            )
+            row |= self.evaluate_state(
+                server_state, replace(round, net=server_state.net, params=server_state.params)
+            ) | self.look(round)
         if dropped:
             row["dropped"] = dropped
-        if made.void:
+        if update.void:
             row["void"] = True
-        return standing, row | {"wall_seconds": asked.wall + wall + perf_counter() - began}
+        return server_state, row | {"wall_seconds": pending.wall + wall + perf_counter() - started}
 
-    def rehearse_next_round(self, made: ServerUpdate, register: EnrolmentRegister) -> None:
-        """Raise what the next round would raise with what was made of this one."""
-        after, number = made.after, made.round.number + 1
-        self.method.evaluate({"": after.params}, after.states, replace(made.round, net=after.net, params=after.params))
+    def rehearse_next_round(self, update: ServerUpdate, register: EnrolmentRegister) -> None:
+        """Evaluate and open the next round on trial, to raise now what an untrusted reply would make it raise then."""
+        after, number = update.after, update.round.number + 1
+        self.method.evaluate(
+            {"": after.params}, after.states, replace(update.round, net=after.net, params=after.params)
+        )
         with suppress(MissingEnrolment):
             self.open_round_without(
                 after, number, EnrolmentRegister(register.cards, lambda devices: {}), register.silent
             )
 
-    def make_final_params(self, standing: ServerState, rounds: int) -> Params:
-        """The model that a run ends with: the one that is judged."""
-        round = self.make_round(standing, max(rounds - 1, 0), EnrolmentRegister(standing.cards, self.engine.enrol))
-        return self.method.evaluate({"": standing.params}, standing.states, round)[""]
+    def make_final_params(self, server_state: ServerState, rounds: int) -> Params:
+        """The model that a run ends with: the one that is evaluated under the name ""."""
+        round = self.make_round(
+            server_state, max(rounds - 1, 0), EnrolmentRegister(server_state.cards, self.engine.enrol)
+        )
+        return self.method.evaluate({"": server_state.params}, server_state.states, round)[""]
 
     def follow_pruning(self, before: ServerState, after: ServerState) -> None:
-        """The round is over and kept: the places where devices train follow a model that was pruned."""
+        """Tell the engine to train the smaller model where the committed round has pruned it."""
         if after.net is not before.net:
             self.engine.resize(after.net, after.cuts[-1])
 
     # the steps of a round, in their order -------------------------------------------------------------------------
-    def make_round(self, standing: ServerState, number: int, roster: Roster, without: Set[int] = frozenset()) -> Round:
-        """A round before anybody was asked; the devices `without` whom it is played count as holding nothing."""
+    def make_round(
+        self, server_state: ServerState, number: int, roster: Roster, without: Set[int] = frozenset()
+    ) -> Round:
+        """The round before any device is selected; the devices `without` count as holding no data."""
         return Round(
             number=number,
-            net=standing.net,
-            anchor=standing.params,
+            net=server_state.net,
+            anchor=server_state.params,
             sizes=np.where(np.isin(np.arange(len(self.sizes)), list(without)), 0, self.sizes)
             if without
             else self.sizes,
@@ -200,7 +223,7 @@ class Loop:
         )
 
     def draw_cohort(self, round: Round) -> list[int]:
-        """The devices that take part unless a part says otherwise: a uniform draw among those with data."""
+        """The cohort unless a part selects another: a uniform draw among eligible devices, in rising order."""
         eligible = round.eligible
         if not (self.sizes > 0).any():
             raise ShoalError("no-data", "No device holds any data.", "Use fewer devices or another split.")
@@ -209,6 +232,7 @@ class Loop:
         return sorted(int(eligible[i]) for i in chosen)
 
     def check_cohort(self, devices: Sequence[int]) -> list[int]:
+        """The selection as a list, if it names each device once and all of them hold data."""
         unknown = [d for d in devices if d != SERVER and not (0 <= d < len(self.sizes) and self.sizes[d] > 0)]
         if unknown or len(set(devices)) != len(devices):
             problem = (
@@ -223,10 +247,10 @@ class Loop:
             )
         return list(devices)
 
-    def evaluate_state(self, standing: ServerState, round: Round) -> Row:
-        """The quality of the model; of further models under their own names."""
-        found: Row = {}
-        for name, params in self.method.evaluate({"": standing.params}, standing.states, round).items():
+    def evaluate_state(self, server_state: ServerState, round: Round) -> Row:
+        """The metrics of the global model, and of further models that parts evaluate, with _NAME behind theirs."""
+        metrics: Row = {}
+        for name, params in self.method.evaluate({"": server_state.params}, server_state.states, round).items():
             suffix = f"_{name}" if name else ""
-            found |= {f"{k}{suffix}": v for k, v in self.judge(standing.net, params).items()}
-        return found
+            metrics |= {f"{k}{suffix}": v for k, v in self.judge(server_state.net, params).items()}
+        return metrics

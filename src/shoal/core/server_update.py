@@ -1,4 +1,4 @@
-"""The end of a round on the server: weigh -> combine -> serve -> prune, with every reply that can be used."""
+"""The server's update of the global model (weigh -> combine -> serve -> prune) from every reply that can be used."""
 
 import logging
 from collections.abc import Callable
@@ -22,77 +22,79 @@ log = logging.getLogger("shoal")
 
 @dataclass(frozen=True, eq=False)
 class ServerUpdate:
-    """What the server made of some replies."""
+    """The server state after a round, and the round with the replies and weights that led to it."""
 
     round: Round
     after: ServerState
     void: bool
-    """Whether nothing could be made of them: the model and the states are those before."""
+    """Whether no reply could be used: the model and the states are those before the round."""
 
 
 def update_with_usable(
     method: Method,
-    standing: ServerState,
+    server_state: ServerState,
     round: Round,
     states: dict[str, Tree],
     rehearse: Callable[[ServerUpdate], None] | None,
 ) -> tuple[ServerUpdate, dict[int, str]]:
-    """What becomes of the replies, and, by device, why a reply was left out that nothing could be made with.
+    """The update from all usable replies, and, by device, why a reply was left out.
 
-    Where devices are elsewhere, `rehearse` raises what the next round would raise; a reply that makes it raise is
-    left out too.
+    Where devices are untrusted, `rehearse` raises what the next round would raise; a reply that makes it raise is left
+    out too. None where devices are trusted.
     """
-    others = [r for r in round.replies if r.device != SERVER]
+    device_replies = [r for r in round.replies if r.device != SERVER]
     untrusted, refused = rehearse is not None, dict[int, str]()
 
-    def update_with(some: list[Reply]) -> ServerUpdate:
-        kept = {SERVER, *(r.device for r in some)}
+    def update_with(replies: list[Reply]) -> ServerUpdate:
+        used = {SERVER, *(r.device for r in replies)}
         return update_server(
-            method, standing, replace(round, replies=[r for r in round.replies if r.device in kept]), states
+            method, server_state, replace(round, replies=[r for r in round.replies if r.device in used]), states
         )
 
-    def check_next_round(made: ServerUpdate) -> ServerUpdate:
-        if rehearse and not made.void:
-            if tree.is_tree_finite(states) and not tree.is_tree_finite(made.after.states):
+    def check_next_round(update: ServerUpdate) -> ServerUpdate:
+        if rehearse and not update.void:
+            if tree.is_tree_finite(states) and not tree.is_tree_finite(update.after.states):
                 raise NotFinite("a state of the server is not finite")
-            rehearse(made)
-        return made
+            rehearse(update)
+        return update
 
     def update_without_culprits(use: Callable[[list[Reply]], ServerUpdate]) -> ServerUpdate:
-        left = [r for r in others if r.device not in refused]
-        made, why = use_without_culprits(left, use, lambda reply: tree.outline_tree(reply.report), untrusted)
-        refused.update({left[at].device: text for at, text in why.items()})
-        return made
+        remaining = [r for r in device_replies if r.device not in refused]
+        update, reasons = use_without_culprits(remaining, use, lambda reply: tree.outline_tree(reply.report), untrusted)
+        refused.update({remaining[position].device: text for position, text in reasons.items()})
+        return update
 
     try:
-        made = update_without_culprits(update_with)
+        update = update_without_culprits(update_with)
     except NotFinite:
-        made = ServerUpdate(round, replace(standing, states=states), True)
+        update = ServerUpdate(round, replace(server_state, states=states), True)
     try:
-        check_next_round(made)
+        check_next_round(update)
     except Exception:
         with suppress(Exception):  # where no reply is to blame, the next round itself will tell what is wrong
-            made = update_without_culprits(lambda some: check_next_round(update_with(some)))
+            update = update_without_culprits(lambda replies: check_next_round(update_with(replies)))
     for device, why in refused.items():
         log.warning("device %d, round %d: %s", device, round.number, why)
-    return made, refused
+    return update, refused
 
 
-def update_server(method: Method, standing: ServerState, round: Round, states: dict[str, Tree]) -> ServerUpdate:
-    """weigh -> combine -> serve -> prune."""
+def update_server(method: Method, server_state: ServerState, round: Round, states: dict[str, Tree]) -> ServerUpdate:
+    """weigh -> combine -> serve -> prune with all replies of the round; raises NotFinite where the new model is not."""
     weights, new_states = normalise_weights(method, round, states)
     if weights is None:
-        return ServerUpdate(round, replace(standing, states=states), True)
+        return ServerUpdate(round, replace(server_state, states=states), True)
     round = replace(round, weights=weights)
     params, new_states = method.combine(lambda: aggregate_holders(round), new_states, round)
     params, new_states = method.serve(params, new_states, round)
     if not tree.is_tree_finite(params):
         raise NotFinite("the new model is not finite")
-    return ServerUpdate(round, prune_model(method, replace(standing, params=params, states=new_states), round), False)
+    return ServerUpdate(
+        round, prune_model(method, replace(server_state, params=params, states=new_states), round), False
+    )
 
 
 def normalise_weights(method: Method, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:
-    """Weights that sum to 1, or None when nobody is left who counts."""
+    """Weights of the replies that sum to 1, or None when all are 0 or there are no replies; and the new states."""
     if not round.replies:
         return None, states
     sizes = [0 if r.device == SERVER else r.size for r in round.replies]
@@ -100,11 +102,11 @@ def normalise_weights(method: Method, round: Round, states: dict[str, Tree]) -> 
     return (weights / weights.sum() if weights.sum() > 0 else None), states
 
 
-def prune_model(method: Method, standing: ServerState, round: Round) -> ServerState:
-    """A smaller model where a part asks for one; every state shaped like it is cut along."""
-    plan, states = method.prune(WHOLE_MODEL, standing.states, replace(round, params=standing.params))
+def prune_model(method: Method, server_state: ServerState, round: Round) -> ServerState:
+    """The server state after `prune`: where a part prunes, the model and the states of parts are cut alike."""
+    plan, states = method.prune(WHOLE_MODEL, server_state.states, replace(round, params=server_state.params))
     if not plan:
-        return replace(standing, states=states)
-    net, slicer = standing.net.cut(plan), standing.net.slicer
-    params, states = slicer.take(standing.params, plan), slicer.cut_tree(states, plan)
-    return replace(standing, net=net, params=params, states=states, cuts=(*standing.cuts, plan))
+        return replace(server_state, states=states)
+    net, slicer = server_state.net.cut(plan), server_state.net.slicer
+    params, states = slicer.take(server_state.params, plan), slicer.cut_tree(states, plan)
+    return replace(server_state, net=net, params=params, states=states, cuts=(*server_state.cuts, plan))

@@ -1,4 +1,4 @@
-"""Random streams: one per (seed, purpose, round, device), so nobody's draws depend on who else draws."""
+"""Random streams: one per (seed, purpose, round, device), so that draws never depend on the order of other draws."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,17 +14,19 @@ class RandomStreams:
     seed: int
 
     def make_torch_generator(self, purpose: str, round: int = 0, device: int = 0) -> torch.Generator:
+        """A CPU generator of torch."""
         return torch.Generator().manual_seed(self.derive_seed(purpose, round, device))
 
     def make_numpy_generator(self, purpose: str, round: int = 0, device: int = 0) -> np.random.Generator:
+        """A Philox generator of NumPy."""
         return np.random.Generator(np.random.Philox(key=self.derive_seed(purpose, round, device)))
 
     def derive_seed(self, purpose: str, round: int = 0, device: int = 0) -> int:
-        """A 63-bit number that names one stream."""
+        """The seed of one stream, a 63-bit number."""
         key = f"{self.seed}/{purpose}/{round}/{device}".encode()
         return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
 def part_stream_name(part: str, purpose: str = "") -> str:
-    """The name of a part's own stream; no stream of the loop has such a name."""
+    """The purpose under which a part draws; the loop itself uses no purpose that starts so."""
     return f"part {part} {purpose}"
