@@ -16,18 +16,18 @@ from shoal.core.wire import CodecLink, Message
 
 @dataclass(frozen=True)
 class Neutral:
-    """The setting at which a part changes nothing: its fields, and where that holds only under a condition, which."""
+    """The values of a part's fields at which it changes nothing, and the condition under which that holds."""
 
     settings: Mapping[str, Any]
     rounds: int | None = None
-    """How many rounds it holds for (None: for ever)."""
+    """For how many rounds it holds (None: for all)."""
     equal_devices: bool = False
     """Whether it holds only when all devices make the same number of steps on the same number of samples."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The points of a round, each the identity. A part overrides only those it needs and holds no state.
+    """One method of a part per point of a round, each the identity: a part overrides those it needs. It holds no state.
 
     once     model, enrol
     server   select -> plan -> send -> encode ------------------------------------------> (downlink)
@@ -36,19 +36,19 @@ class Part:
     """
 
     sets: ClassVar[frozenset[str]] = frozenset()
-    """Those of select, plan and weigh whose value this part sets rather than scales; one setter each."""
+    """Those of select, plan and weigh whose value this part sets rather than scales; a method has one setter each."""
     replaces_loss: ClassVar[bool] = False
-    """Whether `objective` ignores the loss it is given; such a part is innermost, and there is one."""
+    """Whether `objective` ignores the loss it is given; a method has at most one such part, and it is the innermost."""
     makes_features: ClassVar[bool] = False
-    """Whether `model` changes what the features are; such a part is the first to change the model."""
+    """Whether `model` changes what the features are; such a part changes the model before the others."""
     stage: ClassVar[str] = ""
-    """For codecs: rows, sparsify, quantise or pack; they run in that order, one of each."""
+    """For codecs: rows, sparsify, quantise or pack, in the order they run; a method has at most one of each."""
     directions: ClassVar[frozenset[str]] = frozenset({"up"})
     """For codecs: the directions they code, of up and down."""
     codes_delta: ClassVar[bool] = True
-    """For codecs: whether what they code must be a difference (they may leave out what is near 0)."""
+    """For codecs: whether what they code must be a delta (they may leave out what is near 0)."""
     carries: ClassVar[str] = "delta"
-    """Whether replies must carry a delta to what was received or plain values."""
+    """Whether replies must carry a "delta" to what was received, or plain "values"."""
     neutral: ClassVar[Neutral | None] = None
     """The setting at which a run equals FedAvg; None when there is none."""
 
@@ -63,20 +63,24 @@ class Part:
 
     # once ---------------------------------------------------------------------------------------------------------
     def model(self, net: Net) -> Net:
+        """The model that is trained, made from the recipe's."""
         return net
 
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
+        """The enrolment card of a device, with what this part needs to know about it added; runs on the device."""
         return card
 
     def taps(self, net: Net) -> tuple[str, ...]:
-        """The modules whose outputs, or `into NAME` whose inputs, `objective` and `step` want in `Scored.taps`."""
+        """The modules whose outputs, or `into NAME` whose inputs, `objective` and `step` want in `BatchScore.taps`."""
         return ()
 
     # server, before training --------------------------------------------------------------------------------------
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
+        """The cohort: devices that train in this round, out of `round.eligible`."""
         return devices, state
 
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
+        """By device of the cohort: which part of the model it is sent and trains."""
         return plans, state
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
@@ -85,19 +89,23 @@ class Part:
 
     # device -------------------------------------------------------------------------------------------------------
     def data(self, samples: Samples, memory: Tree, device: Device) -> Samples:
+        """The samples that a device trains on in this round."""
         return samples
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        """The starting parameters, and the part's state during the local run."""
+        """The parameters that training starts from, and the part's state during it."""
         return params, {}
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
+        """Random tensors for one local step, which reads them in `Local.draws`."""
         return {}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
+        """The local objective, made from that of the parts listed after this one."""
         return inner
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
+        """The update of one local step (the parameters lose lr times it), and the part's new state."""
         return update, state
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
@@ -110,13 +118,15 @@ class Part:
 
     # wire ---------------------------------------------------------------------------------------------------------
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
+        """For codecs: the smaller message, and the codec's memory (on the server: its state)."""
         return message, memory
 
     def decode(self, message: Message, link: CodecLink) -> Message:
+        """For codecs: the message as it was before `encode`, or as near to it as `error` says."""
         return message
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
-        """The shapes of the values after `encode`, told from the shapes before and what `encode` wrote."""
+        """For codecs: the shapes of the values after `encode`, from the shapes before it and the coded message."""
         return shapes
 
     def error(self, value: Tensor) -> Tensor:
@@ -125,13 +135,18 @@ class Part:
 
     # server, after training ---------------------------------------------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        """One weight from 0 up for each of `round.replies`; they are normalised to sum to 1 afterwards."""
         return weights, state
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        """One owner; without one, the weighted mean of every coordinate over the replies that cover it."""
+        """The aggregate of the replies: new parameters. A method has at most one part that acts here.
+
+        Without one, each coordinate is the weighted mean over the replies that cover it.
+        """
         raise NotImplementedError("only the part that owns it is asked to combine")
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        """The new global model, made from the aggregate: a server optimiser, for example."""
         return params, state
 
     def prune(self, plan: Plan, state: Tree, round: Round) -> tuple[Plan, Tree]:
@@ -139,15 +154,17 @@ class Part:
         return plan, state
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
-        """The models that are judged: "" is the one the history is about, further names stand beside it."""
+        """The models that are evaluated, by name: "" is the global model, others get columns of their own."""
         return judged
 
     # the part as a value ------------------------------------------------------------------------------------------
     @classmethod
     def name(cls) -> str:
+        """The name in expressions: the class name in lower case."""
         return cls.__name__.lower()
 
     def acts_at(self, point: str) -> bool:
+        """Whether this part overrides a point."""
         return getattr(type(self), point) is not getattr(Part, point)
 
     def __str__(self) -> str:

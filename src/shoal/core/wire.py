@@ -1,8 +1,8 @@
-"""What travels: messages, the pipe of codecs that shrinks them, and the bytes they really are.
+"""Messages between the server and devices, the chain of codecs that compresses them, and their size in bytes.
 
-A message has a body (the model on its way down, its change on the way up) and what parts send beside it. A codec reads
-the `value` of each entry of the body, puts a smaller one in its place and keeps what it needs to undo that beside
-it under its own name, so any codec can read what another one wrote. `decode` runs the pipe backwards.
+A message has a body (the model on its way down, a delta on the way up) and what parts send beside it. A codec replaces
+the `value` of each entry of the body by a smaller one and stores what it needs to undo that in the same entry, under a
+key of its own, so that codecs can be chained. Decoding runs the chain backwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from shoal.core.part import Part
 
 Entry: TypeAlias = dict[str, Tensor]
+"""One tensor as it travels: its `value`, and what codecs store beside it under their own keys."""
 STAGES = ("rows", "sparsify", "quantise", "pack")
+"""The order in which codecs run; a method has at most one of each."""
 REQUEST = torch.ones((), dtype=torch.bool)
-"""A request that travels down: its name says it all, it costs one byte."""
+"""What a part's `send` gives a name to in order to ask devices for something; it costs one byte."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ class Message:
 
     @cached_property
     def bytes_by(self) -> dict[str, int]:
-        """The bytes of each cause: the model, and each part that sends something beside it."""
+        """Bytes by cause: the model, and each part that sends something beside it."""
         return {"model": tree.count_tree_bytes(self.body)} | {
             p.removeprefix("."): tree.count_tree_bytes(o) for p, o in self.beside.items()
         }
@@ -50,19 +52,19 @@ class Message:
         return sum(self.bytes_by.values())
 
     def to_bytes(self) -> bytes:
-        """The payload itself: the tensors' bytes in order. What they are follows from the plan and the method."""
+        """The bytes of all tensors in order, without names and shapes, which follow from the plan and the method."""
         return b"".join(
             copy_tensor_bytes(t) for t in (*tree.collect_tensors(self.body), *tree.collect_tensors(self.beside))
         )
 
-    def with_values(self, **made: Tensor) -> "Message":
+    def with_values(self, **values: Tensor) -> "Message":
         """The same message with other values, by tensor name."""
-        return replace(self, body={k: e | {"value": made[k]} if k in made else e for k, e in self.body.items()})
+        return replace(self, body={k: e | {"value": values[k]} if k in values else e for k, e in self.body.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class CodecLink:
-    """The connection a codec works on: its direction, the far end, and what it is about to code or has coded."""
+    """What a codec knows about the link it works on: direction, device, round, plan, and the message so far."""
 
     direction: str
     device: int
@@ -71,38 +73,42 @@ class CodecLink:
     slicer: Slicer
     streams: RandomStreams
     like: Params
-    """Tensors of the full shapes."""
+    """Tensors of the full shapes, by name; only their shapes and types are used."""
     trained: frozenset[str] | None = None
     """The tensors that are trained (None: all); the others are counters and running statistics."""
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     """The shapes of the values before the codec codes them."""
     part: str = ""
     message: Message | None = None
-    """What the codec is about to code, and the codecs that it went through before."""
+    """The message that the codec is about to code."""
     earlier: tuple["Part", ...] = ()
+    """The codecs that the message went through before."""
     memory: Tree = field(default_factory=dict)
-    """Where a device decodes, what the codec remembers there."""
+    """The codec's memory on the device, where a device decodes."""
     known: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    """By codec and tensor, where what it sees belongs."""
+    """A cache of `find_positions`, by codec and tensor."""
     blocks: tuple[tuple[str, ...], ...] = ()
-    """The tensors of a whole message, block by block, where the model has blocks."""
+    """The names of the tensors of a whole message, block by block, where the model has blocks."""
 
     def generator(self) -> torch.Generator:
-        """The codec's own stream on this link in this round, the same at both ends."""
+        """A generator at the start of the codec's stream for this link and round; both ends draw the same numbers."""
         return self.streams.make_torch_generator(part_stream_name(self.part, self.direction), self.round, self.device)
 
     def expand_to_full(self, values: Params) -> Params:
-        """Values as the codec sees them, brought to full shape; 0 where the plan or an earlier codec left out."""
+        """Values as this codec sees them, at full shape; 0 for elements that the plan or an earlier codec left out."""
         if not self.earlier:
             return self.slicer.place(values, self.like, self.plan)
-        made = {}
+        expanded = {}
         for name, value in values.items():
             full = value.new_zeros(self.like[name].numel())
-            made[name] = full.index_copy_(0, self.find_positions(name), value.flatten()).view(self.like[name].shape)
-        return made
+            expanded[name] = full.index_copy_(0, self.find_positions(name), value.flatten()).view(self.like[name].shape)
+        return expanded
 
     def reduce_from_full(self, full: Params) -> Params:
-        """The other way: of tensors of full shape, what the codec sees. What it owes is kept at full shape."""
+        """The inverse of `expand_to_full`: of tensors at full shape, the elements that this codec sees.
+
+        Codecs keep their memory (what error feedback still owes) at full shape, since plans change between rounds.
+        """
         assert self.message is not None
         if not self.earlier:
             return self.slicer.take(full, self.plan)
@@ -110,36 +116,39 @@ class CodecLink:
         return {k: v.flatten()[self.find_positions(k)].view(shapes[k]) for k, v in full.items()}
 
     def find_positions(self, name: str) -> Tensor:
-        """Where each number that the codec sees of a tensor belongs in it: what earlier codecs made of a ramp tells."""
+        """The flat indices, in the tensor of full shape, of the numbers that this codec sees of it.
+
+        They are found by decoding 1, 2, 3, ... through the earlier codecs and looking where each number arrives.
+        """
         assert self.message is not None
         if (self.part, name) not in self.known:
             value = self.message.body[name]["value"]
             ramp = torch.arange(1, value.numel() + 1, dtype=torch.float64, device=value.device).view(value.shape)
             message = decode_message(self.message.with_values(**{name: ramp}), self.earlier, self)
-            found = self.slicer.place({name: message.body[name]["value"]}, self.like, self.plan)[name].flatten()
-            held = found.nonzero().flatten()
-            numbers = found[held]
-            rising = bool((numbers[1:] > numbers[:-1]).all())
-            self.known[self.part, name] = held if rising else held[numbers.argsort()]
+            placed = self.slicer.place({name: message.body[name]["value"]}, self.like, self.plan)[name].flatten()
+            filled = placed.nonzero().flatten()
+            ranks = placed[filled]
+            is_ordered = bool((ranks[1:] > ranks[:-1]).all())
+            self.known[self.part, name] = filled if is_ordered else filled[ranks.argsort()]
         return self.known[self.part, name]
 
 
 def pack_message(
     params: Mapping[str, Tensor], beside: dict[str, dict[str, Any]], plan: Plan, slicer: Slicer, names: Sequence[str]
 ) -> Message:
-    """A message about the named tensors, before any codec: only what the plan keeps is in it."""
+    """A message with the named tensors, cut by the plan, before any codec; what parts send beside it is cut too."""
     body = slicer.take({k: params[k] for k in names}, plan)
-    taken = lambda t: slicer.take(t, plan), lambda t: slicer.take_units(t, plan)
+    cut = lambda t: slicer.take(t, plan), lambda t: slicer.take_units(t, plan)
     return Message(
         {k: {"value": v} for k, v in body.items()},
-        {part: _map_named_trees(own, slicer, *taken) for part, own in beside.items()},
+        {part: _map_named_trees(extras, slicer, *cut) for part, extras in beside.items()},
     )
 
 
 def open_message(
     message: Message, like: Params, plan: Plan, slicer: Slicer
 ) -> tuple[Params, dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """Values of full shape, which of their elements arrived where not all did, and what lay beside."""
+    """Values at full shape, masks of the elements that arrived (where not all did), and what came beside."""
     values, covered = {}, {}
     for name, entry in message.body.items():
         if not plan and "covered" not in entry:
@@ -152,18 +161,18 @@ def open_message(
             mask = arrived if mask is None else mask & arrived
         if mask is not None:
             covered[name] = mask
-    placed = lambda t: slicer.place(t, like, plan), lambda t: slicer.place_units(t, plan)
-    return values, covered, {part: _map_named_trees(own, slicer, *placed) for part, own in message.beside.items()}
+    place = lambda t: slicer.place(t, like, plan), lambda t: slicer.place_units(t, plan)
+    return values, covered, {part: _map_named_trees(extras, slicer, *place) for part, extras in message.beside.items()}
 
 
 def encode_message(
     message: Message, codecs: Sequence["Part"], memories: dict[str, Tree], link: CodecLink
 ) -> tuple[Message, dict[str, Tree]]:
-    """Through every codec in the order of their stages; each gets its own memory and returns a new one."""
+    """The message after every codec, in the order of stages, and the new memories by codec."""
     shapes = compute_sliced_shapes(message, link)
     for number, part in enumerate(codecs):
-        own = replace(link, shapes=shapes, part=part.name(), message=message, earlier=tuple(codecs[:number]))
-        message, memory = part.encode(message, memories.get(part.name(), {}), own)
+        codec_link = replace(link, shapes=shapes, part=part.name(), message=message, earlier=tuple(codecs[:number]))
+        message, memory = part.encode(message, memories.get(part.name(), {}), codec_link)
         memories = memories | {part.name(): memory}
         shapes = part.outline(shapes, message)
     return message, memories
@@ -172,7 +181,7 @@ def encode_message(
 def decode_message(
     message: Message, codecs: Sequence["Part"], link: CodecLink, memories: Mapping[str, Tree] = MappingProxyType({})
 ) -> Message:
-    """Backwards through the codecs; a missing coordinate comes back as 0, or as not covered where a codec says so."""
+    """The message decoded by every codec, last first; elements that did not travel are 0, or marked as not covered."""
     for name, entry in message.body.items():
         if name not in link.like or not isinstance(entry.get("value"), Tensor):
             raise ShoalError("damaged", f"A message has no values for {name[:80]!r}.", "It was not used.")
@@ -180,18 +189,18 @@ def decode_message(
     for part in codecs:
         shapes.append(part.outline(shapes[-1], message))
     for part, before in zip(reversed(codecs), reversed(shapes[:-1])):
-        own = replace(link, shapes=before, part=part.name(), memory=memories.get(part.name(), {}))
-        message = part.decode(message, own)
+        codec_link = replace(link, shapes=before, part=part.name(), memory=memories.get(part.name(), {}))
+        message = part.decode(message, codec_link)
     return message
 
 
 def compute_sliced_shapes(message: Message, link: CodecLink) -> dict[str, torch.Size]:
-    """The shapes of a message's values before any codec: they follow from the plan."""
+    """The shapes of a message's values before any codec, as the plan cuts them."""
     return {k: v.shape for k, v in link.slicer.take({k: link.like[k] for k in message.body}, link.plan).items()}
 
 
 def encode_plan(plan: Plan, axes: Sequence[Axis]) -> dict[str, Tensor]:
-    """A plan as it travels: a bit per unit of the axes it cuts, a bit per element where it masks."""
+    """A plan as it travels: a bit per unit of the axes that it cuts, a bit per element of the tensors that it masks."""
     units = [
         torch.zeros(a.size, dtype=torch.bool).index_fill(0, plan.kept[a.name].cpu(), True)
         for a in axes
@@ -202,12 +211,12 @@ def encode_plan(plan: Plan, axes: Sequence[Axis]) -> dict[str, Tensor]:
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """A boolean tensor as bytes of eight."""
+    """A boolean tensor as bytes, eight elements in each."""
     return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy())).to(mask.device)
 
 
 def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
-    """The boolean tensor of that shape that `bits` packed."""
+    """The boolean tensor of this shape that `pack_bits` packed."""
     flat = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
     return torch.from_numpy(flat.astype(bool)).view(shape).to(packed.device)
 
@@ -217,7 +226,7 @@ def copy_tensor_bytes(tensor: Tensor) -> bytes:
 
 
 def _map_named_trees(value: Any, slicer: Slicer, f: Callable[[Params], Params], g: Callable[[Params], Params]) -> Any:
-    """Apply `f` to what is keyed by the names of tensors and `g` to what is keyed by those of axes, however deep."""
+    """Apply `f` to each dict keyed by names of tensors, and `g` to each keyed by names of axes, at any depth."""
     if not isinstance(value, Mapping):
         return value
     if value and slicer.names.issuperset(value):
