@@ -1,4 +1,4 @@
-"""Multiply-accumulates, as torch's own counter sees them, counted once for all that they depend on."""
+"""Counting multiply-accumulates with torch's FLOP counter, with rules for operations it misses, and a cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class FlopCache:
-    """What pieces of work cost. The cost of a piece follows from shapes, so it is counted once for each key."""
+    """Multiply-accumulates by key; the key holds all shapes that a cost depends on, so each is counted once."""
 
     def __init__(self):
         self.known: dict[tuple, int] = {}
         self.drawn: dict[tuple, list[torch.Size]] = {}
-        """What the layers draw in a step, by the same keys."""
+        """The shapes of the random numbers that layers draw in a step, by the same keys."""
         self.slices: dict[tuple, int] = {}
-        """What one sample costs, by the widths of the slice it goes through."""
+        """Multiply-accumulates of one sample through a submodel, by its widths."""
         self.widths: FlopsByWidth | None = None
 
     def run_and_count(self, key: tuple, work: Callable[[], object]) -> int:
-        """Do the work, and say what it costs."""
+        """Call `work`, and return its multiply-accumulates."""
         if key in self.known:
             work()
         else:
@@ -35,7 +35,7 @@ class FlopCache:
         return self.known[key]
 
     def count_forward(self, net: "Net", plan: Plan) -> int:
-        """One sample through the slice that a plan trains."""
+        """Multiply-accumulates of one sample through the submodel that a plan trains."""
         key = make_width_key(plan, net.axes)
         if not key:
             return net.macs_forward
@@ -49,20 +49,20 @@ class FlopCache:
         return self.slices[key]
 
 
-def verify_width_formula(widths: FlopsByWidth, counted: dict[tuple, int]) -> FlopsByWidth | None:
-    """The formula, if it gives all that was counted."""
-    return widths if all(widths.predict_macs(dict(key)) == macs for key, macs in counted.items()) else None
+def verify_width_formula(widths: FlopsByWidth, measured: dict[tuple, int]) -> FlopsByWidth | None:
+    """The formula if it agrees with all costs that were measured, else None."""
+    return widths if all(widths.predict_macs(dict(key)) == macs for key, macs in measured.items()) else None
 
 
 def count_macs(work: Callable[[], object]) -> int:
-    """The multiply-accumulates that a piece of torch code really does, and 4 for each number BatchNorm makes."""
+    """The multiply-accumulates of a piece of torch code while it runs; 4 for each output of batch norm."""
     with FlopCounterMode(display=False, custom_mapping=FLOP_RULES) as counter:
         work()
     return counter.get_total_flops() // 2
 
 
 def make_mask_key(plan: Plan) -> tuple:
-    """What the cost of a masked model depends on: it computes all of itself, whatever the masks leave."""
+    """What the cost of a masked model depends on: which axes are masked, since it computes all units anyway."""
     return tuple(sorted(plan.kept))
 
 
@@ -71,16 +71,17 @@ def make_width_key(plan: Plan, axes: Sequence[Axis]) -> tuple:
     return tuple(sorted((axis.name, len(plan.kept[axis.name])) for axis in axes if axis.name in plan.kept))
 
 
-# Rules for what torch's counter passes over. They are given shapes, and count operations: two a multiply-accumulate.
+# Rules for operations that torch's counter does not know. They are given shapes and return operations, two for each
+# multiply-accumulate.
 
 
 def count_batch_norm(x, *_, **__) -> int:
-    """Papers count 4 for each number. The backward pass is element-wise work and not counted."""
+    """4 multiply-accumulates for each output, as papers count; the element-wise backward pass counts as nothing."""
     return 2 * 4 * prod(x)
 
 
 def count_rnn(x, *weights, **_) -> int:
-    """A recurrent layer in one operation: every matrix meets every position of every sequence."""
+    """A fused recurrent layer: every matrix is applied at every position of every sequence."""
     return 2 * prod(x[:-1]) * sum(prod(w) for w in weights if is_matrix(w))
 
 
@@ -107,13 +108,13 @@ def count_attention_backward(grad, query, key, value, *_, **__) -> int:
 
 
 def count_attention(query, key, value, _width, _heads, qkv, _qkv_bias, out, *_, **__) -> int:
-    """Multi-head attention in one operation: its projections, then scores and sums over positions."""
+    """Fused multi-head attention: projections, then scores and weighted sums over positions."""
     (batch, length, width), others = query, key[1]
     return 2 * batch * (length * (prod(qkv) + prod(out)) + 2 * length * others * width)
 
 
 def count_encoder_layer(x, width, heads, qkv, qkv_bias, out, *rest, **_) -> int:
-    """A whole Transformer layer in one operation."""
+    """A fused Transformer encoder layer: attention and the two layers of its MLP."""
     up, down = rest[8], rest[10]
     return count_attention(x, x, x, width, heads, qkv, qkv_bias, out) + 2 * prod(x[:-1]) * (prod(up) + prod(down))
 

@@ -1,7 +1,7 @@
-"""What a pass through a model costs as a function of its widths: no layer multiplies more than two of them.
+"""The cost of a forward pass as a polynomial of the widths, so that not every submodel has to be cut and counted.
 
-So a few counts of cut-out models give the cost of every other one without cutting it. It is looked at before it is
-trusted: where it does not give the costs that were counted, it is not used.
+A layer multiplies at most two widths, so the degree is 2, and a few cut models give the coefficients. `FlopCache` uses
+the polynomial only where it agrees with all costs that were counted.
 """
 
 from collections.abc import Mapping
@@ -36,19 +36,19 @@ class FlopsByWidth:
             for a, b in combinations(self.slopes, 2)
         }
 
-    def count_cut_model(self, less: Mapping[str, int]) -> int:
-        """The cost with so many units less of some axes, by cutting the model."""
-        kept = {a.name: torch.arange(a.size - less[a.name]) for a in self.net.axes if a.name in less}
+    def count_cut_model(self, removed: Mapping[str, int]) -> int:
+        """The multiply-accumulates of the model with so many units removed from some axes, by cutting it."""
+        kept = {a.name: torch.arange(a.size - removed[a.name]) for a in self.net.axes if a.name in removed}
         return self.net.cut(Plan(kept)).macs_forward if kept else self.net.macs_forward
 
     def predict_macs(self, widths: Mapping[str, int]) -> int:
-        """The cost with these widths, the others being full."""
-        less = {a.name: a.size - widths.get(a.name, a.size) for a in self.net.axes}
-        total = self.full - sum(slope * less[a] for a, slope in self.slopes.items())
-        total += sum(bend * (less[a] * (less[a] - 1) // 2) for a, bend in self.bends.items())
-        return total + sum(both * less[a] * less[b] for (a, b), both in self.pairs.items())
+        """Multiply-accumulates with these widths, by axis; axes that are not named have full width."""
+        removed = {a.name: a.size - widths.get(a.name, a.size) for a in self.net.axes}
+        total = self.full - sum(slope * removed[a] for a, slope in self.slopes.items())
+        total += sum(bend * (removed[a] * (removed[a] - 1) // 2) for a, bend in self.bends.items())
+        return total + sum(product * removed[a] * removed[b] for (a, b), product in self.pairs.items())
 
 
 def count_models_to_cut(axes: int) -> int:
-    """How many models are cut to find the polynomial."""
+    """How many models have to be cut to find the polynomial for this number of axes."""
     return 1 + 2 * axes + axes * (axes - 1) // 2

@@ -1,4 +1,4 @@
-"""Another last layer for a model, or tensors beside it: what parts that add to a model need."""
+"""Replacing the last layer (head) of a model, or adding tensors beside it, for parts that act at `model`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from shoal.core.model.plan import Axis
 
 
 def find_head_layer(net: Net, part: str) -> tuple[str, nn.Linear]:
-    """The name of the last layer, and the layer; a part that needs one says its name."""
+    """The name of the last linear layer, and the layer; an error that names `part` where there is none."""
     layer = net.module.get_submodule(net.head_name) if net.head_name else None
     if not isinstance(layer, nn.Linear):
         raise ShoalError(
@@ -28,7 +28,8 @@ def add_side_tensors(
 ) -> Net:
     """The net with further tensors, called NAME.KEY, that its own layers do not use.
 
-    Those named in `reads_features` have a column for each feature, as the last layer's weight has, and are cut along.
+    Those named in `reads_features` have a column for each feature, like the weight of the last layer, and are cut like
+    it.
     """
     module = copy_module(net)
     module.add_module(name, SideTensors({k: v.to(net.dtype).to(net.place) for k, v in tensors.items()}))
@@ -41,7 +42,7 @@ def add_side_tensors(
 
 
 class SideTensors(nn.Module):
-    """Tensors that no layer uses; a chain of layers that runs into it goes straight through."""
+    """Tensors that no layer uses; as a layer it is the identity, so that it may stand in a chain of layers."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         super().__init__()
@@ -53,9 +54,9 @@ class SideTensors(nn.Module):
 
 
 def extend_axis_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
-    """The axis, cutting the columns of further tensors as it cuts those of one that it knows."""
-    found = [cut for cut in axis.cuts if cut.tensor == like and cut.dim == 1]
-    return replace(axis, cuts=(*axis.cuts, *(replace(cut, tensor=name) for cut in found for name in tensors)))
+    """The axis with further tensors, whose columns are cut like those of the tensor `like`."""
+    column_cuts = [cut for cut in axis.cuts if cut.tensor == like and cut.dim == 1]
+    return replace(axis, cuts=(*axis.cuts, *(replace(cut, tensor=name) for cut in column_cuts for name in tensors)))
 
 
 def replace_head(
@@ -65,9 +66,10 @@ def replace_head(
     part: str,
     moved: Mapping[tuple[str, int], str] | None = None,
 ) -> Net:
-    """The net with another last layer; its tensors that keep their names are cut as before. `roles` by key.
+    """The net with `make(old layer)` as its last layer; tensors that keep their names are cut as before.
 
-    `moved` names, by key and dimension of the old layer, the tensor that is now cut there in its place.
+    `roles` gives roles to tensors of the new layer, by key. `moved` names, by key and dimension of the old layer, the
+    tensor of the new one that is cut there instead.
     """
     name, _ = find_head_layer(net, part)
     module = copy_module(net)
@@ -76,12 +78,12 @@ def replace_head(
     assert isinstance(old, nn.Linear)
     module.get_submodule(owner).add_module(key, make(old).to(net.dtype).to(net.place))
     names = module.state_dict().keys()
-    now = {(f"{name}.{old}", dim): f"{name}.{new}" for (old, dim), new in (moved or {}).items()}
+    new_names = {(f"{name}.{old}", dim): f"{name}.{new}" for (old, dim), new in (moved or {}).items()}
 
     def keep_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        cuts = ([replace(c, tensor=now.get((c.tensor, c.dim), c.tensor)) for c in a.cuts] for a in axes)
-        kept = (replace(a, cuts=tuple(c for c in own if c.tensor in names)) for a, own in zip(axes, cuts))
+        cuts = ([replace(c, tensor=new_names.get((c.tensor, c.dim), c.tensor)) for c in a.cuts] for a in axes)
+        kept = (replace(a, cuts=tuple(c for c in axis_cuts if c.tensor in names)) for a, axis_cuts in zip(axes, cuts))
         return tuple(a for a in kept if a.cuts)
 
-    own = {k: role for k, role in net.roles.items() if k in names} | {f"{name}.{k}": r for k, r in roles.items()}
-    return replace(net, module=module, axes=keep_axes(net.axes), rows=keep_axes(net.rows), roles=own, head=name)
+    all_roles = {k: role for k, role in net.roles.items() if k in names} | {f"{name}.{k}": r for k, r in roles.items()}
+    return replace(net, module=module, axes=keep_axes(net.axes), rows=keep_axes(net.rows), roles=all_roles, head=name)

@@ -1,4 +1,4 @@
-"""Which of torch's kernels a pass may use, where the fastest one cannot do what is asked of it."""
+"""Kernels of torch that have the gradients that a pass needs, where the fastest ones have not."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextmanager
 def use_differentiable_kernels(module: nn.Module, place: torch.device, twice: bool = False) -> Iterator[None]:
-    """For a pass of a model that is not in training, and whose gradient is wanted; with `twice`, that one's gradient.
+    """Inside, a model in evaluation mode can be differentiated; with `twice`, two times.
 
     cuDNN's recurrent layers have a gradient in training only, and no second one. Fused attention has no second one
     either, its mathematical form (two products and a softmax) has.

@@ -1,4 +1,4 @@
-"""Copies of a net's template module, and layers that are brought in line with tensors that were cut."""
+"""A copy of a net's module, and the correction of layer sizes (`in_features`, ...) after its tensors were cut."""
 
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def copy_module(net: "Net") -> nn.Module:
-    """A copy of the template with its first tensors and without the hooks."""
+    """A copy of the net's module with its initial tensors and without hooks."""
     for holder, key, name in net._slots:
         holder[key] = net.initial[name]
     module = deepcopy(net.module)
@@ -29,15 +29,15 @@ def copy_module(net: "Net") -> nn.Module:
 
 
 def update_layer_sizes(layer: nn.Module) -> None:
-    """Correct the numbers a layer keeps about itself after its tensors were cut."""
+    """Set the size attributes of a layer to the shapes of its tensors, after they were cut."""
     match layer:
         case nn.Linear():
             layer.out_features, layer.in_features = layer.weight.shape
         case _ConvNd():
             if layer.groups == layer.in_channels == layer.out_channels:
                 layer.groups = len(layer.weight) // layer.weight.shape[1]
-            own, other = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
-            layer.out_channels, layer.in_channels = (other, own) if layer.transposed else (own, other)
+            rows, columns = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+            layer.out_channels, layer.in_channels = (columns, rows) if layer.transposed else (rows, columns)
         case nn.Embedding():
             layer.num_embeddings, layer.embedding_dim = layer.weight.shape
         case nn.RNNBase():
@@ -47,5 +47,5 @@ def update_layer_sizes(layer: nn.Module) -> None:
         case nn.PReLU():
             layer.num_parameters = len(layer.weight)
         case _NormBase():
-            told = layer.running_mean if layer.weight is None else layer.weight
-            layer.num_features = layer.num_features if told is None else len(told)
+            per_channel = layer.running_mean if layer.weight is None else layer.weight
+            layer.num_features = layer.num_features if per_channel is None else len(per_channel)

@@ -1,4 +1,4 @@
-"""Names that a net uses of its own module: a misspelt one would be passed over in silence, so it is refused."""
+"""Checks that the tensors and layers that a net names (roles, axes, head) are in its module, against misspelt names."""
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ ROLES = ("shared", "personal", "server")
 def check_net_names(
     roles: Mapping[str, str], axes: Iterable[Axis], head: str, tensors: Collection[str], layers: Collection[str]
 ) -> None:
-    """Roles must be known ones, and what has a role, is cut by an axis or is the head must be in the model."""
+    """Raise where a role is unknown, or a tensor with a role, a tensor of an axis, or the head is not in the model."""
     for tensor, role in roles.items():
         require_name(tensor, tensors, f"The model's roles name the tensor {tensor!r}")
         require_name(role, ROLES, f"The tensor {tensor!r} has the role {role!r}")

@@ -1,4 +1,4 @@
-"""A model as a function of its tensors: run it with any parameters, look at any layer, count what a pass costs."""
+"""A model as a function of its tensors: run it with any parameters, tap any layer, cut it smaller, count its cost."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, make_input_hook
 from shoal.core.model.flops import count_macs
-from shoal.core.model.half_norms import use_half_precision
+from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.module_copy import copy_module, update_layer_sizes
 from shoal.core.model.name_checks import check_net_names
 from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
@@ -21,7 +21,7 @@ from shoal.core.model.tree import Params
 
 @dataclass(frozen=True, eq=False)
 class Net:
-    """A module used as a template: its own tensors are never trained, only replaced for the length of a call.
+    """A model: an `nn.Module` whose tensors are replaced for each call, and what can be cut, shared and tapped of it.
 
     Every tensor is *shared* (travels and is combined) unless `roles` calls it *personal* (stays on its device) or
     *server* (is sent and never combined).
@@ -34,20 +34,20 @@ class Net:
     blocks: tuple[Block, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     token_inputs: bool = False
-    """Whether inputs are whole numbers (words) and not measurements."""
+    """Whether inputs are token numbers and not real numbers."""
     half: bool = False
-    """Whether layers compute in bfloat16; weights, logits and losses stay as they are."""
+    """Whether layers compute in bfloat16; weights, logits and losses keep their type."""
     rows: tuple[Axis, ...] = ()
-    """Rows of matrices that can be left out of training and of messages, and count as 0 then; the model still has them.
+    """Rows of matrices that a plan can leave out of training and of messages, where they count as 0.
 
-    They are called LAYER:KIND, with the kinds embedding, output, recurrent (rows of gates), cells (the four gates of a
-    unit together) and input.
+    Unlike axes they stay in the model when it is cut. They are called LAYER:KIND, with the kinds embedding, output,
+    recurrent (rows of gates), cells (the four gates of a unit together) and input.
     """
     head: str = ""
     """The layer whose inputs are the features; the last linear layer unless it is named."""
 
     def __post_init__(self):
-        _ = self.initial, self.trainable, self._slots  # read before the first call borrows the slots
+        _ = self.initial, self.trainable, self._slots  # read before the first call fills the slots with other tensors
         layers = dict(self.module.named_modules())
         check_net_names(self.roles, (*self.axes, *self.rows), self.head, self.initial, layers)
 
@@ -58,23 +58,23 @@ class Net:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """The parameters that devices train: all that want a gradient, but not those of the server."""
-        wanted = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        return tuple(name for name in wanted if self.roles.get(name) != "server")
+        """The names of the parameters that devices train: all with a gradient, except those with the role server."""
+        with_gradient = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        return tuple(name for name in with_gradient if self.roles.get(name) != "server")
 
     @cached_property
     def shared_trainable(self) -> tuple[str, ...]:
-        """The parameters that devices train and the server combines; momenta and control variates are about these."""
+        """The names of the parameters that devices train and the server aggregates; server momenta have these names."""
         return tuple(name for name in self.trainable if self.roles.get(name, "shared") == "shared")
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """The tensors that no gradient reaches: buffers, and parameters that are frozen."""
+        """The names of the tensors that are not trained: buffers, frozen parameters, and those with the role server."""
         return tuple(name for name in self.initial if name not in set(self.trainable))
 
     @cached_property
     def shapes(self) -> tuple:
-        """The names, shapes and types of all tensors."""
+        """(name, shape, type) of every tensor."""
         return tuple((k, v.shape, v.dtype) for k, v in self.initial.items())
 
     @cached_property
@@ -83,52 +83,53 @@ class Net:
 
     @cached_property
     def slicer(self) -> Slicer:
+        """Cuts trees of tensors along the axes and rows of this model."""
         return Slicer((*self.axes, *self.rows), self.initial)
 
     @cached_property
     def mixes_batch(self) -> bool:
-        """Whether a sample's output depends on the rest of its batch in training."""
+        """Whether a sample's output depends on the rest of its batch in training (batch norm)."""
         return any(isinstance(m, _BatchNorm) for m in self.module.modules())
 
     @cached_property
     def has_dropout(self) -> bool:
-        """Whether layers draw random numbers in training."""
+        """Whether layers draw random numbers in training (dropout)."""
         return any(isinstance(m, _DropoutNd) and 0 < m.p < 1 for m in self.module.modules())
 
     def names_with_role(self, *roles: str) -> tuple[str, ...]:
-        """The tensors that have one of these roles."""
+        """The names of the tensors with one of these roles (shared, personal, server)."""
         if not self.roles:
             return self._names if "shared" in roles else ()
         return tuple(k for k in self._names if self.roles.get(k, "shared") in roles)
 
     @cached_property
     def names_by_block(self) -> tuple[tuple[str, ...], ...]:
-        """The tensors that travel down, block by block."""
+        """The names of the tensors that devices are sent, block by block."""
         sent = self.names_with_role("shared", "server")
         return tuple(tuple(name for name in sent if block.owns(name)) for block in self.blocks)
 
     def forward(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
-        """Run the model: logits, features, what was asked for by name, and the buffers as the pass left them.
+        """Run the model: logits, features, taps by name, and the buffers that a pass in training has changed.
 
-        A tap is the name of a module whose output is wanted, or `into NAME`, what a module reads first.
+        A tap is the name of a module whose output is wanted, or `into NAME` for the first input of a module.
 
         The tensors are put into the template's own slots, as `torch.func.functional_call` does, but without its 30 to
-        45 us per call; a layer cannot tell the difference, `vmap` and `grad` go through it.
+        45 us per call; `vmap` and `grad` work through it.
         """
-        seen: dict[str, Tensor] = {}
+        tapped: dict[str, Tensor] = {}
         buffers = self._fill_slots(params, training)
-        self._register_taps(seen, taps)
+        self._register_taps(tapped, taps)
         if self.half:
             with use_half_precision(inputs.device.type):
                 logits = self.module(inputs).float()
-            seen = {k: v.float() for k, v in seen.items()}
+            tapped = {k: v.float() for k, v in tapped.items()}
         else:
             logits = self.module(inputs)
         self._hook_cell[0] = {}
-        return logits, seen.get(".features", inputs), {k: seen[k] for k in taps}, buffers
+        return logits, tapped.get(".features", inputs), {k: tapped[k] for k in taps}, buffers
 
     def forward_from_block(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
-        """The logits from what went into block number `first`: the blocks from there on, with these parameters."""
+        """The logits from `x`, the input of block number `first`, through that block and the ones after it."""
         self._fill_slots(params, training)
         self._register_taps({}, ())
         with use_half_precision(x.device.type) if self.half else nullcontext():
@@ -138,7 +139,7 @@ class Net:
         return x.float() if self.half else x
 
     def _fill_slots(self, params: Params, training: bool) -> Params:
-        """Put tensors into the template's slots; those that a pass changes are copies, and returned."""
+        """Put tensors into the module; buffers, which a pass in training changes, are copied first and returned."""
         buffers: Params = {}
         for holder, key, name in self._slots:
             value = params[name]
@@ -150,9 +151,9 @@ class Net:
         return buffers
 
     def cut(self, plan: Plan) -> "Net":
-        """The smaller model that a plan leaves, as a net of its own; parameters are cut with `slicer.take`."""
-        module, own = copy_module(self), {a.name for a in self.axes}
-        plan = replace(plan, kept={name: units for name, units in plan.kept.items() if name in own})
+        """The smaller model that a plan leaves, as a net of its own; cut its parameters with `slicer.take`."""
+        module, axis_names = copy_module(self), {a.name for a in self.axes}
+        plan = replace(plan, kept={name: units for name, units in plan.kept.items() if name in axis_names})
         small = self.slicer.take(self.initial, plan)
         for name, value in small.items():
             owner, _, key = name.rpartition(".")
@@ -170,56 +171,62 @@ class Net:
 
     @cached_property
     def macs_forward(self) -> int:
-        """Multiply-accumulates of one sample through the model; see `counted`."""
+        """Multiply-accumulates of one sample through the model, as `count_macs` counts them."""
         dtype = torch.long if self.token_inputs else self.dtype
-        one = torch.zeros(1, *self.input_shape, dtype=dtype, device=self.place)
-        return count_macs(lambda: self.forward(self.initial, one))
+        sample = torch.zeros(1, *self.input_shape, dtype=dtype, device=self.place)
+        return count_macs(lambda: self.forward(self.initial, sample))
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of the parameters."""
         return self.initial[self.trainable[0]].dtype
 
     @property
     def place(self) -> torch.device:
+        """The compute device (CPU or GPU) of the parameters."""
         return self.initial[self.trainable[0]].device
 
     @cached_property
     def _slots(self) -> list[tuple[dict, str, str]]:
-        found = []
+        """Where the module holds its tensors: (dict of a layer, key in it, name of the tensor)."""
+        all_slots = []
         for prefix, module in self.module.named_modules():
             for slots in (module._parameters, module._buffers):
                 for key, value in slots.items():
                     name = f"{prefix}.{key}" if prefix else key
                     if value is not None and name in self.initial:
-                        found.append((slots, key, name))
-        return found
+                        all_slots.append((slots, key, name))
+        return all_slots
 
     @cached_property
     def _updated_names(self) -> frozenset[str]:
+        """The names of the tensors that a pass in training may change."""
         return frozenset(name for name, _ in self.module.named_buffers())
 
     @cached_property
     def head_name(self) -> str:
-        """The layer that reads the features; none where no layer is linear."""
+        """The name of the layer whose inputs are the features; empty where there is no linear layer."""
         layers = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         return self.head or (layers[-1] if layers else "")
 
     @cached_property
     def _hook_cell(self) -> list[dict]:
-        """The dict that hooks write into during a call; the first hook is the features' own."""
+        """A list of one dict, which hooks write into during a call; the hook of the features is registered here."""
         cell: list[dict] = [{}]
         if self.head_name:
-            note = lambda _, args: cell[0].__setitem__(".features", args[0])  # noqa: E731
-            self.module.get_submodule(self.head_name).register_forward_pre_hook(note)
+            record = lambda _, args: cell[0].__setitem__(".features", args[0])  # noqa: E731
+            self.module.get_submodule(self.head_name).register_forward_pre_hook(record)
         return cell
 
     @cached_property
     def _tap_names(self) -> set[str]:
+        """The taps that have a hook already."""
         return set()
 
-    def _register_taps(self, seen: dict[str, Tensor], taps: tuple[str, ...]) -> None:
+    def _register_taps(self, tapped: dict[str, Tensor], taps: tuple[str, ...]) -> None:
+        """Let hooks write into `tapped` from now on; taps that are new get a hook."""
         cell = self._hook_cell
-        cell[0] = seen
+        cell[0] = tapped
         for name in taps:
             if name not in self._tap_names:
                 self._tap_names.add(name)
@@ -227,5 +234,5 @@ class Net:
                 if name.startswith(INPUT_TAP_PREFIX):
                     layer.register_forward_pre_hook(make_input_hook(cell, name), with_kwargs=True)
                 else:
-                    note = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
-                    layer.register_forward_hook(note)
+                    record = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
+                    layer.register_forward_hook(record)

@@ -1,4 +1,7 @@
-"""Axes, plans and blocks: which coordinates of a model a device holds, with no word about any model by name."""
+"""Submodels: axes (widths that can shrink), plans (what of a model a device trains), and the slicer that cuts tensors.
+
+Nothing here depends on a particular model.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +14,10 @@ from shoal.core.model.tree import Params, Tree
 
 @dataclass(frozen=True)
 class Cut:
-    """Where an axis meets a tensor: unit `u` owns `span` neighbouring indices of `dim`, once in each of `copies`.
+    """The indices of a tensor that belong to an axis: unit `u` has `span` adjacent ones of `dim`, in each of `copies`.
 
-    A flattened 5x5 map has span 25; the four stacked gates of an LSTM are four copies. `reads` marks the columns that
-    read what a unit makes; the other cuts are those that make it.
+    A flattened 5x5 map has span 25; the four stacked gates of an LSTM are four copies. `reads` marks columns that take
+    the output of a unit as input; the other cuts produce that output.
     """
 
     tensor: str
@@ -26,35 +29,36 @@ class Cut:
 
 @dataclass(frozen=True)
 class Axis:
-    """A width of a model that can shrink, and every tensor dimension that shrinks with it."""
+    """A width that can shrink (filters, hidden units, heads), and every tensor dimension that shrinks with it."""
 
     name: str
     size: int
     cuts: tuple[Cut, ...]
     tap: str = ""
-    """Where each unit (filter, head) has a map of numbers: a module whose output they are, or `into NAME` for what a
-    module reads; none where a unit makes one number."""
+    """Where the feature maps of the units (filters, heads) can be seen: the name of a module for its output, or
+    `into NAME` for its input; empty where a unit outputs a single number."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One stage of a model, in order: the children it runs and so the tensors it owns."""
+    """One stage of a model: the names of the children that it runs, in order; their tensors belong to it."""
 
     name: str
     children: tuple[str, ...]
 
     def owns(self, tensor: str) -> bool:
+        """Whether the tensor of this name belongs to the block."""
         return any(tensor == child or tensor.startswith(f"{child}.") for child in self.children)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What one device is sent and trains; the whole model unless something is said.
+    """What of the model one device is sent and trains; by default all of it.
 
     `kept` lists the units kept of an axis, in order; `masks` keeps single elements where no axis fits;
     `sent` names the tensors that travel down when they are not all of them; `known` says that the device knows the
-    plan already, so that it need not travel; `level` says that it is one of a few that come again and again, so that a
-    simulation trains the cut-out model and not the masked one.
+    plan already, so that it need not travel; `level` says that it is one of a few that are used again and again, so
+    that a simulation trains the cut-out model instead of the masked one.
     """
 
     kept: Mapping[str, Tensor] = field(default_factory=dict)
@@ -87,11 +91,11 @@ class Slicer:
         return {name: self._take_tensor(name, value, plan) if plan else value for name, value in params.items()}
 
     def place(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor], plan: Plan) -> Params:
-        """Tensors of full shape that hold `small` where the plan keeps and 0 elsewhere."""
+        """The inverse of `take`: tensors of full shape, `small` where the plan keeps and 0 elsewhere."""
         return {name: self._place_tensor(name, value, like[name], plan) for name, value in small.items()}
 
     def covered_mask(self, name: str, like: Tensor, plan: Plan) -> Tensor | None:
-        """Which elements of a tensor a plan keeps; None when all of them."""
+        """A boolean mask of the elements of a tensor that a plan keeps; None when it keeps all."""
         if not plan:
             return None
         mask = plan.masks.get(name)
@@ -101,7 +105,7 @@ class Slicer:
         return mask
 
     def cut_tree(self, tree: Tree, plan: Plan) -> Tree:
-        """A state or memory cut along with the model: dicts keyed by tensor names, and by axis names (one per unit)."""
+        """A state or memory cut like the model: all dicts in it that are keyed by tensor names, or by axis names."""
         if isinstance(tree, Mapping):
             if tree and self.names.issuperset(tree):
                 return self.take(tree, plan)
@@ -113,40 +117,40 @@ class Slicer:
         return tree
 
     def take_units(self, units: Mapping[str, Tensor], plan: Plan) -> Params:
-        """Of vectors with one element for each unit of an axis, by the axis: those of the units that a plan keeps."""
-        kept = {name: units_of.to(units[name].device) for name, units_of in plan.kept.items() if name in units}
+        """Vectors with one element per unit, by axis, cut to the units that a plan keeps."""
+        kept = {name: numbers.to(units[name].device) for name, numbers in plan.kept.items() if name in units}
         return {name: v[kept[name]] if name in kept else v for name, v in units.items()}
 
     def place_units(self, small: Mapping[str, Tensor], plan: Plan) -> Params:
-        """The other way: 0 for the units that a plan leaves out."""
-        made = dict(small)
+        """The inverse of `take_units`: 0 for the units that a plan leaves out."""
+        placed = dict(small)
         for name, units in plan.kept.items():
             if name in small:
                 full = small[name].new_zeros(self.axes[name].size, *small[name].shape[1:])
-                made[name] = full.index_copy(0, units.to(full.device), small[name])
-        return made
+                placed[name] = full.index_copy(0, units.to(full.device), small[name])
+        return placed
 
     def scale_unit_outputs(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
-        """The same parameters, as if what the units make were multiplied: the columns that read them are."""
+        """Parameters with which the outputs of units count `units` times: the columns that read them are multiplied."""
         return self._multiply_cuts(params, units, [(a, cut) for a in units for cut in self.axes[a].cuts if cut.reads])
 
     def mask_units(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
-        """Values like parameters, multiplied wherever a unit has to do with them; factors of 0 and 1 mask them."""
+        """Values multiplied by the factor of each unit they belong to, in all cuts; factors of 0 and 1 make a mask."""
         return self._multiply_cuts(values, units, [(a, cut) for a in units for cut in self.axes[a].cuts])
 
     def _multiply_cuts(
         self, values: Mapping[str, Tensor], units: Mapping[str, Tensor], cuts: list[tuple[str, Cut]]
     ) -> Params:
-        made = dict(values)
+        scaled = dict(values)
         for axis, cut in cuts:
-            if cut.tensor in made:
+            if cut.tensor in scaled:
                 line = units[axis].repeat_interleave(cut.span).repeat(cut.copies)
-                shape = [-1 if d == cut.dim else 1 for d in range(made[cut.tensor].dim())]
-                made[cut.tensor] = made[cut.tensor] * line.view(shape)
-        return made
+                shape = [-1 if d == cut.dim else 1 for d in range(scaled[cut.tensor].dim())]
+                scaled[cut.tensor] = scaled[cut.tensor] * line.view(shape)
+        return scaled
 
     def find_kept_lines(self, name: str, like: Tensor, plan: Plan) -> dict[int, Tensor]:
-        """By dimension, which indices a plan keeps; where several axes meet, what all of them keep."""
+        """By dimension, a boolean vector of the indices that a plan keeps; where axes meet, those all of them keep."""
         lines: dict[int, Tensor] = {}
         for cut, axis in self.cuts.get(name, ()):
             if axis.name in plan.kept:
@@ -181,12 +185,12 @@ def expand_unit_indices(units: Tensor, axis: Axis, cut: Cut) -> Tensor:
 
 
 def count_row_units(rows: Axis, params: Params) -> int:
-    """How many units rows have with these tensors."""
+    """How many units `rows` has in tensors of these shapes."""
     cut = rows.cuts[0]
     return params[cut.tensor].shape[cut.dim] // (cut.span * cut.copies)
 
 
 def make_output_rows(layer: str, classes: int, bias: bool = True) -> Axis:
-    """The rows of the last layer, one for each class."""
+    """The rows of the last layer as an axis: one unit for each class."""
     keys = ("weight", "bias") if bias else ("weight",)
     return Axis(f"{layer}:output", classes, tuple(Cut(f"{layer}.{key}", 0) for key in keys))

@@ -1,4 +1,4 @@
-"""Trees: dicts of tensors by parameter name, the states built of them, and their plain form for disk and wire."""
+"""Arithmetic on dicts of tensors, and trees of them: mapping, comparing, and packing as JSON plus flat tensors."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
@@ -8,46 +8,55 @@ import torch
 from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
+"""Tensors by parameter name."""
 Tree: TypeAlias = Any
 """A tensor, a JSON scalar, or a dict, list or tuple of trees."""
 
 
 def make_zeros(like: Mapping[str, Tensor]) -> Params:
+    """Zeros of the same names, shapes and types."""
     return {k: torch.zeros_like(v) for k, v in like.items()}
 
 
 def add_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    """a + b, for the names of `a`."""
     return {k: v + b[k] for k, v in a.items()}
 
 
 def subtract_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    """a - b, for the names of `a`."""
     if a and next(iter(a.values())).is_cuda:
         return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a])))  # pyright: ignore[reportPrivateImportUsage]
     return {k: v - b[k] for k, v in a.items()}
 
 
 def scale_params(a: Mapping[str, Tensor], factor: float | Tensor) -> Params:
+    """factor * a."""
     return {k: v * factor for k, v in a.items()}
 
 
 def dot_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """The scalar product over all tensors of `a`."""
     return torch.stack([(v * b[k]).sum() for k, v in a.items()]).sum()
 
 
-def select_params(a: Mapping[str, Tensor], names) -> Params:
+def select_params(a: Mapping[str, Tensor], names: Iterable[str]) -> Params:
+    """The tensors of these names, as far as `a` has them."""
     return {k: a[k] for k in names if k in a}
 
 
 def detach_params(a: Mapping[str, Tensor]) -> Params:
+    """The same tensors cut off from autograd's graph."""
     return {k: v.detach() for k, v in a.items()}
 
 
 def select_where(live: Tensor, new: Tree, old: Tree) -> Tree:
-    """`new` where `live` is true, else `old`; the gate of padded steps."""
+    """`new` where `live` is true, else `old`, tensor by tensor; it undoes padded steps."""
     return map_tensor_pairs(lambda n, o: torch.where(live, n, o), new, old)
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The tree with `f` of each of its tensors."""
     if isinstance(tree, Tensor):
         return f(tree)
     if isinstance(tree, (dict, Mapping)):
@@ -58,12 +67,13 @@ def map_tensors(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 
 def rebuild_sequence(like: list | tuple, values: Iterable[Tree]) -> Tree:
-    """A sequence of the same kind with other values."""
+    """A list, tuple or named tuple of the same class with other values."""
     make = getattr(like, "_make", type(like))
     return make(values)
 
 
 def map_tensor_pairs(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
+    """The tree `a` with `f` of each of its tensors and the one in the same place of `b`."""
     if isinstance(a, Tensor):
         return f(a, b)
     if isinstance(a, Mapping):
@@ -75,30 +85,30 @@ def map_tensor_pairs(f: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) ->
 
 def collect_tensors(tree: Tree) -> list[Tensor]:
     """Every tensor of a tree, in order."""
-    found: list[Tensor] = []
-    _append_tensors(tree, found)
-    return found
+    tensors: list[Tensor] = []
+    _append_tensors(tree, tensors)
+    return tensors
 
 
-def _append_tensors(tree: Tree, found: list[Tensor]) -> None:
+def _append_tensors(tree: Tree, tensors: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
-        found.append(tree)
+        tensors.append(tree)
     elif isinstance(tree, (dict, Mapping)):
         for v in tree.values():
-            _append_tensors(v, found)
+            _append_tensors(v, tensors)
     elif isinstance(tree, (list, tuple)):
         for v in tree:
-            _append_tensors(v, found)
+            _append_tensors(v, tensors)
 
 
 def refill_tensors(tree: Tree, values: Iterable[Tensor]) -> Tree:
-    """The same tree with other tensors, in the order of `tensors`."""
-    given = iter(values)
-    return map_tensors(lambda _: next(given), tree)
+    """The same tree with other tensors, in the order of `collect_tensors`."""
+    remaining = iter(values)
+    return map_tensors(lambda _: next(remaining), tree)
 
 
 def outline_tree(tree: Tree) -> Any:
-    """What is left of a tree when the numbers in its tensors are forgotten; equal outlines can be stacked."""
+    """Structure, shapes and types of a tree as a hashable value; trees with equal outlines can be stacked."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, (dict, Mapping)):
@@ -109,29 +119,31 @@ def outline_tree(tree: Tree) -> Any:
 
 
 def count_tree_bytes(tree: Tree) -> int:
+    """The bytes of all tensors of a tree."""
     return sum(t.nbytes for t in collect_tensors(tree))
 
 
 def is_tree_finite(tree: Tree) -> bool:
-    """Whether every number is one. A finite sum says so at once; only a sum that is not has to be looked into."""
+    """Whether all numbers of all tensors are finite."""
+    # a finite sum is proof enough and cheaper; a sum that is not finite may be an overflow
     floats = [t for t in collect_tensors(tree) if t.is_floating_point()]
     return all(isfinite(t.sum().item()) or bool(t.isfinite().all()) for t in floats)
 
 
 def check_each_finite(trees: Sequence[Tree]) -> list[bool]:
-    """The same for each of several trees; on a GPU with one look at all of them."""
-    floats = [[t for t in collect_tensors(one) if t.is_floating_point() and t.numel()] for one in trees]
-    if not any(t.is_cuda for own in floats for t in own):
-        return [is_tree_finite(one) for one in trees]
-    flat = [t for own in floats for t in own]
+    """Whether each of several trees is finite; on a GPU with a single synchronisation for all of them."""
+    floats = [[t for t in collect_tensors(tree) if t.is_floating_point() and t.numel()] for tree in trees]
+    if not any(t.is_cuda for tensors in floats for t in tensors):
+        return [is_tree_finite(tree) for tree in trees]
+    flat = [t for tensors in floats for t in tensors]
     largest = torch._foreach_norm(flat, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
-    same = len({(n.dtype, n.device) for n in largest}) == 1
-    found = iter(torch.stack(largest if same else [n.double().cpu() for n in largest]).isfinite().tolist())
-    return [all([next(found) for _ in own]) for own in floats]
+    alike = len({(n.dtype, n.device) for n in largest}) == 1
+    finite = iter(torch.stack(largest if alike else [n.double().cpu() for n in largest]).isfinite().tolist())
+    return [all([next(finite) for _ in tensors]) for tensors in floats]
 
 
 def is_same_tree(a: Tree, b: Tree) -> bool:
-    """Equal structure, types and bits."""
+    """Whether two trees have the same structure, types and values."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, Mapping):
@@ -142,7 +154,7 @@ def is_same_tree(a: Tree, b: Tree) -> bool:
 
 
 def pack_tree(tree: Tree) -> tuple[Any, Params]:
-    """A tree as JSON plus flat tensors: what a checkpoint stores instead of a pickle."""
+    """A tree as a JSON value plus tensors by number, which a checkpoint stores instead of a pickle."""
     flat: Params = {}
 
     def pack_node(node: Tree) -> Any:
@@ -161,19 +173,19 @@ def pack_tree(tree: Tree) -> tuple[Any, Params]:
 
 
 def unpack_tree(plain: Any, flat: Mapping[str, Tensor]) -> Tree:
-    """The tree that `pack` took apart."""
+    """The tree that `pack_tree` packed."""
     if not isinstance(plain, dict):
         return plain
-    (kind, inside), *rest = plain.items()
+    (kind, content), *rest = plain.items()
     if rest:
         raise ValueError("a node of a stored tree has more than one kind")
     match kind:
         case "tensor":
-            return flat[inside]
+            return flat[content]
         case "dict":
-            return {k: unpack_tree(v, flat) for k, v in inside}
+            return {k: unpack_tree(v, flat) for k, v in content}
         case "list":
-            return [unpack_tree(v, flat) for v in inside]
+            return [unpack_tree(v, flat) for v in content]
         case "tuple":
-            return tuple(unpack_tree(v, flat) for v in inside)
+            return tuple(unpack_tree(v, flat) for v in content)
     raise ValueError(f"a node of a stored tree is of an unknown kind, {kind!r}")

@@ -1,4 +1,4 @@
-"""Normalisation in half precision: statistics and scaling in float32, whatever the layers around it compute in."""
+"""Half precision: layers compute in bfloat16, norms in float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +31,6 @@ class Float32Norms(TorchFunctionMode):
 
 @contextmanager
 def use_half_precision(place: str) -> Iterator[None]:
-    """Layers compute in bfloat16 where torch's autocast lets them, norms in float32."""
+    """Autocast to bfloat16 on a kind of compute device ("cpu", "cuda"), with norms in float32."""
     with torch.autocast(place, torch.bfloat16, cache_enabled=False), Float32Norms():
         yield
