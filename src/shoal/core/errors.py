@@ -1,4 +1,4 @@
-"""Errors a user can act on: what was found, why it cannot work, what to do; each kind has its own exit code."""
+"""The error class of the package and its registry of kinds, each with an exit code of its own."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """One row of the registry of exit codes. A code that was once published is never given another meaning."""
+    """One kind of error: exit code, name and meaning. A published code is never given another meaning."""
 
     code: int
     name: str
@@ -48,7 +48,7 @@ ERROR_KINDS = {
 
 
 class ShoalError(Exception):
-    """One sentence about what was found and why it cannot work, and one about what to do."""
+    """An error that a user can act on: `problem` says what was found and why it cannot work, `advice` what to do."""
 
     def __init__(self, kind: str, problem: str, advice: str):
         super().__init__(problem)
@@ -64,13 +64,13 @@ class ShoalError(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Somebody else's exception in one line."""
+    """Type and message of any exception in one line."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:160]}" if text else type(error).__name__
 
 
 def unknown_name_error(what: str, name: str, known: Iterable[str]) -> ShoalError:
-    """The error for a name that is not in a list of names, with the nearest one as advice."""
+    """The error for a name that is not among those known, with the nearest one as advice."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names)}."

@@ -1,4 +1,4 @@
-"""Method expressions such as `fedprox(mu=0.1)+scaffold`: read safely, nothing is ever evaluated."""
+"""Parses method expressions such as `fedprox(mu=0.1)+scaffold`, without evaluating any code."""
 
 import ast
 from collections.abc import Mapping
@@ -13,48 +13,49 @@ MAX_EXPRESSION_LENGTH = 2000
 
 
 def parse_method(text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]) -> Method:
-    """The method that an expression names, checked and composed."""
-    return compose([make_part(name, given, known) for name, given in read_part_list(text, known, presets)])
+    """The composed method of an expression; `known` are the parts by name, `presets` expressions by name."""
+    return compose([make_part(name, values, known) for name, values in read_part_list(text, known, presets)])
 
 
 def read_part_list(
     text: str, known: Mapping[str, type[Part]], presets: Mapping[str, str]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The parts an expression lists, each a name and the values given for it; presets are written out."""
+    """The parts that an expression lists, each a name and its values; presets are replaced by their parts."""
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise expression_error(text, f"it is longer than {MAX_EXPRESSION_LENGTH} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise expression_error(text, "its brackets, commas or plus signs do not fit together") from None
-    listed: list[tuple[str, dict[str, Any]]] = []
+    parts: list[tuple[str, dict[str, Any]]] = []
     for node in split_terms(tree, text):
-        name, given = parse_call(node, text)
+        name, values = parse_call(node, text)
         if name in known:
-            listed.append((name, given))
-        elif name in presets and given:
+            parts.append((name, values))
+        elif name in presets and values:
             raise expression_error(
                 text, f"{name} is a preset and takes no values; write out {presets[name] or 'its parts'}"
             )
         elif name in presets:
-            listed.extend(read_part_list(presets[name], known, presets) if presets[name] else [])
+            parts.extend(read_part_list(presets[name], known, presets) if presets[name] else [])
         else:
             raise unknown_name_error("method", name, [*known, *presets])
-    return listed
+    return parts
 
 
 def split_terms(node: ast.expr, text: str) -> list[ast.expr]:
-    """The parts between the plus signs, from left to right."""
-    found = []
+    """The terms between the plus signs, from left to right."""
+    terms = []
     while isinstance(node, ast.BinOp):
         if not isinstance(node.op, ast.Add):
             raise expression_error(text, "only + can stand between parts")
-        found.append(node.right)
+        terms.append(node.right)
         node = node.left
-    return [node, *reversed(found)]
+    return [node, *reversed(terms)]
 
 
 def parse_call(node: ast.expr, text: str) -> tuple[str, dict[str, Any]]:
+    """Name and values of one term: `name` or `name(key=value, ...)`."""
     match node:
         case ast.Name(id=name):
             return name.lower(), {}
@@ -69,6 +70,7 @@ def parse_call(node: ast.expr, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_literal(node: ast.expr, text: str) -> Any:
+    """The value of a literal: a number, True, False or a text in quotes."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return value
@@ -77,7 +79,7 @@ def parse_literal(node: ast.expr, text: str) -> Any:
     raise expression_error(text, "a value is a number, True, False or a text in quotes")
 
 
-def make_part(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part]]) -> Part:
+def make_part(name: str, values: Mapping[str, Any], known: Mapping[str, type[Part]]) -> Part:
     """A part from its name and values, each checked for its type and range."""
     cls = known[name]
     try:
@@ -85,23 +87,23 @@ def make_part(name: str, given: Mapping[str, Any], known: Mapping[str, type[Part
     except NameError as error:
         advice = "Give its fields types that Python can find."
         raise ShoalError("bad-part", f"The part {name} has a field of an unknown type ({error}).", advice) from error
-    own = {f.name: hints[f.name] for f in fields(cls)}
-    for key in given:
-        if key not in own:
-            raise unknown_name_error(f"value of {name}", key, own)
+    types = {f.name: hints[f.name] for f in fields(cls)}
+    for key in values:
+        if key not in types:
+            raise unknown_name_error(f"value of {name}", key, types)
     missing = [
-        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in given
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
     ]
     if missing:
         raise ShoalError("bad-value", f"{name} needs {', '.join(missing)}.", f"Write {name}({missing[0]}=...).")
     try:
-        return cls(**{key: fit_field_value(f"{name}({key})", value, own[key]) for key, value in given.items()})
+        return cls(**{key: fit_field_value(f"{name}({key})", value, types[key]) for key, value in values.items()})
     except (ValueError, OverflowError) as error:
         raise ShoalError("bad-value", f"{error}.", "Give a value in that range.") from error
 
 
 def fit_field_value(what: str, value: Any, kind: Any) -> Any:
-    """A value as the type a field asks for, or one of several; whole numbers are fine where any number is."""
+    """The value, if it has the type of the field or one of its types; an int becomes a float where one is wanted."""
     kinds = get_args(kind) or (kind,)
     if type(value) in kinds:
         return value

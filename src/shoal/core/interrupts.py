@@ -1,4 +1,4 @@
-"""How a run is stopped from outside: Ctrl-C by hand, SIGTERM by schedulers. Both keep what was reached."""
+"""Signal handling: Ctrl-C and SIGTERM stop a run so that it can be resumed."""
 
 import signal
 import threading
@@ -12,16 +12,16 @@ STOP_KINDS = ("interrupted", "terminated")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: whatever Ctrl-C would end, this ends in the same way."""
+    """Raised on SIGTERM; a KeyboardInterrupt, so that code which handles Ctrl-C handles it too."""
 
 
 def stop_error(by: KeyboardInterrupt, problem: str, advice: str) -> ShoalError:
-    """The error that tells how a run was stopped, with the exit code that its signal stands for."""
+    """The error for a run that was stopped, with exit code 143 for SIGTERM and 130 for Ctrl-C."""
     return ShoalError("terminated" if isinstance(by, Terminated) else "interrupted", problem, advice)
 
 
 class StopHandler:
-    """Raises what Ctrl-C and SIGTERM stand for, every time or once."""
+    """A signal handler that raises KeyboardInterrupt or Terminated; with `once`, for the first signal only."""
 
     def __init__(self, once: bool):
         self.once, self.raised = once, False
@@ -34,27 +34,29 @@ class StopHandler:
 
 @contextmanager
 def stop_on_sigterm(once: bool = False) -> Iterator[None]:
-    """Let SIGTERM stop what is done here as Ctrl-C does.
+    """Inside, SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt.
 
-    With `once`, the first of the two signals is the only one that is heard: a second one, as it comes when all
-    processes of a run are told and tell each other too, does not break off the saving.
-    Whoever has handlers of their own, or ignores the signals, keeps that; threads other than the main one have none.
+    With `once`, signals after the first are ignored, so that they do not interrupt saving; a second one comes when all
+    processes of a run are signalled and signal each other too. A handler that a user has set, or a signal that is
+    ignored, stays as it is. In threads other than the main one nothing happens.
     """
     stopper = StopHandler(once)
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main_thread() else {}
-    before = {number: handler for number, handler in found.items() if is_default_handler(handler)}
+    handlers = (
+        {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main_thread() else {}
+    )
+    replaced = {number: handler for number, handler in handlers.items() if is_default_handler(handler)}
     try:
-        for number in before:
+        for number in replaced:
             signal.signal(number, stopper.handle)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in replaced.items():
             if signal.getsignal(number) == stopper.handle:
                 signal.signal(number, handler)
 
 
 def is_default_handler(handler: object) -> bool:
-    """Whether a handler is Python's or one of those above."""
+    """Whether a handler is Python's default or a `StopHandler`."""
     return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(
         getattr(handler, "__self__", None), StopHandler
     )
@@ -62,7 +64,7 @@ def is_default_handler(handler: object) -> bool:
 
 @contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """For calls into libraries that put a handler of SIGTERM of their own in place and leave it there."""
+    """Restore the handler of SIGTERM afterwards; for calls into libraries that replace it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -72,7 +74,7 @@ def keep_sigterm_handler() -> Iterator[None]:
 
 
 def was_terminated(error: BaseException | None) -> bool:
-    """Whether SIGTERM is what an exception came of."""
+    """Whether an exception or one of its causes is `Terminated`."""
     while error is not None and not isinstance(error, Terminated):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -80,21 +82,21 @@ def was_terminated(error: BaseException | None) -> bool:
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM waiting until what was begun is complete."""
+    """Inside, Ctrl-C and SIGTERM are collected; they are raised afterwards."""
     if not is_main_thread():
         yield
         return
-    waiting: list[int] = []
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in found.items() if handler is not None}
+    pending: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    replaced = {number: handler for number, handler in handlers.items() if handler is not None}
     try:
-        for number in before:
-            signal.signal(number, lambda number, _: waiting.append(number))
+        for number in replaced:
+            signal.signal(number, lambda number, _: pending.append(number))
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
-    for number in waiting:
+    for number in pending:
         signal.raise_signal(number)
 
 

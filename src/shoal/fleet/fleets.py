@@ -1,4 +1,4 @@
-"""Fleets: the profiles of all devices, round by round."""
+"""Simulated fleets: speed, link and availability of each device in each round, and the texts that name them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from shoal.fleet.trace import TraceFleet
 class UniformFleet:
     """Every device alike: 1 G multiply-accumulates a second, 100 Mbit/s down, 20 Mbit/s up, or uniform:MACS:DOWN:UP."""
 
-    every: DeviceProfile = DeviceProfile()
+    profile: DeviceProfile = DeviceProfile()
 
     def get_profile(self, device: int, round: int) -> DeviceProfile:
-        return self.every
+        return self.profile
 
     def get_available_mask(self, round: int) -> np.ndarray | None:
         return None
@@ -70,9 +70,9 @@ class IntermittentFleet:
         return self.inner.get_profile(device, round)
 
     def get_available_mask(self, round: int) -> np.ndarray | None:
-        there = self.streams.make_numpy_generator("available", round).random(self.devices) < self.chance
-        before = self.inner.get_available_mask(round)
-        return there if before is None else there & before
+        available = self.streams.make_numpy_generator("available", round).random(self.devices) < self.chance
+        inner_available = self.inner.get_available_mask(round)
+        return available if inner_available is None else available & inner_available
 
 
 AnyFleet = UniformFleet | RangeFleet | TierFleet | IntermittentFleet | TraceFleet
@@ -88,23 +88,24 @@ FLEET_FORMS = {
 
 def parse_fleet(text: str, streams: RandomStreams, devices: int, rounds: int) -> AnyFleet:
     """The fleet that a text like `fedbr:2.0:10.0` or `5g?0.9` names."""
-    body, mark, chance = text.partition("?")
-    name, *given = body.split(":")
+    body, has_chance, chance = text.partition("?")
+    name, *arguments = body.split(":")
     if name not in FLEET_FORMS:
         raise unknown_name_error("fleet", name, FLEET_FORMS)
     try:
         if name == "trace":
-            fleet: AnyFleet = TraceFleet.read(":".join(given), devices, rounds)
+            fleet: AnyFleet = TraceFleet.read(":".join(arguments), devices, rounds)
         else:
-            values = [parse_positive(value) for value in given]
+            values = [parse_positive(value) for value in arguments]
             fleet = make_fleet(name, values, streams)
-        return IntermittentFleet(fleet, streams, devices, parse_probability(chance)) if mark else fleet
+        return IntermittentFleet(fleet, streams, devices, parse_probability(chance)) if has_chance else fleet
     except (ValueError, TypeError):
         advice = f"Write {FLEET_FORMS[name][0]}; ?P behind it makes each device available with the chance P."
         raise ShoalError("bad-value", f"The fleet {text[:80]!r} cannot be read.", advice) from None
 
 
 def make_fleet(name: str, values: list[float], streams: RandomStreams) -> AnyFleet:
+    """The fleet of this kind; values that are not given have the defaults of its kind."""
     makers: dict[str, Callable[..., AnyFleet]] = {
         "uniform": lambda macs=1e9, down=100.0, up=20.0: UniformFleet(DeviceProfile(macs, down, up)),
         "5g": lambda: UniformFleet(DeviceProfile(down=110.6, up=14.0)),
@@ -116,6 +117,7 @@ def make_fleet(name: str, values: list[float], streams: RandomStreams) -> AnyFle
 
 
 def parse_positive(text: str) -> float:
+    """A number from 1e-9 to 1e18; a ValueError for any other text."""
     value = float(text)
     if not 1e-9 <= value <= 1e18:
         raise ValueError
@@ -123,6 +125,7 @@ def parse_positive(text: str) -> float:
 
 
 def parse_probability(text: str) -> float:
+    """A number above 0 and up to 1; a ValueError for any other text."""
     value = float(text)
     if not 0 < value <= 1:
         raise ValueError

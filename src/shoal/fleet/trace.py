@@ -1,4 +1,4 @@
-"""A fleet from a file: what devices could really do, round by round."""
+"""A fleet from a CSV file with the measured speed, link and availability of devices, round by round."""
 
 import csv
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from shoal.fleet.profile import DeviceProfile
 NUMBERS = ("macs", "down", "up", "seconds", "joules_mac", "joules_byte", "memory")
 COLUMNS = ("device", "round", *NUMBERS, "available")
 FROM_ZERO = ("seconds", "joules_mac", "joules_byte")
-"""Numbers that may be 0; a speed or a memory of nothing would never end a round."""
+"""Columns that may be 0; with a speed or a memory of 0 a round would never end."""
 SMALLEST, LARGEST = 1e-9, 1e18
 
 
@@ -26,45 +26,46 @@ class TraceFleet:
     """
 
     profiles: dict[tuple[int, int], DeviceProfile]
-    there: np.ndarray | None
-    """Rounds x devices, or None when all are there always."""
+    available: np.ndarray | None
+    """Rounds x devices, or None when all devices are always available."""
     by_round: bool
 
     def get_profile(self, device: int, round: int) -> DeviceProfile:
         return self.profiles[device, round if self.by_round else 0]
 
     def get_available_mask(self, round: int) -> np.ndarray | None:
-        return None if self.there is None else self.there[round if self.by_round else 0]
+        return None if self.available is None else self.available[round if self.by_round else 0]
 
     @classmethod
     def read(cls, name: str, devices: int, rounds: int) -> "TraceFleet":
-        (top, head), *rows = read_trace_lines(name)
-        columns = check_columns(head, name, top)
+        """The fleet in a CSV file, which must have a row for each device (and round, where it has that column)."""
+        (first_line, head), *rows = read_trace_lines(name)
+        columns = check_columns(head, name, first_line)
         by_round = "round" in columns
         profiles: dict[tuple[int, int], DeviceProfile] = {}
-        first: dict[tuple[int, int], int] = {}
-        there = np.ones((rounds if by_round else 1, devices), dtype=bool)
+        line_of: dict[tuple[int, int], int] = {}
+        available = np.ones((rounds if by_round else 1, devices), dtype=bool)
         for line, cells in rows:
             row = dict(check_cells(columns, cells, name, line))
-            at = int(row.pop("device")), int(row.pop("round", 0))
-            if first.setdefault(at, line) != line:
-                whose = f"device {at[0]}" + (f" in round {at[1]}" if by_round else "")
-                raise trace_error(name, f"lines {first[at]} and {line} are both about {whose}", "Keep one of them.")
-            available = row.pop("available", 1) > 0
-            profiles[at] = DeviceProfile(**row)
-            if at[0] < devices and at[1] < len(there):
-                there[at[1], at[0]] = available
-        for round in range(len(there)):
+            key = int(row.pop("device")), int(row.pop("round", 0))
+            if line_of.setdefault(key, line) != line:
+                whose = f"device {key[0]}" + (f" in round {key[1]}" if by_round else "")
+                raise trace_error(name, f"lines {line_of[key]} and {line} are both about {whose}", "Keep one of them.")
+            is_available = row.pop("available", 1) > 0
+            profiles[key] = DeviceProfile(**row)
+            if key[0] < devices and key[1] < len(available):
+                available[key[1], key[0]] = is_available
+        for round in range(len(available)):
             for device in range(devices):
                 if (device, round) not in profiles:
                     what = f"device {device} in round {round}" if by_round else f"device {device}"
                     advice = f"The run has {devices} devices and {rounds} rounds: give a row for each, or run less."
                     raise ShoalError("no-data", f"The trace {name} has no row for {what}.", advice)
-        return cls(profiles, None if there.all() else there, by_round)
+        return cls(profiles, None if available.all() else available, by_round)
 
 
 def read_trace_lines(name: str) -> list[tuple[int, list[str]]]:
-    """The lines of a CSV file that are not blank, with their numbers; the first holds the column names."""
+    """(line number, cells) of each line of a CSV file that is not blank; the first holds the column names."""
     try:
         with open(Path(name), newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -75,7 +76,7 @@ def read_trace_lines(name: str) -> list[tuple[int, list[str]]]:
 
 
 def check_columns(head: list[str], name: str, line: int) -> list[str]:
-    """The column names, if all are known, none is there twice and one is `device`."""
+    """The column names; an error unless all are known, none is repeated and one is `device`."""
     if "device" not in head:
         raise ShoalError(
             "no-data", f"The trace {name} has no column `device`.", "Begin it with a line of column names."
@@ -91,7 +92,7 @@ def check_columns(head: list[str], name: str, line: int) -> list[str]:
 
 
 def check_cells(columns: list[str], cells: list[str], name: str, line: int) -> Iterator[tuple[str, float]]:
-    """The numbers of one line by column."""
+    """(column, number) of each cell of a line; an error for a cell that holds no such number."""
     if len(cells) != len(columns):
         found = f"line {line} has {len(cells)} cells and there are {len(columns)} columns"
         raise trace_error(name, found, f"Give one cell for each of {', '.join(columns)}.")
@@ -105,7 +106,7 @@ def check_cells(columns: list[str], cells: list[str], name: str, line: int) -> I
 
 
 def parse_trace_cell(column: str, cell: str) -> tuple[float | None, str]:
-    """The number in a cell, or None, and what it must be."""
+    """The number in a cell (None where it does not fit its column), and a text of what it must be."""
     if column in ("device", "round"):
         fits = cell.isascii() and cell.isdecimal() and len(cell) < 10
         return int(cell) if fits else None, "a whole number from 0 up"

@@ -1,4 +1,4 @@
-"""How files come to disk: neither a kill nor a power cut leaves half of one in the place of a whole one.
+"""Atomic, durable writing of files: neither a kill nor a power cut leaves a half-written file in place of a whole one.
 
 A file is written under a temporary name, synced, and renamed; the rename is on disk when its folder is synced. What a
 kill leaves of a temporary file is removed when its folder is next opened.
@@ -17,17 +17,17 @@ except ImportError:  # Windows has no such lock, and does not remove a file that
     fcntl = None
 
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
-"""The name of a file that is being written: a dot, its name to be, the number of the process."""
+"""Names of temporary files: a dot, the final name, the process id, `.tmp`."""
 
 
 class Disk:
-    """The steps of writing; tests put a disk in its place that forgets what was not synced."""
+    """The file system operations that writing needs; tests replace it by one that forgets what was not synced."""
 
     def create(self, path: Path) -> IO[bytes]:
         return open(path, "wb")
 
     def open_to_append(self, path: Path) -> IO[bytes]:
-        """A file that must be there: one that was deleted does not come back without what was in it."""
+        """An existing file, opened to append; it is not created, since its earlier content would be missing."""
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0)), "ab")
 
     def write(self, path: Path, file: IO[bytes], content: bytes) -> None:
@@ -35,7 +35,7 @@ class Disk:
         file.flush()
 
     def sync(self, path: Path) -> None:
-        """Bring the content of a file to disk, or the names in a folder."""
+        """Sync the content of a file, or the entries of a folder, to disk."""
         if os.name == "nt" and path.is_dir():
             return  # Windows syncs no folders
         number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -60,9 +60,9 @@ disk = Disk()
 def replace_file(
     path: Path, content: bytes, sync_folder: bool = True, confirm: Callable[[], None] | None = None
 ) -> None:
-    """Put a file in place in one move; what was there before stays until the new one is complete.
+    """Write a file under a temporary name and rename it, so that the old file stays until the new one is complete.
 
-    Without `sync_folder` the caller has to sync the folder. `confirm` is asked before the move and may refuse it.
+    Without `sync_folder` the caller has to sync the folder. `confirm` is called before the rename, and may raise.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -82,24 +82,24 @@ def replace_file(
 
 
 def append_to_file(path: Path, content: bytes) -> None:
-    """Write to the end of a file that is there; it is on disk when the file is synced."""
+    """Append to an existing file; the content is safe from a power cut when the file is synced."""
     with disk.open_to_append(path) as file:
         disk.write(path, file, content)
 
 
 def sync_paths(paths: Iterable[Path]) -> None:
-    """Bring to disk what these files hold and the names in these folders."""
+    """Sync the content of files and the entries of folders to disk."""
     for path in paths:
         disk.sync(path)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file if it is there; after a power cut it may be back."""
+    """Remove a file if it exists; without a sync of its folder a power cut may bring it back."""
     disk.remove(path)
 
 
 def make_folders(path: Path, inside: Path | None = None) -> set[Path]:
-    """Make what is missing of a path, but not `inside` nor what is above it; the folders that have to be synced."""
+    """Create the missing folders of a path (below `inside`); returns the folders that have to be synced."""
     missing = []
     while path != inside and not path.is_dir():
         missing.append(path)
@@ -110,20 +110,21 @@ def make_folders(path: Path, inside: Path | None = None) -> set[Path]:
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove temporary files whose writers are dead; one that is being written is left alone."""
+    """Remove temporary files whose writers have died; files that are being written are locked, and stay."""
     for path in folder.glob(".*.tmp"):
         if TEMPORARY.fullmatch(path.name) and path.is_file() and not is_locked(path):
             disk.remove(path)
 
 
 def lock_file(file: IO[bytes]) -> None:
-    """Let others see that the writer of a file lives."""
+    """Lock a file, to show other processes that its writer is alive."""
     if fcntl:
         with suppress(OSError):  # a file system without locks: then its files are never taken for strays
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of a file, or may hold it."""
     if not fcntl:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what a disk that fails is told as. No pickle."""
+"""Reading and writing of whole files and of trees of tensors (safetensors, no pickle), with errors for users."""
 
 import json
 from collections.abc import Iterator
@@ -16,26 +16,26 @@ from shoal.storage.durable import make_folders, replace_file, sync_paths
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Put a file in place in one move, in a folder that is made if it is missing; it is on disk afterwards."""
+    """Write a file atomically and durably; missing folders are created."""
     with explain_disk_errors(path):
         sync_paths(make_folders(path.parent))
         replace_file(path, content)
 
 
 def tree_as_bytes(tree: Tree) -> bytes:
-    """A tree as one safetensors file; what is not a tensor goes into its header as JSON."""
+    """A tree as the bytes of a safetensors file; structure and plain values go into its header as JSON."""
     plain, flat = pack_tree(tree)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
     return save(tensors, {"shoal": json.dumps(plain)})
 
 
 def write_tree(path: Path, tree: Tree) -> None:
-    """Such a file."""
+    """Write a tree as a safetensors file."""
     write_bytes(path, tree_as_bytes(tree))
 
 
 def read_tree(path: Path) -> Tree:
-    """The tree in such a file; anything else is refused in one sentence."""
+    """The tree in a file that `write_tree` wrote; a "damaged" error for any other file."""
     try:
         with explain_disk_errors(path), safe_open(path, framework="pt") as file:
             plain: Any = json.loads((file.metadata() or {})["shoal"])
@@ -45,7 +45,7 @@ def read_tree(path: Path) -> Tree:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of any safetensors file."""
+    """The tensors of any safetensors file, by name."""
     try:
         with explain_disk_errors(path), safe_open(path, framework="pt") as file:
             return {k: file.get_tensor(k) for k in file.keys()}
@@ -64,7 +64,7 @@ def damaged_file_error(path: Path, why: object) -> ShoalError:
 
 @contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """A disk that is full or out of reach, told in one sentence."""
+    """Inside, an OSError (disk full, no permission, ...) becomes a "disk" error that names the path."""
     try:
         yield
     except OSError as error:

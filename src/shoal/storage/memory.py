@@ -1,8 +1,8 @@
-"""What devices remember between rounds: bounded in RAM, spilled to disk, versioned by round.
+"""Device memory (what parts keep on a device between rounds): bounded in RAM, spilled to disk, versioned by round.
 
-A round's memories are staged and take effect together when it is committed, so a round that is broken off leaves none.
+A round's memories are staged and take effect together when it is committed, so an interrupted round leaves no trace.
 On disk each version is a file of its own; a checkpoint of round t needs, of every device, the newest version up to t.
-Older ones are deleted only after the next checkpoint is safe. A power cut takes no version that a flush has indexed.
+Older ones are deleted only after the next checkpoint is on disk. A power cut loses no version that `flush` returned.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tr
 
 
 class MemoryVersion(NamedTuple):
-    """What a device remembered after a round, and how often the model had been pruned by then."""
+    """The memory of a device after a round, as a file; `cuts` is how often the model had been pruned by then."""
 
     device: int
     round: int
@@ -28,7 +28,7 @@ class MemoryVersion(NamedTuple):
 
 
 class DeviceMemory:
-    """Device number -> what its parts remember."""
+    """Device number -> memory by part. At most `limit` bytes are held in memory, on the compute device `place`."""
 
     def __init__(self, folder: Path | None = None, limit: int = 1 << 30, place: torch.device | str = "cpu"):
         self.place = place
@@ -37,43 +37,48 @@ class DeviceMemory:
         self.limit = limit
         self.staged: dict[int, Tree] = {}
         self.held: OrderedDict[int, Tree] = OrderedDict()
+        """Memories in RAM, least recently used first."""
         self.dirty: dict[int, int] = {}
-        """Devices whose held memory is not on disk, and the round it is of."""
+        """Devices whose memory in RAM is not on disk, with the round in which it was committed."""
         self.versions: dict[int, list[MemoryVersion]] = {}
-        """What is on disk, oldest first."""
+        """By device, the versions on disk, oldest first."""
         self.unsynced: set[Path] = set()
-        """Folders whose newest names a power cut would take."""
+        """Folders with new files that have to be synced."""
         self.cuts: list[tuple[Slicer, Plan]] = []
+        """How the model was pruned, oldest first; versions on disk are cut when they are read."""
         self.used = 0
+        """Bytes of the memories in RAM."""
 
     @property
     def folder(self) -> Path:
+        """Where versions are written; a temporary folder unless one was given."""
         if self._folder is None:
             self._temporary = TemporaryDirectory(prefix="shoal-memory-")
             self._folder = Path(self._temporary.name)
         return self._folder
 
     def get(self, device: int) -> dict[str, Tree]:
+        """The committed memory of a device by part; empty before its first round."""
         if device in self.held:
             self.held.move_to_end(device)
             return self.held[device]
         if device not in self.versions:
             return {}
-        version = self.versions[device][-1]
-        memory = tree.map_tensors(lambda t: t.to(self.place), read_tree(self._version_path(version)))
-        for slicer, plan in self.cuts[version.cuts :]:
+        newest = self.versions[device][-1]
+        memory = tree.map_tensors(lambda t: t.to(self.place), read_tree(self._version_path(newest)))
+        for slicer, plan in self.cuts[newest.cuts :]:
             memory = slicer.cut_tree(memory, plan)
         self._hold(device, memory)
         return memory
 
     def put(self, device: int, memory: Tree) -> None:
-        """Remember from the end of this round on."""
-        nothing = all(isinstance(v, dict) and not v for v in memory.values())
-        if not nothing or device in self.held or device in self.versions:
+        """Stage the memory of a device; `commit` makes it take effect. Empty memories of new devices are not stored."""
+        is_empty = all(isinstance(v, dict) and not v for v in memory.values())
+        if not is_empty or device in self.held or device in self.versions:
             self.staged[device] = memory
 
     def commit(self, round: int, kept: bool = True) -> None:
-        """The round is over: what was staged is now what devices remember, unless the round was void."""
+        """End a round: what was staged takes effect, or is discarded where the round is not `kept`."""
         if not kept:
             return self.discard()
         for device, memory in self.staged.items():
@@ -83,11 +88,11 @@ class DeviceMemory:
         self._evict()
 
     def discard(self) -> None:
-        """The round was broken off."""
+        """Drop what was staged in this round."""
         self.staged = {}
 
     def cut(self, slicer: Slicer, plan: Plan) -> None:
-        """The model was pruned: what is held is cut now, what is on disk when it is next read."""
+        """Follow a pruning of the model: memories in RAM are cut now, those on disk when they are next read."""
         self.cuts.append((slicer, plan))
         self.staged = {d: slicer.cut_tree(m, plan) for d, m in self.staged.items()}
         for device in self.held:
@@ -95,7 +100,7 @@ class DeviceMemory:
         self.used = sum(tree.count_tree_bytes(m) for m in self.held.values())
 
     def flush(self) -> list["MemoryVersion"]:
-        """Bring everything to disk; the index that a checkpoint stores to find it again."""
+        """Write all memories to disk; returns the newest version of each device, which a checkpoint stores."""
         for device in list(self.dirty):
             self._write(device)
         with explain_disk_errors(self.folder):
@@ -104,27 +109,28 @@ class DeviceMemory:
         return [versions[-1] for versions in self.versions.values()]
 
     def forget_old_versions(self) -> None:
-        """A checkpoint is safe: versions before the newest are needed no more."""
+        """Delete all versions but the newest of each device; to be called when the checkpoint is safe."""
         for versions in self.versions.values():
             for old in versions[:-1]:
                 remove_file(self._version_path(old))
             del versions[:-1]
 
     def restore(self, index: list["MemoryVersion"], cuts: list[tuple[Slicer, Plan]]) -> None:
-        """Take up what a checkpoint knew; later versions are leftovers of a run that was killed."""
-        wanted = {self._version_path(version) for version in index}
-        for path in wanted:
+        """Go back to the versions and prunings of a checkpoint; files of other versions are deleted."""
+        needed = {self._version_path(version) for version in index}
+        for path in needed:
             if not path.is_file():
                 raise damaged_file_error(path, "it is missing")
         self.cuts = cuts
         self.versions = {version.device: [version] for version in index}
         for path in self.folder.glob("*/*.safetensors"):
-            if path not in wanted:
+            if path not in needed:
                 remove_file(path)
         for folder in self.folder.glob("*/"):
             remove_strays(folder)
 
     def _hold(self, device: int, memory: Tree) -> None:
+        """Keep a memory in RAM, and evict others where they are too many."""
         if device in self.held:
             self.used -= tree.count_tree_bytes(self.held.pop(device))
         self.held[device] = memory
@@ -132,6 +138,7 @@ class DeviceMemory:
         self._evict(keep=device)
 
     def _evict(self, keep: int | None = None) -> None:
+        """Write the least recently used memories to disk and drop them from RAM, until the limit is kept."""
         for device in list(self.held):
             if self.used <= self.limit:
                 break
@@ -140,6 +147,7 @@ class DeviceMemory:
                 self.used -= tree.count_tree_bytes(self.held.pop(device))
 
     def _write(self, device: int) -> None:
+        """Write a memory to disk as a new version, if it is not there yet."""
         round = self.dirty.get(device)
         if round is not None:
             version = MemoryVersion(device, round, len(self.cuts))

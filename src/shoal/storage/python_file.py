@@ -1,4 +1,4 @@
-"""Python files of the user's own: parts, models, metrics. They are run, since it is the user who names them."""
+"""Loads the user's Python files (parts, models, metrics) as modules. Their code is run: only the user names them."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ from shoal.storage.files import explain_disk_errors
 
 
 def load_python_file(path: Path) -> ModuleType:
-    """The module that a file makes; the same content is run once."""
+    """The module of a Python file; a file with the same path and content is run once."""
     if not path.is_file():
         raise ShoalError("bad-part", f"There is no file {path}.", "Give the path of a Python file.")
     with explain_disk_errors(path):
@@ -35,12 +35,12 @@ def load_python_file(path: Path) -> ModuleType:
 
 
 def load_named_object(text: str) -> Any:
-    """What `file.py:name` stands for."""
+    """The object that `file.py:name` names."""
     file, _, name = text.rpartition(":")
     module = load_python_file(Path(file))
     if not hasattr(module, name):
-        own = [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+        defined = [k for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
         raise ShoalError(
-            "bad-part", f"{file} has nothing called {name!r}.", f"It has {', '.join(own) or 'nothing at all'}."
+            "bad-part", f"{file} has nothing called {name!r}.", f"It has {', '.join(defined) or 'nothing at all'}."
         )
     return getattr(module, name)

@@ -1,4 +1,4 @@
-"""What a model takes the samples of each class for: a matrix of probabilities, and how far it is from an even one."""
+"""The soft confusion matrix of a model (mean probabilities by true class), and its divergence from an ideal one."""
 
 import torch
 from torch import Tensor
@@ -8,34 +8,35 @@ from shoal.core.model.tree import Params
 from shoal.core.types import Batch, Samples
 
 CHUNK_SIZE = 512
+"""Samples in one forward pass."""
 
 
 def encode_one_hot(targets: Tensor, classes: int) -> Tensor:
-    """For each target, which class it is; torch's own form of it is not for many devices at once."""
+    """Boolean one-hot vectors of targets; unlike `torch.nn.functional.one_hot` this works under `vmap`."""
     return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
 
 
 def sum_by_class(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The summed probabilities of each class's samples, and how many those are; by weight where targets have one."""
+    """Summed probabilities, true class x predicted class, and the number of samples of each class, both weighted."""
     p, classes = logits.detach().softmax(-1), logits.shape[-1]
     sums, counts = p.new_zeros(classes, classes), p.new_zeros(classes)
     for targets, weight in batch.targets:
-        there = encode_one_hot(targets, classes).to(p.dtype)
+        members = encode_one_hot(targets, classes).to(p.dtype)
         for factor in (weight, batch.weight):
-            there = there if factor is None else there * factor.to(p.dtype).unsqueeze(-1)
-        sums, counts = sums + there.T @ p, counts + there.sum(0)
+            members = members if factor is None else members * factor.to(p.dtype).unsqueeze(-1)
+        sums, counts = sums + members.T @ p, counts + members.sum(0)
     return sums, counts
 
 
-def average_class_rows(sums: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
-    """The mean probabilities of each class's samples; another matrix's row where a class has none."""
-    there = (counts > 0).unsqueeze(-1)
-    return torch.where(there, sums / counts.clamp(min=1e-12).unsqueeze(-1), otherwise)
+def average_class_rows(sums: Tensor, counts: Tensor, fallback: Tensor) -> Tensor:
+    """Mean probabilities by true class; the row of `fallback` where a class has no samples."""
+    has_samples = (counts > 0).unsqueeze(-1)
+    return torch.where(has_samples, sums / counts.clamp(min=1e-12).unsqueeze(-1), fallback)
 
 
 @torch.no_grad()
 def compute_class_matrix(net: Net, params: Params, samples: Samples) -> tuple[Tensor, Tensor]:
-    """P_ij = the mean probability of class j over samples of class i, and how many samples each class has."""
+    """P_ij = the mean probability of class j over samples of class i, and the number of samples of each class."""
     sums = torch.zeros(net.classes, net.classes, dtype=net.dtype, device=net.place)
     counts = sums.new_zeros(net.classes)
     for rows in samples.index.split(CHUNK_SIZE):
@@ -46,8 +47,11 @@ def compute_class_matrix(net: Net, params: Params, samples: Samples) -> tuple[Te
 
 
 def measure_class_divergence(matrix: Tensor, counts: Tensor, tau: float, reduce: str = "mean") -> Tensor:
-    """KL(P || Q), Q nearly the identity with all errors alike, over the rows of classes that there are."""
+    """KL(P || Q), mean or sum over the rows of classes that have samples.
+
+    Q has tau on its diagonal and (1 - tau) / (classes - 1) elsewhere: nearly the identity, with all errors alike.
+    """
     classes = len(matrix)
-    even = torch.full_like(matrix, (1 - tau) / max(classes - 1, 1)).fill_diagonal_(tau)
-    rows = (torch.xlogy(matrix, matrix) - matrix * even.log()).sum(1)[counts > 0]
+    target = torch.full_like(matrix, (1 - tau) / max(classes - 1, 1)).fill_diagonal_(tau)
+    rows = (torch.xlogy(matrix, matrix) - matrix * target.log()).sum(1)[counts > 0]
     return rows.sum() if reduce == "sum" else rows.mean()

@@ -1,4 +1,4 @@
-"""How good a model is on a test set."""
+"""Metrics of a model on a test set: accuracy, loss, top-3, perplexity, by class and by device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ TEST_METRICS = {
 
 
 class Metric(Protocol):
-    """What is computed from a test set that comes in pieces, in the form of torchmetrics."""
+    """A metric with the interface of torchmetrics: updated chunk by chunk, computed at the end."""
 
     def update(self, logits: Tensor, targets: Tensor, /) -> Any: ...
 
@@ -32,41 +32,44 @@ class Metric(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Accuracy and mean loss over all samples of a test set, and whatever else is asked for."""
+    """Computes accuracy and mean loss on a test set, and the further metrics that are named."""
 
     samples: Samples
     classes: int
     metrics: tuple[str, ...] = ()
     labels: np.ndarray | None = None
-    """Devices x classes: how many samples of each class a device holds."""
-    own: Mapping[str, Callable[[], Metric]] = field(default_factory=dict)
-    """What makes the user's own metrics, by name: one for each evaluation."""
+    """Devices x classes: how many training samples of each class a device holds."""
+    custom_metrics: Mapping[str, Callable[[], Metric]] = field(default_factory=dict)
+    """The user's own metrics by name; each evaluation makes new ones."""
     chunk: int = 0
-    """Samples in one pass; 0: as many as a GPU likes, or as fit into the caches of a processor."""
+    """Samples in one forward pass; 0: a number that suits the compute device."""
 
     def __call__(self, net: Net, params: Params) -> dict[str, Any]:
-        own = {name: make() for name, make in self.own.items()}
-        found = self.run_test_pass(net, params, list(own.values()))
-        right, total = found.pop("right"), found.pop("total")
+        custom = {name: make() for name, make in self.custom_metrics.items()}
+        metrics = self.run_test_pass(net, params, list(custom.values()))
+        right, total = metrics.pop("right"), metrics.pop("total")
         if "perplexity" in self.metrics:
-            found["perplexity"] = exp(min(found["loss"], 700.0))
+            metrics["perplexity"] = exp(min(metrics["loss"], 700.0))
         if "per_class" in self.metrics:
-            found["per_class"] = [float(r / t) if t else None for r, t in zip(right, total)]
+            metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, total)]
         if "devices" in self.metrics and self.labels is not None:
-            found |= summarise_device_accuracy(compute_device_accuracy(self.labels, right, total))
-        return found | {name: metric.compute() for name, metric in own.items()}
+            metrics |= summarise_device_accuracy(compute_device_accuracy(self.labels, right, total))
+        return metrics | {name: metric.compute() for name, metric in custom.items()}
 
     def evaluate_per_device(self, net: Net, params: Params) -> list[float | None]:
-        """The accuracy for each device's mix of labels; None for a device that holds none of the tested classes."""
+        """The accuracy re-weighted to each device's labels; None for a device that holds none of the tested classes."""
         if self.labels is None:
             return []
-        found = self.run_test_pass(net, params)
-        values = compute_device_accuracy(self.labels, found["right"], found["total"])
+        counts = self.run_test_pass(net, params)
+        values = compute_device_accuracy(self.labels, counts["right"], counts["total"])
         return [None if np.isnan(v) else float(v) for v in values]
 
     @torch.no_grad()
-    def run_test_pass(self, net: Net, params: Params, own: Sequence[Metric] = ()) -> dict[str, Any]:
-        """One pass over the test set; the user's own metrics are shown it in main memory."""
+    def run_test_pass(self, net: Net, params: Params, custom: Sequence[Metric] = ()) -> dict[str, Any]:
+        """Accuracy, loss, and by class the numbers of right (`right`) and of all (`total`) predictions on the test set.
+
+        Metrics in `custom` are updated with logits and targets on the CPU.
+        """
         sums = torch.zeros(2 * self.classes + 2, dtype=torch.float64, device=net.place)
         right, total, loss, top3 = sums.split((self.classes, self.classes, 1, 1))
         for rows in self.samples.index.split(self.chunk or choose_chunk_size(self.samples, net)):
@@ -79,35 +82,35 @@ class Evaluator:
             if "top3" in self.metrics:
                 best = logits.topk(min(3, logits.shape[-1]), -1).indices
                 top3 += (best == targets.unsqueeze(-1)).any(-1).sum()
-            seen = (logits.cpu(), targets.cpu()) if own else ()
-            for metric in own:
-                metric.update(*seen)
+            shown = (logits.cpu(), targets.cpu()) if custom else ()
+            for metric in custom:
+                metric.update(*shown)
         right, total, loss, top3 = sums.cpu().split((self.classes, self.classes, 1, 1))  # the only wait for a GPU
         positions, samples = max(float(total.sum()), 1.0), max(len(self.samples), 1)
-        found = {"accuracy": float(right.sum()) / positions, "loss": float(loss) / samples}
-        found |= {"right": right, "total": total}
-        return found | ({"top3": float(top3) / positions} if "top3" in self.metrics else {})
+        metrics = {"accuracy": float(right.sum()) / positions, "loss": float(loss) / samples}
+        metrics |= {"right": right, "total": total}
+        return metrics | ({"top3": float(top3) / positions} if "top3" in self.metrics else {})
 
 
 def choose_chunk_size(samples: Samples, net: Net) -> int:
-    """How many samples make a good pass."""
+    """Samples per forward pass: 512 on a CPU, for its caches; on a GPU as many as have about 8 M input elements."""
     if net.place.type == "cpu":
         return 512
-    numbers = max(1, samples.inputs[0].numel() if len(samples.inputs) else 1)
-    return min(8192, max(256, 2**23 // numbers))
+    elements = max(1, samples.inputs[0].numel() if len(samples.inputs) else 1)
+    return min(8192, max(256, 2**23 // elements))
 
 
 def compute_device_accuracy(labels: np.ndarray, right: Tensor, total: Tensor) -> np.ndarray:
-    """The accuracy on each class, weighted as a device holds them; classes that are not tested are left out."""
+    """One number per device: accuracy by class, weighted by its labels, without classes that are not tested; or NaN."""
     tested = total.numpy() > 0
     accuracy = np.where(tested, right.numpy() / np.maximum(total.numpy(), 1), 0)
-    held = labels * tested
-    size = held.sum(1)
-    return np.where(size > 0, (held @ accuracy) / np.maximum(size, 1), np.nan)
+    tested_labels = labels * tested
+    size = tested_labels.sum(1)
+    return np.where(size > 0, (tested_labels @ accuracy) / np.maximum(size, 1), np.nan)
 
 
 def summarise_device_accuracy(values: np.ndarray) -> dict[str, float]:
-    """Mean, mean of the worst tenth, and standard deviation over devices."""
+    """Mean, mean of the worst tenth, and standard deviation of accuracy over devices."""
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
         return {}

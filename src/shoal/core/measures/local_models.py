@@ -1,4 +1,4 @@
-"""How good the models are that devices come back with, before they are combined."""
+"""Metrics of local models, as devices return them, before they are aggregated."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ LOCAL_METRICS = {
     "class_kl": "how far local models are from doing equally well on each of their classes",
 }
 TAU = 1 - 1e-5
+"""The diagonal of the ideal matrix that `class_kl` compares with."""
 
 
 @dataclass(frozen=True, eq=False)
 class LocalModelEvaluator:
-    """Judges the models of a round's replies; a simulation can, since it knows every device's labels and samples."""
+    """Averages metrics over the local models of a round. Only a simulation can: it knows all labels and samples."""
 
-    judge: Evaluator
+    evaluator: Evaluator
     samples: Callable[[int], Samples]
     metrics: tuple[str, ...]
 
@@ -30,27 +31,27 @@ class LocalModelEvaluator:
         replies = [reply for reply in round.replies if reply.device != SERVER]
         if not replies or not self.metrics:
             return {}
-        found = {}
+        metrics = {}
         if "local" in self.metrics:
-            found["local_risk"] = float(np.mean([self.measure_risk(reply, round) for reply in replies]))
+            metrics["local_risk"] = float(np.mean([self.measure_risk(reply, round) for reply in replies]))
         if "class_kl" in self.metrics:
-            found["class_kl"] = float(np.mean([self.measure_unevenness(reply, round) for reply in replies]))
-        return found
+            metrics["class_kl"] = float(np.mean([self.measure_unevenness(reply, round) for reply in replies]))
+        return metrics
 
     def measure_risk(self, reply: Reply, round: Round) -> float:
-        """A local model's error on each class, weighted as each device of the population holds them, and averaged."""
-        found = self.judge.run_test_pass(round.net, rebuild_local_model(reply, round))
-        assert self.judge.labels is not None
-        return float(1 - np.nanmean(compute_device_accuracy(self.judge.labels, found["right"], found["total"])))
+        """1 - accuracy of a local model re-weighted to the labels of each device, averaged over all devices."""
+        counts = self.evaluator.run_test_pass(round.net, rebuild_local_model(reply, round))
+        assert self.evaluator.labels is not None
+        return float(1 - np.nanmean(compute_device_accuracy(self.evaluator.labels, counts["right"], counts["total"])))
 
     def measure_unevenness(self, reply: Reply, round: Round) -> float:
-        """KL(P || Q) of a local model on the samples it learned from."""
+        """`measure_class_divergence` of a local model on the samples that it was trained on."""
         matrix, counts = compute_class_matrix(round.net, rebuild_local_model(reply, round), self.samples(reply.device))
         return float(measure_class_divergence(matrix, counts, TAU))
 
 
 def rebuild_local_model(reply: Reply, round: Round) -> tree.Params:
-    """What a device came back with; what it did not send is as it was."""
+    """The local model: anchor + delta; tensors that the device did not send are those of the anchor."""
     return round.anchor | tree.add_params({k: round.anchor[k] for k in reply.delta}, reply.delta)
 
 
