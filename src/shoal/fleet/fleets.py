@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown_name_error
-from shoal.core.fleet_protocol import Fleet
 from shoal.core.streams import RandomStreams
 from shoal.fleet.profile import DeviceProfile
 from shoal.fleet.trace import TraceFleet
@@ -61,7 +60,7 @@ class TierFleet:
 class IntermittentFleet:
     """Any fleet whose devices are there in a round only with the chance P: ?P behind its text, as in 5g?0.8."""
 
-    inner: Fleet
+    inner: "AnyFleet"
     streams: RandomStreams
     devices: int
     chance: float
