@@ -65,7 +65,7 @@ def put_together() -> Assembly:
 
 def seconds(assembly: Assembly, crew: TrainingEngine, rounds: int) -> float:
     """What so many rounds take with a crew, from the first."""
-    get_local_devices(assembly.loop).crew = crew
+    get_local_devices(assembly.loop).training_engine = crew
     loop = replace(assembly.loop, evaluates=lambda row: False)
     standing, began = loop.start(assembly.net), perf_counter()
     for number in range(rounds):

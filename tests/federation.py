@@ -62,8 +62,8 @@ def samples_file(folder: Path, device: int, **more: object) -> str:
     """A Python file that loads what a device holds in the simulation of a recipe."""
     assembly = assemble_run(Recipe().with_values(**BASE | more))
     assert isinstance(assembly.loop.engine, LocalDevices)
-    site: TrainingSetup = assembly.loop.engine.site
-    index, data = site.samples(device).index, read_digits()
+    setup: TrainingSetup = assembly.loop.engine.setup
+    index, data = setup.samples(device).index, read_digits()
     np.savez(folder / f"{device}.npz", x=data.inputs[index].numpy(), y=data.targets[index].numpy())
     code = f"""
         import numpy as np

@@ -125,14 +125,14 @@ def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
 def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
     assembly = assemble_run(Recipe().with_values(**SMALL, server_data="share:0.05"))
     loop, engine = assembly.loop, get_local_devices(assembly.loop)
-    engine.crew = kept
+    engine.training_engine = kept
     loop.play_round(loop.start(assembly.net), 0)
     engine.train_on_server(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
-    sites = [ref for site, (_, ref) in kept.crew.sites.items() if site in (engine.site, engine.plain)]
+    sites = [ref for site, (_, ref) in kept.crew.sites.items() if site in (engine.setup, engine.server_setup)]
     crates: list[Any] = [ray.get(ref) for ref in sites]
     assert len(crates) == 2 and crates[0].shared == crates[1].shared
     held = {ref: tensor for tensor, ref in kept.crew.tensors.items() if ref in crates[0].shared}
-    assert any(tensor is engine.site.samples(0).inputs for tensor in held.values())
+    assert any(tensor is engine.setup.samples(0).inputs for tensor in held.values())
     assert all(np.array_equal(ray.get(ref)[0], view_tensor_bytes(tensor)) for ref, tensor in held.items())
 
 
@@ -140,7 +140,7 @@ def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     """Whatever is kept would hold a place there; and what devices remember is always kept."""
     assembly = assemble_run(Recipe().with_values(**SMALL | {"method": "scaffold", "model": "mlp"}))
     loop, engine = assembly.loop, get_local_devices(assembly.loop)
-    engine.crew = crew = RayEngine(workers=2)
+    engine.training_engine = crew = RayEngine(workers=2)
     standing = loop.start(assembly.net)
     for number in range(2):
         standing, _ = loop.play_round(standing, number)

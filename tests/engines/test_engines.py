@@ -47,7 +47,7 @@ def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> tuple[Any, lis
     assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices)
-    loop.engine.crew = crew
+    loop.engine.training_engine = crew
     standing, rows = loop.start(assembly.net), []
     for number in range(rounds):
         standing, row = loop.play_round(standing, number)
@@ -171,7 +171,7 @@ def test_a_model_that_wants_its_images_as_they_are_gets_them(caplog):
     crew = BatchedEngine(1)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         agrees(crew, model=own(Viewing()))
-    assert crew.plain and not crew.refused and not caplog.records
+    assert crew.channels_first and not crew.unvectorisable and not caplog.records
 
 
 def test_a_model_that_cannot_be_vectorised_falls_back_with_one_line(caplog):
@@ -209,13 +209,13 @@ def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     assembly = assemble_run(Recipe().with_values(**SMALL | given | setting))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices) and loop.server is not None
-    loop.engine.crew = crew()
+    loop.engine.training_engine = crew()
 
     def by_torch(samples: Samples) -> dict[str, Tensor]:
         batch = samples.take_all()
         return trained_by_torch(module, batch.inputs, batch.targets[0][0], 4)
 
-    alone = [by_torch(loop.engine.site.samples(device)) for device in range(3)]
+    alone = [by_torch(loop.engine.setup.samples(device)) for device in range(3)]
     shares = (loop.sizes / loop.sizes.sum()).tolist()
     standing, _ = loop.play_round(loop.start(assembly.net), 0)
     assert apart(standing.params, {k: sum(s * one[k] for s, one in zip(shares, alone)) for k in standing.params}) < 1e-9

@@ -46,7 +46,7 @@ FORK = multiprocessing.get_context("fork")
 def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
     """Weights, states and memories after some rounds, and the rows."""
     loop, net = build_tiny_run(compose(parts), SIZES, momentum=0.5)
-    get_local_devices(loop).crew = crew
+    get_local_devices(loop).training_engine = crew
     try:
         standing, rows = play_rounds(loop, loop.start(net), 0, rounds)
     finally:
@@ -57,7 +57,7 @@ def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
 
 def first_round(part: Part, pool: PoolEngine):
     loop, net = build_tiny_run(Method((part,)), SIZES)
-    get_local_devices(loop).crew = pool
+    get_local_devices(loop).training_engine = pool
     return loop.play_round(loop.start(net), 0)
 
 
@@ -163,7 +163,7 @@ def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
 def test_workers_that_die_between_rounds_are_replaced():
     pool = PoolEngine(2, 2, SerialEngine)
     loop, net = build_tiny_run(Method(), SIZES)
-    get_local_devices(loop).crew = pool
+    get_local_devices(loop).training_engine = pool
     standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     for worker in pool.workers:
         os.kill(worker.process, signal.SIGKILL)
@@ -318,9 +318,9 @@ from shoal.engines.serial import SerialEngine
 from shoal.core.compose import Method
 from shoal.plugins.smoke_run import build_tiny_run
 loop, net = build_tiny_run(Method())
-loop.engine.crew = PoolEngine(2, 2, SerialEngine)
+loop.engine.training_engine = PoolEngine(2, 2, SerialEngine)
 loop.play_round(loop.start(net), 0)
-print(*[worker.process for worker in loop.engine.crew.workers])
+print(*[worker.process for worker in loop.engine.training_engine.workers])
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0 and not ran.stderr, ran.stderr

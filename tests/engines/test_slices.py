@@ -45,18 +45,18 @@ def test_a_part_of_levels_keeps_the_laws(whole):
 @pytest.mark.parametrize("crew", [SerialEngine, lambda: BatchedEngine(3)], ids=["serial", "batched"])
 @pytest.mark.parametrize("beside", [FedProx(1.0), Scaffold(), FedDyn(0.1)], ids=str)
 def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part, crew):
-    made = []
+    ends = []
     for level in (True, False):
         own: TrainingEngine = crew()
         loop, net = build_tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
-        standing, rows = play_rounds(loop, loop.start(net), 0, 4)
-        machine = get_local_devices(loop)
-        assert len(machine.levels.sites) == (3 if level else 0)
-        memories = [machine.memory.get(d) for d in range(3)]
-        made.append(([standing.params, standing.states, memories], rows))
-    assert_trees_close(made[0][0], made[1][0], 1e-9, "the cut-out model goes elsewhere")
+        server_state, rows = play_rounds(loop, loop.start(net), 0, 4)
+        local_devices = get_local_devices(loop)
+        assert len(local_devices.slices.sliced_setups) == (3 if level else 0)
+        memories = [local_devices.memory.get(d) for d in range(3)]
+        ends.append(([server_state.params, server_state.states, memories], rows))
+    assert_trees_close(ends[0][0], ends[1][0], 1e-9, "the cut-out model goes elsewhere")
     for key in ("bytes_up", "bytes_down", "macs_forward"):
-        assert [row[key] for row in made[0][1]] == [row[key] for row in made[1][1]]
+        assert [row[key] for row in ends[0][1]] == [row[key] for row in ends[1][1]]
 
 
 def test_what_a_cut_out_model_computes_is_counted_to_the_last_product():

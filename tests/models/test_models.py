@@ -201,7 +201,7 @@ def test_a_whole_local_run_of_the_masked_model_is_that_of_the_sliced_one(name, s
     for level in (False, True):
         job = Job(0, 0, replace(plan, level=level), message, Work(2.0, 0, 6, 0.001))
         task = SlicedSetups(site).narrow_task(Task(site, job, {}))
-        assert (task.site is site) == (not level)
+        assert (task.setup is site) == (not level)
         told.append(train_device(task).outcome)
     masked, sliced = told
     for key, entry in masked.message.body.items():

@@ -156,13 +156,13 @@ def test_a_device_completes_what_it_is_sent_from_its_own_model():
     machine = get_local_devices(loop)
     own = machine.memory.get(0)["fedbr"]["model"]
     job = loop.open_round(standing, 1).jobs[0]
-    anchor, covered, _ = receive_model(machine.site, job, machine.memory.get(0))
+    anchor, covered, _ = receive_model(machine.setup, job, machine.memory.get(0))
     assert not covered
     assert torch.equal(anchor["a.weight"], own["a.weight"]) and torch.equal(
         anchor["b.weight"], standing.params["b.weight"]
     )
     with pytest.raises(ShoalError, match="does not remember"):
-        receive_model(machine.site, job, {})
+        receive_model(machine.setup, job, {})
 
 
 def test_who_did_not_answer_or_is_long_gone_is_sent_everything():

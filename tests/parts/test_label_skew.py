@@ -312,7 +312,7 @@ def visits_round(loop, net: Net):
 def test_masked_and_cut_out_models_train_alike(part: Part):
     """Units that a device does not hold are no features: they are neither counted nor read."""
     loop, net = build_tiny_run(compose([part, FedDrop(0.3)]), (8, 6, 7))
-    site, changed = get_local_devices(loop).site, 0.0
+    site, changed = get_local_devices(loop).setup, 0.0
     for visit in prepare_local_trainings(loop, loop.start(net)):
         plan, slicer = visit.job.plan, site.net.slicer
         small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
@@ -351,7 +351,7 @@ def test_a_head_stays_on_its_device_and_goes_on_from_there():
     first = [get_memory(loop).get(d)[PERSONAL_KEY] for d in (0, 1)]
     assert set(first[0]) == {"rod.weight", "rod.bias"}
     assert first[0]["rod.bias"].any() and not torch.equal(first[0]["rod.bias"], first[1]["rod.bias"])
-    site = get_local_devices(loop).site
+    site = get_local_devices(loop).setup
     job = loop.open_round(standing, 1).jobs[0]
     assert torch.equal(
         prepare_training(site, job, get_memory(loop).get(0)).state.params["rod.bias"], first[0]["rod.bias"]
@@ -403,7 +403,7 @@ def test_the_head_learns_what_its_device_has():
     assert isinstance(loop.engine, LocalDevices)
     right = torch.zeros(2)
     for device in range(4):
-        batch = loop.engine.site.samples(device).take_all()
+        batch = loop.engine.setup.samples(device).take_all()
         logits, features, _, _ = assembly.net.forward(standing.params, batch.inputs)
         own = memory.get(device)[PERSONAL_KEY]
         both = logits + nn.functional.linear(features, own["rod.weight"], own["rod.bias"])
@@ -437,7 +437,7 @@ def ends(crew: TrainingEngine, **recipe: Any) -> list[Any]:
     assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices)
-    loop.engine.crew = crew
+    loop.engine.training_engine = crew
     standing = loop.start(assembly.net)
     for number in range(2):
         standing, _ = loop.play_round(standing, number)
@@ -450,7 +450,7 @@ def agrees(caplog, **recipe: Any) -> None:
     crew = BatchedEngine(3)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         found = ends(crew, **recipe)
-    assert not crew.refused and not caplog.records
+    assert not crew.unvectorisable and not caplog.records
     assert_trees_close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
 
 

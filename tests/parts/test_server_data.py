@@ -312,7 +312,7 @@ def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> list[Any]:
     """Where the server comes to."""
     given = {"devices": 6, "sample": 4, "server_data": "share:0.02", "split": "dirichlet:0.5", "precision": "float64"}
     loop, net = (made := assemble_run(Recipe(**(given | recipe)))).loop, made.net
-    get_local_devices(loop).crew = crew
+    get_local_devices(loop).training_engine = crew
     standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
     return [standing.params, standing.states]
 
@@ -322,7 +322,7 @@ def agrees(caplog, **recipe: Any) -> None:
     crew = BatchedEngine(3)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         found = ends(crew, **recipe)
-    assert not crew.refused and not caplog.records
+    assert not crew.unvectorisable and not caplog.records
     assert_trees_close(found, ends(SerialEngine(), **recipe), 1e-9, f"{recipe}: other numbers side by side")
 
 

@@ -1,4 +1,4 @@
-"""Who trains the devices of one machine: crews get tasks and hand back what came of them."""
+"""The interface of training engines: a task (setup, job, memory of a device) in, an outcome and a new memory out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,25 +11,31 @@ from shoal.core.types import Job, Outcome
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A job, the site of the run it belongs to, and what the device remembers. One crew may serve several runs."""
+    """A device's job, the training setup of its run, and its memory. Tasks of several runs may go to one engine."""
 
-    site: TrainingSetup
+    setup: TrainingSetup
     job: Job
     memory: dict[str, Tree]
 
 
 class TaskResult(NamedTuple):
-    """The outcome of a task, and what the device remembers after it."""
+    """The outcome of a task, and the device's memory after it."""
 
     outcome: Outcome
     memory: dict[str, Tree]
 
 
 class TrainingEngine(Protocol):
-    """Trains devices; what comes out does not depend on who does it."""
+    """Trains devices: one result per task, in the order of the tasks. Results do not depend on the engine."""
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]: ...
 
     def close(self) -> None:
-        """Give back what is held: processes, graphs."""
+        """Free what the engine holds: worker processes, compiled programs, CUDA graphs."""
         ...
+
+
+def estimate_steps(task: Task) -> float:
+    """About how many local steps a task has: epochs x samples / batch, not rounded to whole batches."""
+    work = task.job.work
+    return work.steps or work.epochs * len(task.setup.samples(task.job.device)) / work.batch

@@ -1,4 +1,4 @@
-"""The engine of one machine: it keeps what devices remember, and lets a crew train them."""
+"""The simulated devices of one run: their memories are kept here, and a training engine trains them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,53 +19,55 @@ from shoal.storage.memory import DeviceMemory
 
 
 class LocalDevices:
-    """Devices of one run, trained on this machine."""
+    """The devices of one run on this machine."""
 
     is_untrusted = False
 
-    def __init__(self, site: TrainingSetup, memory: DeviceMemory, crew: TrainingEngine):
-        self.site, self.memory, self.crew = site, memory, crew
-        self.levels = SlicedSetups(site)
+    def __init__(self, setup: TrainingSetup, memory: DeviceMemory, training_engine: TrainingEngine):
+        self.setup, self.memory, self.training_engine = setup, memory, training_engine
+        self.slices = SlicedSetups(setup)
         self.plans: dict[int, Plan] = {}
-        """What the devices of the present round train."""
-        self.plain = strip_parts(site)
+        """By device, which part of the model it trains in the present round."""
+        self.server_setup = strip_parts(setup)
 
     def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
-        return self.store_results(self.crew.train(self.make_tasks(jobs)))
+        return self.store_results(self.training_engine.train(self.make_tasks(jobs)))
 
     def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
         self.plans = {job.device: job.plan for job in jobs}
-        return [self.levels.narrow_task(Task(self.site, job, self.memory.get(job.device))) for job in jobs]
+        return [self.slices.narrow_task(Task(self.setup, job, self.memory.get(job.device))) for job in jobs]
 
-    def store_results(self, done: Sequence[TaskResult]) -> list[Outcome]:
-        """Remember for every device that succeeded."""
-        for outcome, memory in done:
+    def store_results(self, results: Sequence[TaskResult]) -> list[Outcome]:
+        """The outcomes; the memory of every device that succeeded is stored."""
+        for outcome, memory in results:
             if outcome.message is not None:
                 plan, before = self.plans[outcome.device], self.memory.get(outcome.device)
-                self.memory.put(outcome.device, self.levels.widen_memory(memory, plan, before))
-        return [outcome for outcome, _ in done]
+                self.memory.put(outcome.device, self.slices.widen_memory(memory, plan, before))
+        return [outcome for outcome, _ in results]
 
     def train_on_server(self, params: Params, work: Work, number: int) -> Params:
-        net = self.plain.net
+        net = self.server_setup.net
         message = pack_message(params, {}, WHOLE_MODEL, net.slicer, net.names_with_role("shared", "server"))
-        [done] = self.crew.train([Task(self.plain, Job(SERVER, number, WHOLE_MODEL, message, work), {})])
-        change = done.outcome.message
-        return params if change is None else params | {k: params[k] + e["value"] for k, e in change.body.items()}
+        [result] = self.training_engine.train(
+            [Task(self.server_setup, Job(SERVER, number, WHOLE_MODEL, message, work), {})]
+        )
+        delta = result.outcome.message
+        return params if delta is None else params | {k: params[k] + e["value"] for k, e in delta.body.items()}
 
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        return {d: self.site.enrol(d) for d in devices}
+        return {d: self.setup.enrol(d) for d in devices}
 
     def forget(self, devices: Sequence[int]) -> None:
         for device in devices:
             self.memory.staged.pop(device, None)
 
     def resize(self, net: Net, plan: Plan) -> None:
-        self.memory.cut(self.site.net.slicer, plan)
-        self.site = replace(self.site, net=net, tally=FlopCache())
-        self.levels, self.plain = SlicedSetups(self.site), strip_parts(self.site)
+        self.memory.cut(self.setup.net.slicer, plan)
+        self.setup = replace(self.setup, net=net, tally=FlopCache())
+        self.slices, self.server_setup = SlicedSetups(self.setup), strip_parts(self.setup)
 
 
-def strip_parts(site: TrainingSetup) -> TrainingSetup:
-    """The same place without any part: the server trains there on its own samples."""
-    kind = f"{site.kind} of {site.method}" if site.kind else ""
-    return replace(site, method=Method(), tally=FlopCache(), kind=kind)
+def strip_parts(setup: TrainingSetup) -> TrainingSetup:
+    """The setup without any part: with it the server trains on its own samples."""
+    kind = f"{setup.kind} of {setup.method}" if setup.kind else ""
+    return replace(setup, method=Method(), tally=FlopCache(), kind=kind)

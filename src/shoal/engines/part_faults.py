@@ -1,4 +1,4 @@
-"""Whose fault an exception is: of a part that is not of this package, or of an operation that torch refuses."""
+"""Blame for an exception in training: a part that is not shipped with shoal, or an operation that torch refuses."""
 
 import inspect
 from traceback import extract_tb
@@ -11,9 +11,9 @@ from shoal.parts import find_shipped_parts
 
 
 def explain_fault(error: Exception, method: Method) -> ShoalError | None:
-    """The part of a stranger that an exception came through, if any: it is no bug of ours.
+    """The error to show where the traceback leads through a part that is not shipped; None where it does not.
 
-    Nor is an operation that torch refuses because the recipe is `deterministic`, whoever asked for it.
+    An operation that torch refuses because the recipe is `deterministic` is explained first, wherever it was called.
     """
     if fault := explain_nondeterminism(error):
         return fault
@@ -28,7 +28,7 @@ def explain_fault(error: Exception, method: Method) -> ShoalError | None:
 
 
 def list_foreign_parts(method: Method) -> list[Part]:
-    """The parts of a method that are not of this package."""
+    """The parts of a method that are not shipped with shoal."""
     return [part for part in method.parts if find_shipped_parts().get(part.name()) is not type(part)]
 
 

@@ -1,4 +1,4 @@
-"""One device after another in this process: the reference that every other engine must agree with."""
+"""The engine `serial`: one device after another in this process. Every other engine must agree with it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from shoal.engines.base import Task, TaskResult
 
 
 class SerialEngine:
-    """Trains the devices of a round in their order."""
+    """Trains the devices in the order of their tasks."""
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
         return [train_device(task) for task in tasks]
@@ -24,41 +24,41 @@ class SerialEngine:
 
 
 def train_device(task: Task) -> TaskResult:
-    """One device from what it was sent to what it answers."""
-    visit = prepare_training(task.site, task.job, task.memory)
-    return TaskResult(*finish_training(task.site, visit, *run_local_steps(task.site, visit)))
+    """The outcome of one device, from the message that it was sent to the reply."""
+    training = prepare_training(task.setup, task.job, task.memory)
+    return TaskResult(*finish_training(task.setup, training, *run_local_steps(task.setup, training)))
 
 
-def run_local_steps(site: TrainingSetup, visit: LocalTraining) -> tuple[LocalState, float, int]:
-    """The whole local run: where it ends, its mean loss, and its multiply-accumulates."""
-    rule, course, device, job = site.rule, visit.state, visit.device, visit.job
-    luck, losses, macs = LocalDraws(site, visit), [], 0
-    with seed_generator(site.streams.derive_seed("dropout", job.round, job.device), rule.net.place):
-        for step, rows in enumerate(visit.rows):
+def run_local_steps(setup: TrainingSetup, training: LocalTraining) -> tuple[LocalState, float, int]:
+    """All local steps of a device: its state after the last, the mean loss, and the multiply-accumulates."""
+    rule, state, device, job = setup.rule, training.state, training.device, training.job
+    draws, losses, macs = LocalDraws(setup, training), [], 0
+    with seed_generator(setup.streams.derive_seed("dropout", job.round, job.device), rule.net.place):
+        for step, rows in enumerate(training.rows):
             batch = device.samples.take_batch(rows)
-            if site.augment:
+            if setup.augment:
                 batch = batch._replace(
-                    inputs=site.augment.transform_images(batch.inputs, luck.draw_for_images(len(rows)))
+                    inputs=setup.augment.transform_images(batch.inputs, draws.draw_for_images(len(rows)))
                 )
-            scene = visit.context_at_step(step, luck.draw_for_parts(step))
-            done: list = []
-            key = ("step", len(rows), visit.cost_key)
-            with override_layers(rule.net.has_dropout, False, luck.draw_for_layer, None):
-                macs += site.tally.run_and_count(
-                    key, lambda: done.append(advance(rule, course, batch, scene, compute_autograd_gradient))
+            context = training.context_at_step(step, draws.draw_for_parts(step))
+            results: list = []
+            key = ("step", len(rows), training.cost_key)
+            with override_layers(rule.net.has_dropout, False, draws.draw_for_layer, None):
+                macs += setup.tally.run_and_count(
+                    key, lambda: results.append(advance(rule, state, batch, context, compute_autograd_gradient))
                 )
-            course, scored = done[0]
-            losses.append(scored.loss)
-    return course, float(torch.stack(losses).mean()), macs
+            state, score = results[0]
+            losses.append(score.loss)
+    return state, float(torch.stack(losses).mean()), macs
 
 
 @contextmanager
-def seed_generator(number: int, place: torch.device) -> Iterator[None]:
-    """What layers draw in other ways than dropout comes from a stream too; the global generator is left as it was."""
-    own = torch.default_generator if place.type == "cpu" else torch.cuda.default_generators[place.index or 0]
-    before = own.get_state()
-    own.manual_seed(number)
+def seed_generator(number: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generator inside, for layers that draw by themselves; restore its state afterwards."""
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    generator_state = generator.get_state()
+    generator.manual_seed(number)
     try:
         yield
     finally:
-        own.set_state(before)
+        generator.set_state(generator_state)

@@ -1,4 +1,4 @@
-"""Devices whose plan is one of a few levels: they train the cut-out model, on a site of its own."""
+"""Training of real slices: where a plan is one of a few levels, devices train the model that is cut out by it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,53 +11,59 @@ from shoal.engines.base import Task
 
 
 class SlicedSetups:
-    """The sites of one run by what their models keep; each is made when it is first met."""
+    """The training setups of one run, one for each slice of the model; each is built when it is first needed."""
 
-    def __init__(self, site: TrainingSetup):
-        self.site = site
-        self.sites: dict[tuple, TrainingSetup] = {}
+    def __init__(self, setup: TrainingSetup):
+        self.setup = setup
+        self.sliced_setups: dict[tuple, TrainingSetup] = {}
 
     def narrow_task(self, task: Task) -> Task:
-        """The same task for the smaller model; what travels is the same, since a slice is all of it."""
+        """The task for the sliced model; the message is the same, since it holds the slice and nothing else."""
         plan = task.job.plan
         if not self.is_sliceable(plan):
             return task
         key = tuple((axis, *units.tolist()) for axis, units in sorted(plan.kept.items()))
-        if key not in self.sites:
-            kind = f"{self.site.kind} with {key}" if self.site.kind else ""
-            self.sites[key] = replace(self.site, net=self.site.net.cut(plan), tally=FlopCache(), kind=kind)
-        memory = {part: self.site.net.slicer.cut_tree(own, plan) for part, own in task.memory.items()}
-        return Task(self.sites[key], replace(task.job, plan=WHOLE_MODEL), memory)
+        if key not in self.sliced_setups:
+            kind = f"{self.setup.kind} with {key}" if self.setup.kind else ""
+            self.sliced_setups[key] = replace(self.setup, net=self.setup.net.cut(plan), tally=FlopCache(), kind=kind)
+        memory = {part: self.setup.net.slicer.cut_tree(tree, plan) for part, tree in task.memory.items()}
+        return Task(self.sliced_setups[key], replace(task.job, plan=WHOLE_MODEL), memory)
 
-    def widen_memory(self, memory: dict[str, Tree], plan: Plan, before: Mapping[str, Tree]) -> dict[str, Tree]:
-        """What a device remembers, at full shape again; outside of its slice it remembers what it did before."""
+    def widen_memory(self, memory: dict[str, Tree], plan: Plan, previous: Mapping[str, Tree]) -> dict[str, Tree]:
+        """A memory of the sliced model at full shape; outside of the slice it has the values of the previous memory."""
         if not self.is_sliceable(plan):
             return memory
-        return {part: self.place_tree(own, before.get(part), plan) for part, own in memory.items()}
+        return {part: self.place_tree(tree, previous.get(part), plan) for part, tree in memory.items()}
 
-    def place_tree(self, small: Tree, old: Tree, plan: Plan) -> Tree:
-        """A tree of the smaller model in the place that its plan gives it in one of the whole."""
-        net, slicer = self.site.net, self.site.net.slicer
-        if isinstance(small, (list, tuple)):
-            known = old if isinstance(old, (list, tuple)) and len(old) == len(small) else [None] * len(small)
-            return type(small)(self.place_tree(s, o, plan) for s, o in zip(small, known))
-        if not isinstance(small, Mapping):
-            return small
-        known = old if isinstance(old, Mapping) else {}
-        if small and slicer.names.issuperset(small):
-            full = slicer.place(small, net.initial, plan)
-            masks = {name: slicer.covered_mask(name, net.initial[name], plan) for name in full if name in known}
-        elif small and slicer.axes.keys() >= small.keys():
-            full = slicer.place_units(small, plan)
-            held = {axis: slicer.axes[axis].size for axis in full if axis in known and axis in plan.kept}
+    def place_tree(self, sliced: Tree, previous: Tree, plan: Plan) -> Tree:
+        """A tree of the sliced model at full shape: the slice where the plan has it, the previous values elsewhere."""
+        net, slicer = self.setup.net, self.setup.net.slicer
+        if isinstance(sliced, (list, tuple)):
+            old_values = (
+                previous
+                if isinstance(previous, (list, tuple)) and len(previous) == len(sliced)
+                else [None] * len(sliced)
+            )
+            return type(sliced)(self.place_tree(s, o, plan) for s, o in zip(sliced, old_values))
+        if not isinstance(sliced, Mapping):
+            return sliced
+        old_values = previous if isinstance(previous, Mapping) else {}
+        if sliced and slicer.names.issuperset(sliced):
+            full = slicer.place(sliced, net.initial, plan)
+            masks = {name: slicer.covered_mask(name, net.initial[name], plan) for name in full if name in old_values}
+        elif sliced and slicer.axes.keys() >= sliced.keys():
+            full = slicer.place_units(sliced, plan)
+            sizes = {axis: slicer.axes[axis].size for axis in full if axis in old_values and axis in plan.kept}
             masks = {
-                axis: full[axis].new_zeros(n).bool().index_fill(0, plan.kept[axis], True) for axis, n in held.items()
+                axis: full[axis].new_zeros(n).bool().index_fill(0, plan.kept[axis], True) for axis, n in sizes.items()
             }
         else:
-            return {key: self.place_tree(value, known.get(key), plan) for key, value in small.items()}
-        return full | {name: full[name].where(mask, known[name]) for name, mask in masks.items() if mask is not None}
+            return {key: self.place_tree(value, old_values.get(key), plan) for key, value in sliced.items()}
+        return full | {
+            name: full[name].where(mask, old_values[name]) for name, mask in masks.items() if mask is not None
+        }
 
     def is_sliceable(self, plan: Plan) -> bool:
-        """Whether a plan is a level, and made of axes alone: rows cannot be cut out."""
-        axes = {axis.name for axis in self.site.net.axes}
+        """Whether a plan is one of a few levels, and made of axes alone: rows cannot be cut out."""
+        axes = {axis.name for axis in self.setup.net.axes}
         return plan.level and bool(plan.kept) and not plan.masks and axes >= plan.kept.keys()

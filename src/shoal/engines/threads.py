@@ -1,5 +1,7 @@
-"""How many threads torch computes with. Sums that are split among threads are added in another order, so the number
-of threads is in the last digits of whatever is computed, and belongs to a run like its seed.
+"""The number of threads that torch computes with.
+
+Sums that are split among threads are added in another order, so the number of threads changes the last digits of
+whatever is computed, and belongs to a run like its seed.
 """
 
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import torch
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Compute with so many threads in here, and as before afterwards; 0 leaves them as they are."""
+    """Compute with this number of threads inside, and with the previous number afterwards; 0 changes nothing."""
     before = torch.get_num_threads()
     if number:
         torch.set_num_threads(number)

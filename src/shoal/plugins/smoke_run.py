@@ -144,7 +144,7 @@ def build_tiny_net() -> Net:
 def prepare_local_trainings(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalTraining]:
     """Every device of a loop as it stands before its first step of a round."""
     assert isinstance(loop.engine, LocalDevices)
-    site, method, devices = loop.engine.site, loop.method, list(range(len(loop.sizes)))
+    site, method, devices = loop.engine.setup, loop.method, list(range(len(loop.sizes)))
     round = replace(loop.make_round(standing, number, EnrolmentRegister({}, loop.engine.enrol)), devices=devices)
     plans, states = method.plan({d: WHOLE_MODEL for d in devices}, standing.states, round)
     round = replace(round, plans=plans)
@@ -186,7 +186,7 @@ def step_two_devices(method: Method, setting: SmokeSetup) -> None:
     """The first step of a device, twice side by side, as an engine would make it."""
     loop, net = build_tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
     assert isinstance(loop.engine, LocalDevices)
-    task = Task(loop.engine.site, prepare_local_trainings(loop, loop.start(net))[0].job, {})
+    task = Task(loop.engine.setup, prepare_local_trainings(loop, loop.start(net))[0].job, {})
     cohort = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, turned=False)
     padded, own = next(cohort.frames.iterate_steps())
     with torch.no_grad():

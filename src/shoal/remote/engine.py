@@ -1,4 +1,7 @@
-"""The engine for devices that are elsewhere: data and memories stay with them, and what they send is untrusted."""
+"""The engine for devices on other machines: requests go out, replies come back, and every reply is untrusted.
+
+Data and memories stay with the devices.
+"""
 
 import logging
 from collections import Counter
@@ -25,140 +28,166 @@ from shoal.storage.memory import DeviceMemory
 
 log = logging.getLogger("shoal")
 MEMORY_ROUND_KEY = ".since"
-"""Under this name the server notes of which round a device's memory is; the memory itself is the device's."""
+"""Under this name the server stores the round of a device's memory; the memory itself stays on the device."""
 MAX_CLAIMED_SAMPLES = 10**8
-"""More samples than this no device may claim."""
+"""The most samples that a device may claim to have."""
 
 
 class Transport(Protocol):
-    """Carries questions to devices and brings what they answer."""
+    """Carries requests to devices and brings back their replies."""
 
-    def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
-        """For each device exactly once, as they come in: its answer, or in words why there is none."""
+    def exchange(
+        self, requests: Mapping[int, bytes], kind: str, timeout: float, /
+    ) -> Iterator[tuple[int, bytes | str]]:
+        """For each device exactly once, as they come in: its reply, or in words why there is none.
+
+        `kind` is "enrol" or "train"; `timeout` is in seconds.
+        """
         ...
 
 
 class RemoteEngine:
-    """A crew of real devices; what the server does itself, it does here."""
+    """Lets real devices train; the server's own tasks are trained in this process.
 
-    def __init__(self, post: Transport, run: str, setup: dict[str, Any], seconds: float, bound: float):
-        self.post, self.run, self.setup, self.seconds, self.bound = post, run, setup, seconds, bound
+    Devices have `reply_timeout` seconds to answer, and no tensor of a reply may have a norm above `max_norm`.
+    """
+
+    def __init__(
+        self, transport: Transport, run_id: str, run_description: dict[str, Any], reply_timeout: float, max_norm: float
+    ):
+        self.transport, self.run_id, self.run_description, self.reply_timeout, self.max_norm = (
+            transport,
+            run_id,
+            run_description,
+            reply_timeout,
+            max_norm,
+        )
         self.cuts: tuple[Plan, ...] = ()
-        self.here = SerialEngine()
+        self.server_engine = SerialEngine()
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        away = [task for task in tasks if task.job.device != SERVER]
-        orders = {task.job.device: self.build_request(task) for task in away}
-        heard = self.collect_replies({d: order.to_bytes() for d, order in orders.items()}, "train") if away else {}
-        sites = {task.job.device: task.site for task in away}
-        done = refuse_odd_reports({d: self.read_reply(heard[d], order, sites[d]) for d, order in orders.items()})
-        for device, (outcome, _) in done.items():
+        remote_tasks = [task for task in tasks if task.job.device != SERVER]
+        requests = {task.job.device: self.build_request(task) for task in remote_tasks}
+        replies = (
+            self.collect_replies({d: request.to_bytes() for d, request in requests.items()}, "train")
+            if remote_tasks
+            else {}
+        )
+        training_setups = {task.job.device: task.setup for task in remote_tasks}
+        results = refuse_odd_reports(
+            {d: self.read_reply(replies[d], request, training_setups[d]) for d, request in requests.items()}
+        )
+        for device, (outcome, _) in results.items():
             if outcome.problem:
-                log.warning("device %d, round %d: %s", device, orders[device].job.round, outcome.problem)
-        return [done[t.job.device] if t.job.device in done else self.here.train([t])[0] for t in tasks]
+                log.warning("device %d, round %d: %s", device, requests[device].job.round, outcome.problem)
+        return [results[t.job.device] if t.job.device in results else self.server_engine.train([t])[0] for t in tasks]
 
     def build_request(self, task: Task) -> TrainRequest:
-        job, known = task.job, task.memory.get(MEMORY_ROUND_KEY)
-        since = None if known is None else (int(known["round"]), int(known["cuts"]))
-        stamp = RequestStamp(self.run, job.round, job.device, token_hex(8))
-        return TrainRequest(stamp, self.setup, job, self.cuts, since, self.seconds)
+        job, version = task.job, task.memory.get(MEMORY_ROUND_KEY)
+        memory_version = None if version is None else (int(version["round"]), int(version["cuts"]))
+        stamp = RequestStamp(self.run_id, job.round, job.device, token_hex(8))
+        return TrainRequest(stamp, self.run_description, job, self.cuts, memory_version, self.reply_timeout)
 
-    def read_reply(self, answer: bytes | str, order: TrainRequest, site: TrainingSetup) -> TaskResult:
-        """What came of an order; of the device's memory the server notes when it was made."""
-        job: Job = order.job
-        if isinstance(answer, str):
-            return TaskResult(Outcome(job.device, problem=answer), {})
+    def read_reply(self, reply: bytes | str, request: TrainRequest, training_setup: TrainingSetup) -> TaskResult:
+        """The outcome that a reply tells; as memory of the device, the version (round, cuts) that it has stored."""
+        job: Job = request.job
+        if isinstance(reply, str):
+            return TaskResult(Outcome(job.device, problem=reply), {})
         try:
-            coded = bool(site.method.codecs_for("up"))
-            outcome, remembers = read_reply_bytes(answer, order.stamp, job, site.net, coded, self.bound)
+            has_codecs = bool(training_setup.method.codecs_for("up"))
+            outcome, remembers = read_reply_bytes(
+                reply, request.stamp, job, training_setup.net, has_codecs, self.max_norm
+            )
         except ShoalError as error:
             return TaskResult(Outcome(job.device, problem=error.problem), {})
-        when = {"round": torch.tensor(job.round), "cuts": torch.tensor(len(order.cuts))}
-        return TaskResult(outcome, {MEMORY_ROUND_KEY: when} if remembers else {})
+        version = {"round": torch.tensor(job.round), "cuts": torch.tensor(len(request.cuts))}
+        return TaskResult(outcome, {MEMORY_ROUND_KEY: version} if remembers else {})
 
-    def collect_replies(self, questions: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
-        return dict(self.post.exchange(questions, kind, self.seconds))
+    def collect_replies(self, requests: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
+        return dict(self.transport.exchange(requests, kind, self.reply_timeout))
 
-    def enrol_devices(self, devices: Sequence[int], most: int) -> dict[int, tuple[int, dict[str, Tensor]]]:
-        """What devices tell of themselves; of those that cannot be understood, nothing."""
-        stamps = {d: RequestStamp(self.run, -1, d, token_hex(8)) for d in devices}
-        questions = {d: tree_to_bytes({"stamp": asdict(s), "setup": self.setup}) for d, s in stamps.items()}
-        found = {}
-        for device, answer in self.collect_replies(questions, "enrol").items():
+    def enrol_devices(self, devices: Sequence[int], max_bytes: int) -> dict[int, tuple[int, dict[str, Tensor]]]:
+        """Number of samples and enrolment card of each device; devices whose reply is refused are left out."""
+        stamps = {d: RequestStamp(self.run_id, -1, d, token_hex(8)) for d in devices}
+        requests = {d: tree_to_bytes({"stamp": asdict(s), "setup": self.run_description}) for d, s in stamps.items()}
+        enrolments = {}
+        for device, reply in self.collect_replies(requests, "enrol").items():
             try:
-                if isinstance(answer, str):
-                    raise ShoalError("damaged", answer, "It was not used.")
-                found[device] = read_enrolment_bytes(answer, stamps[device], most, MAX_CLAIMED_SAMPLES)
+                if isinstance(reply, str):
+                    raise ShoalError("damaged", reply, "It was not used.")
+                enrolments[device] = read_enrolment_bytes(reply, stamps[device], max_bytes, MAX_CLAIMED_SAMPLES)
             except ShoalError as error:
                 log.warning("device %d, enrolment: %s", device, error.problem)
-        for device in find_odd_devices({d: tree.outline_tree(card) for d, (_, card) in found.items()}):
+        for device in find_odd_devices({d: tree.outline_tree(card) for d, (_, card) in enrolments.items()}):
             log.warning("device %d, enrolment: it introduces itself with something else than others do", device)
-            del found[device]
-        return found
+            del enrolments[device]
+        return enrolments
 
     def close(self) -> None:
         pass
 
 
 class RemoteDevices(LocalDevices):
-    """Devices of one run that are not on this machine."""
+    """The devices of one run, on machines of their own."""
 
     is_untrusted = True
 
-    def __init__(self, site: TrainingSetup, memory: DeviceMemory, crew: RemoteEngine):
-        super().__init__(site, memory, crew)
-        self.remote = crew
-        self.cards: dict[int, dict[str, Tensor]] = {}
-        """Of devices that were asked, and whose cards nobody has wanted yet."""
+    def __init__(self, setup: TrainingSetup, memory: DeviceMemory, remote_engine: RemoteEngine):
+        super().__init__(setup, memory, remote_engine)
+        self.remote_engine = remote_engine
+        self.enrolment_cards: dict[int, dict[str, Tensor]] = {}
+        """What parts learn from each device at its enrolment."""
 
     def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
-        own = iter(super().make_tasks([job for job in jobs if job.device == SERVER]))
+        server_tasks = iter(super().make_tasks([job for job in jobs if job.device == SERVER]))
         self.plans = {job.device: job.plan for job in jobs}
-        there = lambda job: Task(self.site, job, self.memory.get(job.device))  # noqa: E731
-        return [next(own) if job.device == SERVER else there(job) for job in jobs]
+        make_remote_task = lambda job: Task(self.setup, job, self.memory.get(job.device))  # noqa: E731
+        return [next(server_tasks) if job.device == SERVER else make_remote_task(job) for job in jobs]
 
-    def store_results(self, done: Sequence[TaskResult]) -> list[Outcome]:
-        super().store_results([one for one in done if one.outcome.device == SERVER])
-        for outcome, memory in done:
+    def store_results(self, results: Sequence[TaskResult]) -> list[Outcome]:
+        super().store_results([result for result in results if result.outcome.device == SERVER])
+        for outcome, memory in results:
             if outcome.message is not None and outcome.device != SERVER:
                 self.memory.put(outcome.device, memory)
-        return [outcome for outcome, _ in done]
+        return [outcome for outcome, _ in results]
 
     def ask_sample_counts(self, devices: Sequence[int]) -> dict[int, int]:
-        """How many samples each device that is there has."""
-        found = self.remote.enrol_devices(devices, tree.count_tree_bytes(self.site.net.initial) + REPLY_SLACK_BYTES)
-        self.cards |= {device: card for device, (_, card) in found.items()}
-        return {device: size for device, (size, _) in found.items()}
+        """The number of samples of each device that could be reached."""
+        enrolments = self.remote_engine.enrol_devices(
+            devices, tree.count_tree_bytes(self.setup.net.initial) + REPLY_SLACK_BYTES
+        )
+        self.enrolment_cards |= {device: card for device, (_, card) in enrolments.items()}
+        return {device: size for device, (size, _) in enrolments.items()}
 
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        """What devices told about themselves; nothing of those that did not."""
-        unknown = [d for d in devices if d not in self.cards]
-        if unknown:
-            self.ask_sample_counts(unknown)
-        return {d: self.cards[d] for d in devices if d in self.cards}
+        """The enrolment cards of those devices that sent one."""
+        missing = [d for d in devices if d not in self.enrolment_cards]
+        if missing:
+            self.ask_sample_counts(missing)
+        return {d: self.enrolment_cards[d] for d in devices if d in self.enrolment_cards}
 
     def resize(self, net: Net, plan: Plan) -> None:
         super().resize(net, plan)
-        self.remote.cuts = (*self.remote.cuts, plan)
+        self.remote_engine.cuts = (*self.remote_engine.cuts, plan)
 
 
-def refuse_odd_reports(done: dict[int, TaskResult]) -> dict[int, TaskResult]:
-    """All devices report the same things; who differs from more than half of them is refused."""
-    reports = {d: outcome.message.beside for d, (outcome, _) in done.items() if outcome.message}
-    strange = find_odd_devices({d: describe_report(own) for d, own in reports.items()})
-    return done | {
-        d: TaskResult(Outcome(d, problem="A message reports something else than others do."), {}) for d in strange
+def refuse_odd_reports(results: dict[int, TaskResult]) -> dict[int, TaskResult]:
+    """The results, in which a device is refused if its extras have another form than those of more than half of all."""
+    extras = {d: outcome.message.beside for d, (outcome, _) in results.items() if outcome.message}
+    odd_devices = find_odd_devices({d: describe_report(entries) for d, entries in extras.items()})
+    return results | {
+        d: TaskResult(Outcome(d, problem="A message reports something else than others do."), {}) for d in odd_devices
     }
 
 
 def find_odd_devices(forms: Mapping[int, Hashable]) -> list[int]:
-    """The devices whose form is not the one that more than half of them have; nobody where there is no such form."""
+    """The devices whose form is not the one that more than half of them have; none where there is no such form."""
     [(usual, count)] = Counter(forms.values()).most_common(1) or [(None, 0)]
-    return [d for d, own in forms.items() if own != usual] if 2 * count > len(forms) else []
+    return [d for d, form in forms.items() if form != usual] if 2 * count > len(forms) else []
 
 
 def describe_report(report: Any) -> Hashable:
-    """The names in a report, and the type and number of dimensions of each tensor: lengths may differ (labels held)."""
+    """The names in a device's extras, with dtype and number of dimensions of each tensor; lengths may differ."""
     if isinstance(report, Tensor):
         return report.dtype, report.dim()
-    return frozenset((name, describe_report(own)) for name, own in report.items())
+    return frozenset((name, describe_report(entry)) for name, entry in report.items())

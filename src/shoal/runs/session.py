@@ -128,7 +128,7 @@ def play_runs(rides: Sequence[ActiveRun], crew: TrainingEngine) -> list[Result]:
     They compute in the way of the first one's pick, so all must have been picked alike.
     """
     for ride in rides:
-        ride.local_devices.crew = crew
+        ride.local_devices.training_engine = crew
     often = gc.get_threshold()
     gc.set_threshold(100_000, *often[1:])  # a round makes many small objects, and no cycles worth looking for
     try:

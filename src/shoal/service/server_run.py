@@ -58,10 +58,10 @@ def play_server_run(
     try:
         recipe = folder.read_recipe()
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
-        machine = assembly.loop.engine
-        assert isinstance(machine, LocalDevices)
+        simulated = assembly.loop.engine
+        assert isinstance(simulated, LocalDevices)
         remote = RemoteEngine(post, get_run_id(folder), describe_run_for_devices(recipe), seconds, bound)
-        distant = RemoteDevices(machine.site, assembly.memory, remote)
+        distant = RemoteDevices(simulated.setup, assembly.memory, remote)
         found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
         if found and found.server_state.cuts:
             distant.resize(found.server_state.net, found.server_state.cuts[-1])

@@ -305,7 +305,7 @@ def drop_wall_seconds(row: Row) -> Row:
 
 
 def get_training_setup(loop: Loop):
-    return get_local_devices(loop).site
+    return get_local_devices(loop).setup
 
 
 def get_memory(loop: Loop):

@@ -1,4 +1,4 @@
-"""Several steps of a program as one CUDA graph: recorded once over buffers that stay where they are, then replayed."""
+"""Several local steps as one CUDA graph: recorded once over fixed buffers, then replayed for every stack of devices."""
 
 import logging
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from shoal.engines.batched.graph import StepProgram
 log = logging.getLogger("shoal")
 
 DEFAULT_GRAPH_STEPS = 25
-"""Steps of a graph, where nothing speaks for another number."""
+"""Steps of a graph, where no other number divides the steps better."""
 
 
 class GraphReplay:
-    """A recorded stretch of steps."""
+    """A recorded CUDA graph of several steps, and the buffers that it reads and writes."""
 
     def __init__(
         self,
@@ -25,62 +25,64 @@ class GraphReplay:
         carried: Sequence[Tensor],
         fixed: Sequence[Tensor],
         data: Sequence[Tensor],
-        frames,
+        step_inputs,
         pool,
     ):
-        self.carried, self.fixed, self.frames = ([t.clone() for t in own] for own in (carried, fixed, frames))
-        self.losses = torch.zeros_like(program(*carried, *fixed, *data, *(f[0] for f in frames))[1])
+        self.carried, self.fixed, self.step_inputs = (
+            [t.clone() for t in tensors] for tensors in (carried, fixed, step_inputs)
+        )
+        self.losses = torch.zeros_like(program(*carried, *fixed, *data, *(t[0] for t in step_inputs))[1])
         self.graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(2):
-                program(*self.carried, *self.fixed, *data, *(f[0] for f in self.frames))
-        torch.cuda.current_stream().wait_stream(side)
+                program(*self.carried, *self.fixed, *data, *(t[0] for t in self.step_inputs))
+        torch.cuda.current_stream().wait_stream(side_stream)
         with torch.cuda.graph(self.graph, pool=pool):
-            now = self.carried
-            for step in range(len(self.frames[0])):
-                now, loss = program(*now, *self.fixed, *data, *(f[step] for f in self.frames))
+            state = self.carried
+            for step in range(len(self.step_inputs[0])):
+                state, loss = program(*state, *self.fixed, *data, *(t[step] for t in self.step_inputs))
                 self.losses.add_(loss)
-            for own, new in zip(self.carried, now):
-                own.copy_(new)
+            for buffer, new in zip(self.carried, state):
+                buffer.copy_(new)
 
     def load_stack(self, carried: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
-        """Another cohort begins."""
+        """Copy another stack of devices into the buffers, and set their losses to zero."""
         copy_into(self.carried, carried)
         copy_into(self.fixed, fixed)
         self.losses.zero_()
 
-    def replay_steps(self, frames: Sequence[Tensor]) -> None:
-        """The next steps of it."""
-        copy_into(self.frames, frames)
+    def replay_steps(self, step_inputs: Sequence[Tensor]) -> None:
+        """Run the next steps on these inputs, which have the steps as first dimension."""
+        copy_into(self.step_inputs, step_inputs)
         self.graph.replay()
 
 
-def record_graph(program: StepProgram, *given) -> GraphReplay:
-    """A program as a graph; where it cannot be compiled, as it was traced."""
+def record_graph(program: StepProgram, *buffers) -> GraphReplay:
+    """The CUDA graph of a program; where torch.compile fails, that of the program as it was traced."""
     try:
-        return GraphReplay(program, *given)
+        return GraphReplay(program, *buffers)
     except Exception as error:
         if is_out_of_memory(error) or program.call == program.module.forward:
             raise
         log.warning("A step cannot be compiled (%s); it runs as it was traced, which is slower.", describe_error(error))
-        return GraphReplay(replace(program, call=program.module.forward), *given)
+        return GraphReplay(replace(program, call=program.module.forward), *buffers)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether that is what an error says; where CUDA itself has no room left, torch names it in words only."""
+    """Whether an error says that GPU memory ran out; for some of them torch has no class of its own, only words."""
     return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
 
 
-def copy_into(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    if own:
-        torch._foreach_copy_(list(own), list(given))  # pyright: ignore[reportPrivateImportUsage]
+def copy_into(buffers: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    if buffers:
+        torch._foreach_copy_(list(buffers), list(tensors))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def pick_graph_steps(steps: int, even: bool) -> int:
-    """How many steps to record: without a rest where every lane is full, else a number that seldom changes."""
-    if not even:
+def pick_graph_steps(steps: int, is_full: bool) -> int:
+    """How many steps to record: without a rest where no step is padded, else a number that seldom changes."""
+    if not is_full:
         return DEFAULT_GRAPH_STEPS if steps > 16 else 1 << (steps - 1).bit_length()
     if steps <= DEFAULT_GRAPH_STEPS:
         return steps

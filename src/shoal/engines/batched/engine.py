@@ -1,4 +1,8 @@
-"""Many devices in one call: their steps are vectorised over devices, traced once, and run as a flat program."""
+"""The engine `batched`: many devices in one call.
+
+A local step is vectorised over devices (`torch.vmap`), traced once (`make_fx`), and run as a flat program; on a GPU
+several steps are replayed as one CUDA graph.
+"""
 
 import gc
 import logging
@@ -14,7 +18,7 @@ from torch.jit._fuser import optimized_execution
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.result import encode_result
 from shoal.core.model import tree
-from shoal.engines.base import Task, TaskResult
+from shoal.engines.base import Task, TaskResult, estimate_steps
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
 from shoal.engines.batched.graph import StepProgram, trace_step
 from shoal.engines.batched.hyperparams import (
@@ -31,183 +35,199 @@ from shoal.engines.serial import train_device
 
 log = logging.getLogger("shoal")
 StepsResult = tuple[list[Tensor], Tensor]
-"""Where all lanes ended, and the sum of each one's losses."""
+"""The stacked tensors of all devices after their last step, and the sum of each device's losses."""
 
 
 class BatchedEngine:
-    """Sorts tasks into cohorts of at most `width` devices that fit into `budget` bytes, and trains each as one."""
+    """Trains stacks of at most `width` devices that fit into `budget` bytes of memory (0: as much as is free)."""
 
     def __init__(self, width: int, budget: int = 0, compiled: bool = False):
         self.width, self.budget, self.compiled = width, budget, compiled
         self.programs: dict[tuple, StepProgram] = {}
         self.replays: dict[tuple, GraphReplay] = {}
-        self.kinds: dict[tuple, int] = {}
-        """Numbers for what sites have in common."""
-        self.lanes: dict[tuple, int] = {}
-        """The most devices of a form that fit side by side."""
-        self.plain: set[tuple] = set()
-        """Forms whose model does not take images with their channels last."""
-        self.refused: set[tuple] = set()
-        """Forms whose step cannot be vectorised at all."""
-        self.conditions: set[tuple[type, str]] = set()
-        """Fields of parts on which a step decides in Python (`if self.mu > 0`), so that they cannot be tensors."""
-        self.pool = None
+        self.program_numbers: dict[tuple, int] = {}
+        """By what training setups must have in common to share programs, a short number for it."""
+        self.stack_limits: dict[tuple, int] = {}
+        """By sharing key, how many devices fit into memory at once."""
+        self.channels_first: set[tuple] = set()
+        """Sharing keys of models whose step cannot be traced with images in the channels-last format."""
+        self.unvectorisable: set[tuple] = set()
+        """Sharing keys whose step cannot be vectorised at all: such devices are trained one after the other."""
+        self.branching_fields: set[tuple[type, str]] = set()
+        """Fields of parts on which a step branches in Python (`if self.mu > 0`), so that they cannot be tensors."""
+        self.graph_pool = None
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        sites = {id(t.site): t.site for t in tasks}.values()
-        knobs = [
-            k
-            for k in find_varying_hyperparams(sites)
-            if not any(find_hyperparam_field(site, k) in self.conditions for site in sites)
+        setups = {id(t.setup): t.setup for t in tasks}.values()
+        hyperparams = [
+            hyperparam
+            for hyperparam in find_varying_hyperparams(setups)
+            if not any(find_hyperparam_field(setup, hyperparam) in self.branching_fields for setup in setups)
         ]
-        left = sorted(range(len(tasks)), key=lambda i: -estimate_steps(tasks[i]))
-        done: dict[int, TaskResult] = {}
-        while left:
-            some = left[: self.width]
+        remaining = sorted(range(len(tasks)), key=lambda i: -estimate_steps(tasks[i]))
+        results: dict[int, TaskResult] = {}
+        while remaining:
+            indices = remaining[: self.width]
             try:
-                done |= self.train_group({i: tasks[i] for i in some}, knobs)
+                results |= self.train_group({i: tasks[i] for i in indices}, hyperparams)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
             else:
-                left = left[self.width :]
+                remaining = remaining[self.width :]
                 continue
-            self.halve_width(len(some))
-        return [done[i] for i in range(len(tasks))]
+            self.halve_width(len(indices))
+        return [results[i] for i in range(len(tasks))]
 
-    def train_group(self, tasks: dict[int, Task], knobs: Sequence[Hyperparam]) -> dict[int, TaskResult]:
-        """Those that can stand side by side do; where the step cannot be vectorised, one after the other."""
-        members = {i: DeviceSlot(task) for i, task in tasks.items()}
-        sites = {id(m.site): m.site for m in members.values()}
-        kinds = {
-            at: self.kinds.setdefault(build_program_key(site, knobs), len(self.kinds)) for at, site in sites.items()
+    def train_group(self, tasks: dict[int, Task], hyperparams: Sequence[Hyperparam]) -> dict[int, TaskResult]:
+        """The results by task number; devices with one sharing key are stacked where their step can be vectorised.
+
+        Where it cannot, it is tried again with the hyperparameters on which it branches as plain numbers, then with
+        images in the ordinary memory format, and at last one device after the other.
+        """
+        slots = {i: DeviceSlot(task) for i, task in tasks.items()}
+        setups = {id(slot.site): slot.site for slot in slots.values()}
+        numbers = {
+            setup_id: self.program_numbers.setdefault(build_program_key(setup, hyperparams), len(self.program_numbers))
+            for setup_id, setup in setups.items()
         }
-        forms: dict[tuple, list[int]] = {}
-        for i, member in members.items():
-            forms.setdefault(member.build_sharing_key(kinds[id(member.site)]), []).append(i)
-        done: dict[int, TaskResult] = {}
-        for form, own in forms.items():
+        groups: dict[tuple, list[int]] = {}
+        for i, slot in slots.items():
+            groups.setdefault(slot.build_sharing_key(numbers[id(slot.site)]), []).append(i)
+        results: dict[int, TaskResult] = {}
+        for sharing_key, indices in groups.items():
             try:
-                alone_anyway = form in self.refused or len(own) == 1
-                limit = 1 if alone_anyway else self.compute_stack_limit(form, members[own[0]], knobs)
-                for first in range(0, len(own), limit):
-                    group = own[first : first + limit]
-                    done |= zip(group, self.train_stack(form, [members[i] for i in group], knobs))
+                trains_alone = sharing_key in self.unvectorisable or len(indices) == 1
+                limit = 1 if trains_alone else self.compute_stack_limit(sharing_key, slots[indices[0]], hyperparams)
+                for first in range(0, len(indices), limit):
+                    group = indices[first : first + limit]
+                    results |= zip(group, self.train_stack(sharing_key, [slots[i] for i in group], hyperparams))
             except NotVectorisable as error:
-                again = {i: tasks[i] for i in own}
-                fixed = self.find_branching_hyperparams(form, members[own[0]], knobs)
-                if fixed:
-                    done |= self.train_group(again, [knob for knob in knobs if knob not in fixed])
+                same_tasks = {i: tasks[i] for i in indices}
+                branching = self.find_branching_hyperparams(sharing_key, slots[indices[0]], hyperparams)
+                if branching:
+                    results |= self.train_group(
+                        same_tasks, [hyperparam for hyperparam in hyperparams if hyperparam not in branching]
+                    )
                     continue
-                if form not in self.plain:
-                    self.plain.add(form)
-                    done |= self.train_group(again, knobs)
+                if sharing_key not in self.channels_first:
+                    self.channels_first.add(sharing_key)
+                    results |= self.train_group(same_tasks, hyperparams)
                     continue
                 log.warning("%s; those devices are trained one after the other.", error)
-                self.refused.add(form)
-                done |= {i: train_device(task) for i, task in again.items()}
-        return done
+                self.unvectorisable.add(sharing_key)
+                results |= {i: train_device(task) for i, task in same_tasks.items()}
+        return results
 
-    def train_stack(self, form: tuple, members: list[DeviceSlot], knobs: Sequence[Hyperparam]) -> list[TaskResult]:
-        """One cohort from start to end."""
-        if form in self.refused:
-            return [train_device(m.task) for m in members]
-        batch = max(max(m.batch_sizes) for m in members)
-        on_gpu = members[0].site.net.place.type == "cuda"
-        width = round_up_width(len(members), self.width) if on_gpu else len(members)
-        cohort = DeviceStack(members, knobs, width, batch, form not in self.plain)
+    def train_stack(
+        self, sharing_key: tuple, slots: list[DeviceSlot], hyperparams: Sequence[Hyperparam]
+    ) -> list[TaskResult]:
+        """The results of one stack of devices."""
+        if sharing_key in self.unvectorisable:
+            return [train_device(slot.task) for slot in slots]
+        batch = max(max(slot.batch_sizes) for slot in slots)
+        on_gpu = slots[0].site.net.place.type == "cuda"
+        width = round_up_width(len(slots), self.width) if on_gpu else len(slots)
+        stack = DeviceStack(slots, hyperparams, width, batch, sharing_key not in self.channels_first)
         with torch.no_grad(), optimized_execution(False):
-            carried, losses = self.replay_graphs(form, cohort) if on_gpu else self.run_steps(form, cohort)
-        endings, finite = cohort.collect_results(carried)
-        ends = zip(members, endings, finite, losses.tolist() if losses.dim() else [float(losses)])
+            state, losses = self.replay_graphs(sharing_key, stack) if on_gpu else self.run_steps(sharing_key, stack)
+        local_results, finite = stack.collect_results(state)
+        rows = zip(slots, local_results, finite, losses.tolist() if losses.dim() else [float(losses)])
         return [
-            TaskResult(*encode_result(m.site, m.visit, e, sound, loss / m.steps, m.macs)) for m, e, sound, loss in ends
+            TaskResult(*encode_result(slot.site, slot.visit, local_result, is_finite, loss / slot.steps, slot.macs))
+            for slot, local_result, is_finite, loss in rows
         ]
 
-    def run_steps(self, form: tuple, cohort: DeviceStack) -> StepsResult:
-        """Step by step."""
-        carried, fixed, total = cohort.stack_initial_states(), {}, None
+    def run_steps(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
+        """Run a stack step by step; full and padded steps have a program each."""
+        state, constants, loss_sum = stack.stack_initial_states(), {}, None
         programs: dict[bool, StepProgram] = {}
-        for padded, own in cohort.frames.iterate_steps():
-            frame = [*cohort.data, *own]
+        for padded, step_tensors in stack.frames.iterate_steps():
+            inputs = [*stack.data, *step_tensors]
             if padded not in programs:
-                program = self.get_program(form, cohort, padded, lambda: (carried, cohort.stack_constants(), frame))
-                programs[padded], fixed[padded] = program, cohort.stack_constants(program.reads)
-            carried, loss = programs[padded](*carried, *fixed[padded], *frame)
-            total = loss if total is None else total + loss
-        assert total is not None
-        return carried, total
+                program = self.get_program(sharing_key, stack, padded, lambda: (state, stack.stack_constants(), inputs))
+                programs[padded], constants[padded] = program, stack.stack_constants(program.reads)
+            state, loss = programs[padded](*state, *constants[padded], *inputs)
+            loss_sum = loss if loss_sum is None else loss_sum + loss
+        assert loss_sum is not None
+        return state, loss_sum
 
-    def replay_graphs(self, form: tuple, cohort: DeviceStack) -> StepsResult:
-        """By recorded graphs, as many steps at a time as a graph has."""
-        carried, frames, replay = cohort.stack_initial_states(), cohort.frames, None
+    def replay_graphs(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
+        """Run a stack by CUDA graphs, each of which replays several steps."""
+        state, frames, replay = stack.stack_initial_states(), stack.frames, None
         steps = pick_graph_steps(frames.steps, bool(frames.full.all()))
         for segment in frames.iterate_segments(steps):
             if replay is None:
-                key = (form, cohort.width, cohort.batch, segment.padded, steps)
-                frame = [*cohort.data, *segment.get_step(0)]
+                key = (sharing_key, stack.width, stack.batch, segment.padded, steps)
+                inputs = [*stack.data, *segment.get_step(0)]
                 program = self.get_program(
-                    form, cohort, segment.padded, lambda: (carried, cohort.stack_constants(), frame)
+                    sharing_key, stack, segment.padded, lambda: (state, stack.stack_constants(), inputs)
                 )
-                fixed = cohort.stack_constants(program.reads)
+                constants = stack.stack_constants(program.reads)
                 if key not in self.replays:
-                    self.pool = self.pool or torch.cuda.graph_pool_handle()
-                    given = (carried, fixed, cohort.data, segment.tensors, self.pool)
-                    self.replays[key] = record_graph(program, *given)
+                    self.graph_pool = self.graph_pool or torch.cuda.graph_pool_handle()
+                    buffers = (state, constants, stack.data, segment.tensors, self.graph_pool)
+                    self.replays[key] = record_graph(program, *buffers)
                 replay = self.replays[key]
-                replay.load_stack(carried, fixed)
+                replay.load_stack(state, constants)
             replay.replay_steps(segment.tensors)
         assert replay is not None
         return [t.clone() for t in replay.carried], replay.losses.clone()
 
-    def get_program(self, form: tuple, cohort: DeviceStack, padded: bool, example: Callable[[], tuple]) -> StepProgram:
-        """The program for cohorts like this one, traced when first asked for; on a GPU compiled as well."""
-        key = (form, cohort.width, cohort.batch, padded)
+    def get_program(
+        self, sharing_key: tuple, stack: DeviceStack, padded: bool, example: Callable[[], tuple]
+    ) -> StepProgram:
+        """The program for stacks like this one, traced from an example at the first call; on a GPU compiled as well."""
+        key = (sharing_key, stack.width, stack.batch, padded)
         if key not in self.programs:
-            on_gpu = cohort.place.type == "cuda"
-            with raise_not_vectorisable(cohort):
-                found = trace_step(build_step(cohort, padded), *example(), in_place=not on_gpu)
+            on_gpu = stack.place.type == "cuda"
+            with raise_not_vectorisable(stack):
+                program = trace_step(build_step(stack, padded), *example(), in_place=not on_gpu)
             if on_gpu and self.compiled:
-                found = replace(found, call=torch.compile(found.module, dynamic=False))
-            self.programs[key] = found
+                program = replace(program, call=torch.compile(program.module, dynamic=False))
+            self.programs[key] = program
         return self.programs[key]
 
-    def compute_stack_limit(self, form: tuple, member: DeviceSlot, knobs: Sequence[Hyperparam]) -> int:
-        """How many devices of a form fit side by side, judged by what a step of one of them holds at its peak."""
-        if form not in self.lanes:
-            held = self.estimate_device_bytes(form, member, knobs)
-            self.lanes[form] = max(1, (self.budget or get_memory_budget(member.site.net.place)) // held)
-        return self.lanes[form]
+    def compute_stack_limit(self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]) -> int:
+        """How many devices with this sharing key fit into memory, judged by the peak memory of one device's step."""
+        if sharing_key not in self.stack_limits:
+            device_bytes = self.estimate_device_bytes(sharing_key, slot, hyperparams)
+            self.stack_limits[sharing_key] = max(
+                1, (self.budget or get_memory_budget(slot.site.net.place)) // device_bytes
+            )
+        return self.stack_limits[sharing_key]
 
-    def estimate_device_bytes(self, form: tuple, member: DeviceSlot, knobs: Sequence[Hyperparam]) -> int:
-        """Bytes that a device alone holds at the peak of a step; nothing is computed for it."""
-        cohort = DeviceStack([DeviceSlot(member.task)], knobs, 1, max(member.batch_sizes), form not in self.plain)
-        carried, fixed, (padded, own) = (
-            cohort.stack_initial_states(),
-            cohort.stack_constants(),
-            next(cohort.frames.iterate_steps()),
+    def estimate_device_bytes(self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]) -> int:
+        """Bytes that one device holds at the peak of a step, from a trace with fake tensors."""
+        stack = DeviceStack(
+            [DeviceSlot(slot.task)], hyperparams, 1, max(slot.batch_sizes), sharing_key not in self.channels_first
         )
-        frame = [*cohort.data, *own]
-        with raise_not_vectorisable(cohort):
-            step = trace_step(build_step(cohort, padded), carried, fixed, frame, in_place=False, fake=True)
-        return step.peak + 3 * tree.count_tree_bytes([carried, fixed])
+        state, constants, (padded, step_tensors) = (
+            stack.stack_initial_states(),
+            stack.stack_constants(),
+            next(stack.frames.iterate_steps()),
+        )
+        inputs = [*stack.data, *step_tensors]
+        with raise_not_vectorisable(stack):
+            step = trace_step(build_step(stack, padded), state, constants, inputs, in_place=False, fake=True)
+        return step.peak + 3 * tree.count_tree_bytes([state, constants])
 
     def find_branching_hyperparams(
-        self, form: tuple, member: DeviceSlot, knobs: Sequence[Hyperparam]
+        self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]
     ) -> list[Hyperparam]:
-        """The numbers that keep a step from being vectorised, because it needs one value of them at a time."""
+        """The hyperparameters that keep a step from being vectorised, because it branches on their values."""
 
-        def is_vectorisable(some: Sequence[Hyperparam]) -> bool:
+        def is_vectorisable(subset: Sequence[Hyperparam]) -> bool:
             try:
-                return self.estimate_device_bytes(form, member, some) > 0
+                return self.estimate_device_bytes(sharing_key, slot, subset) > 0
             except NotVectorisable:
                 return False
 
-        if not knobs or not is_vectorisable([]):
+        if not hyperparams or not is_vectorisable([]):
             return []
-        found = [knob for knob in knobs if not is_vectorisable([knob])] or list(knobs)
-        for kind, name in (find_hyperparam_field(member.site, knob) for knob in found):
-            self.conditions.add((kind, name))
+        branching = [hyperparam for hyperparam in hyperparams if not is_vectorisable([hyperparam])] or list(hyperparams)
+        for kind, name in (find_hyperparam_field(slot.site, hyperparam) for hyperparam in branching):
+            self.branching_fields.add((kind, name))
             log.warning(
                 "%s decides on the value of %s (as in `if self.%s > 0`), so runs with different values of it train in "
                 "calls of their own; with torch.where they could share one.",
@@ -215,10 +235,10 @@ class BatchedEngine:
                 name,
                 name,
             )
-        return found
+        return branching
 
     def halve_width(self, width: int) -> None:
-        """What was tried did not fit."""
+        """Free all memory and train half as many devices at once from now on; raise where one alone did not fit."""
         self.close()
         gc.collect()
         torch.cuda.empty_cache()
@@ -231,7 +251,7 @@ class BatchedEngine:
     def close(self) -> None:
         self.programs.clear()
         self.replays.clear()
-        self.pool = None
+        self.graph_pool = None
 
 
 class NotVectorisable(Exception):
@@ -239,31 +259,25 @@ class NotVectorisable(Exception):
 
 
 @contextmanager
-def raise_not_vectorisable(cohort: DeviceStack) -> Iterator[None]:
-    """Whatever goes wrong inside means that the step of this cohort cannot be vectorised."""
+def raise_not_vectorisable(stack: DeviceStack) -> Iterator[None]:
+    """Turn an exception inside into NotVectorisable, unless it is about memory or deterministic algorithms."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ShoalError) or is_out_of_memory(error) or explain_nondeterminism(error):
             raise
-        name = cohort.site.kind.partition(" ")[0] or "this model"
+        name = stack.site.kind.partition(" ")[0] or "this model"
         raise NotVectorisable(f"A step of {name} cannot be vectorised ({describe_error(error)})") from error
 
 
-def estimate_steps(task: Task) -> float:
-    """About how many steps a task will take, before it is looked at closely."""
-    work = task.job.work
-    return work.steps or work.epochs * len(task.site.samples(task.job.device)) / work.batch
-
-
 def round_up_width(count: int, width: int) -> int:
-    """A width for so many devices: the full one, or a quarter, half or three quarters of it, so that few are met."""
+    """The smallest quarter of `width` that holds so many devices: few different widths mean few programs to trace."""
     quarters = [-(-width * n // 4) for n in (1, 2, 3, 4)]
     return next((n for n in quarters if n >= count), count)
 
 
-def get_memory_budget(place: torch.device) -> int:
-    """Bytes that cohorts may take."""
-    if place.type == "cuda":
-        return int(0.7 * torch.cuda.mem_get_info(place)[0])
+def get_memory_budget(device: torch.device) -> int:
+    """Bytes that the devices of one stack may take: 70 % of a GPU's free memory, or half of the free RAM."""
+    if device.type == "cuda":
+        return int(0.7 * torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,4 +1,4 @@
-"""What is done to a traced step before it is run: it computes the same with fewer operations."""
+"""Passes over the graph of a traced step: it computes the same with fewer operations."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Numbers that differ between runs which share a program: they become tensors, one value per lane."""
+"""Hyperparameters that differ between runs which share a program: they become tensors, one value per device."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -16,59 +16,69 @@ Hyperparam: TypeAlias = tuple[int, str]
 """Which part of the method (-1: the optimiser), and the name of a field of it."""
 
 
-def list_hyperparam_owners(site: TrainingSetup) -> list[tuple[int, Any]]:
-    """What has numbers: the parts, and the optimiser."""
-    return [*enumerate(site.method.parts), (-1, site.optimiser)]
+def list_hyperparam_owners(setup: TrainingSetup) -> list[tuple[int, Any]]:
+    """What has hyperparameters: the parts by their position, and the optimiser as -1."""
+    return [*enumerate(setup.method.parts), (-1, setup.optimiser)]
 
 
-def find_varying_hyperparams(sites: Iterable[TrainingSetup]) -> list[Hyperparam]:
-    """The numbers in which runs of the same parts differ. A part that builds the model with them is left alone."""
-    seen: dict[tuple, dict[Hyperparam, set[float]]] = {}
-    for site in sites:
-        own = seen.setdefault(tuple(type(p) for p in site.method.parts), {})
-        for at, holder in list_hyperparam_owners(site):
-            if at >= 0 and holder.acts_at("model"):
+def find_varying_hyperparams(setups: Iterable[TrainingSetup]) -> list[Hyperparam]:
+    """The float fields in which runs of the same parts differ; those of parts that build the model are left out."""
+    values_by_method: dict[tuple, dict[Hyperparam, set[float]]] = {}
+    for setup in setups:
+        values = values_by_method.setdefault(tuple(type(p) for p in setup.method.parts), {})
+        for index, owner in list_hyperparam_owners(setup):
+            if index >= 0 and owner.acts_at("model"):
                 continue
-            for f in fields(holder):
-                value = getattr(holder, f.name)
+            for f in fields(owner):
+                value = getattr(owner, f.name)
                 if type(value) is float:
-                    own.setdefault((at, f.name), set()).add(value)
-    return sorted({knob for own in seen.values() for knob, found in own.items() if len(found) > 1})
+                    values.setdefault((index, f.name), set()).add(value)
+    return sorted(
+        {
+            hyperparam
+            for values in values_by_method.values()
+            for hyperparam, distinct in values.items()
+            if len(distinct) > 1
+        }
+    )
 
 
-def build_program_key(site: TrainingSetup, knobs: Sequence[Hyperparam]) -> tuple:
-    """What sites must have in common to share programs: the model, and the rule without those numbers."""
+def build_program_key(setup: TrainingSetup, hyperparams: Sequence[Hyperparam]) -> tuple:
+    """What setups must have in common to share programs: the model, and all settings but those hyperparameters."""
     parts = []
-    for at, holder in list_hyperparam_owners(site):
-        settings = [(f.name, getattr(holder, f.name)) for f in fields(holder) if (at, f.name) not in knobs]
-        parts.append((type(holder), *settings))
-    return (site.kind or id(site.net.module), site.net.shapes, *parts, str(site.augment))
+    for index, owner in list_hyperparam_owners(setup):
+        settings = [(f.name, getattr(owner, f.name)) for f in fields(owner) if (index, f.name) not in hyperparams]
+        parts.append((type(owner), *settings))
+    return (setup.kind or id(setup.net.module), setup.net.shapes, *parts, str(setup.augment))
 
 
-def filter_hyperparams(site: TrainingSetup, knobs: Sequence[Hyperparam]) -> list[Hyperparam]:
-    """Those that a site has."""
-    found = dict(list_hyperparam_owners(site))
-    return [(at, name) for at, name in knobs if at in found and hasattr(found[at], name)]
+def filter_hyperparams(setup: TrainingSetup, hyperparams: Sequence[Hyperparam]) -> list[Hyperparam]:
+    """Those hyperparameters that a setup has."""
+    owners = dict(list_hyperparam_owners(setup))
+    return [(index, name) for index, name in hyperparams if index in owners and hasattr(owners[index], name)]
 
 
-def find_hyperparam_field(site: TrainingSetup, knob: Hyperparam) -> tuple[type, str]:
-    """The class that has such a number in this site, and the name of the field."""
-    at, name = knob
-    return type(dict(list_hyperparam_owners(site)).get(at)), name
+def find_hyperparam_field(setup: TrainingSetup, hyperparam: Hyperparam) -> tuple[type, str]:
+    """The class that has this hyperparameter in a setup, and the name of the field."""
+    index, name = hyperparam
+    return type(dict(list_hyperparam_owners(setup)).get(index)), name
 
 
-def read_hyperparams(site: TrainingSetup, knobs: Sequence[Hyperparam]) -> list[Tensor]:
-    """The numbers themselves."""
-    found = dict(list_hyperparam_owners(site))
+def read_hyperparams(setup: TrainingSetup, hyperparams: Sequence[Hyperparam]) -> list[Tensor]:
+    """The values of those hyperparameters in a setup, as tensors without dimensions."""
+    owners = dict(list_hyperparam_owners(setup))
     return [
-        torch.tensor(getattr(found[at], name), dtype=site.net.dtype) for at, name in filter_hyperparams(site, knobs)
+        torch.tensor(getattr(owners[index], name), dtype=setup.net.dtype)
+        for index, name in filter_hyperparams(setup, hyperparams)
     ]
 
 
-def substitute_hyperparams(site: TrainingSetup, knobs: Sequence[Hyperparam], given: Sequence[Tensor]) -> StepRule:
-    """The site's rule with those numbers as tensors; they were checked when the parts were made."""
-    found = {at: copy(holder) for at, holder in list_hyperparam_owners(site)}
-    for (at, name), value in zip(filter_hyperparams(site, knobs), given, strict=True):
-        object.__setattr__(found[at], name, value)
-    optimiser = found.pop(-1)
-    return replace(site.rule, method=Method(tuple(found.values())), optimiser=optimiser)
+def substitute_hyperparams(
+    setup: TrainingSetup, hyperparams: Sequence[Hyperparam], tensors: Sequence[Tensor]
+) -> StepRule:
+    """The setup's step rule with tensors in place of those hyperparameters; no part checks its values again."""
+    owners = {index: copy(owner) for index, owner in list_hyperparam_owners(setup)}
+    for (index, name), value in zip(filter_hyperparams(setup, hyperparams), tensors, strict=True):
+        object.__setattr__(owners[index], name, value)
+    optimiser = owners.pop(-1)
+    return replace(setup.rule, method=Method(tuple(owners.values())), optimiser=optimiser)

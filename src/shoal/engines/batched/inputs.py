@@ -1,4 +1,4 @@
-"""What belongs to single steps of a cohort: rows, weights, gates and draws of all lanes."""
+"""The inputs of every step of a stack: rows of the data set, sample weights, padding flags and random draws."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from shoal.engines.batched.slot import DeviceSlot
 
 @dataclass(frozen=True, eq=False)
 class InputSegment:
-    """Some steps: tensors with steps and lanes as first dimensions, in the order of a program's frame.
+    """The inputs of some steps: tensors with steps and devices as first dimensions, in the order of a program's inputs.
 
-    They are rows, weight and live (only where something is padded), step, epoch, and what was drawn.
+    They are rows, weight and live (only where something is padded), step, epoch, and the random draws.
     """
 
     padded: bool
@@ -26,7 +26,7 @@ class InputSegment:
 
 
 class StepInputs:
-    """All steps of a cohort. Its last lanes may be empty; of a cohort of one the lanes are left out."""
+    """The inputs of all steps of a stack of `width` devices; for a single device that dimension is left out."""
 
     def __init__(self, members: Sequence[DeviceSlot], width: int, batch: int):
         self.members, self.width, self.batch = members, width, batch

@@ -1,4 +1,4 @@
-"""A device about to train in a cohort: what it starts from, what it will draw, what it can share."""
+"""One device of a stack before its training: its state, its random draws, and what it must share with the others."""
 
 from collections import Counter
 
@@ -15,15 +15,15 @@ from shoal.engines.base import Task
 
 
 class DeviceSlot:
-    """A device about to train."""
+    """One device, ready to train: its setup, local training and random draws."""
 
     def __init__(self, task: Task):
-        self.task, self.site = task, task.site
-        self.visit: LocalTraining = prepare_training(task.site, task.job, task.memory)
+        self.task, self.site = task, task.setup
+        self.visit: LocalTraining = prepare_training(task.setup, task.job, task.memory)
         self.luck = LocalDraws(self.site, self.visit)
         self.first = self.luck.draw_for_parts(0)
-        scene = self.visit.context
-        self.fixed = [scene.anchor, scene.got, scene.numbers, scene.mask]
+        context = self.visit.context
+        self.fixed = [context.anchor, context.got, context.numbers, context.mask]
 
     @property
     def steps(self) -> int:
@@ -31,40 +31,45 @@ class DeviceSlot:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """How many samples each batch has."""
+        """How many samples the batch of each step has."""
         return self.visit.rows.sizes
 
     def build_sharing_key(self, kind: int) -> tuple:
-        """All that must be equal for two devices of sites of one kind to share a program and a cohort."""
-        samples, course, scene = self.visit.device.samples, self.visit.state, self.visit.context
-        shapes = tree.outline_tree([course.states, scene.got, self.first])
-        return (kind, id(samples.inputs), id(samples.targets), shapes, tuple(scene.mask), bool(course.velocity))
+        """What must be equal for two devices to be stacked and share a program; `kind` is the number of the setup."""
+        samples, state, context = self.visit.device.samples, self.visit.state, self.visit.context
+        shapes = tree.outline_tree([state.states, context.got, self.first])
+        return (kind, id(samples.inputs), id(samples.targets), shapes, tuple(context.mask), bool(state.velocity))
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of the whole local run."""
-        form = self.visit.cost_key
+        """Multiply-accumulates of all local steps."""
+        cost_key = self.visit.cost_key
         if self.batch_sizes[0] == self.batch_sizes[-1] == min(self.batch_sizes):
-            return self.site.tally.known["step", self.batch_sizes[0], form] * self.steps
-        return sum(self.site.tally.known["step", size, form] * many for size, many in Counter(self.batch_sizes).items())
+            return self.site.tally.known["step", self.batch_sizes[0], cost_key] * self.steps
+        return sum(
+            self.site.tally.known["step", size, cost_key] * count for size, count in Counter(self.batch_sizes).items()
+        )
 
     def find_draw_shapes(self, size: int) -> list[torch.Size]:
-        """What the layers draw in a step with so many samples; tried once, and what a step costs is counted with it."""
+        """The shapes that dropout layers draw in a step with so many samples.
+
+        One step is run to see them, and its multiply-accumulates are counted on the way.
+        """
         site, visit = self.site, self.visit
         key = ("step", size, visit.cost_key)
         if key not in site.tally.known or (site.net.has_dropout and key not in site.tally.drawn):
             index = visit.device.samples.index
             batch = visit.device.samples.take_batch(index.repeat(size // len(index) + 1)[:size])
-            found: list[torch.Size] = []
+            shapes: list[torch.Size] = []
 
             def record_shape(shape: torch.Size) -> Tensor:
-                found.append(shape)
+                shapes.append(shape)
                 return torch.full(shape, 0.5)
 
             with override_layers(site.net.has_dropout, False, record_shape, None):
-                scene = visit.context_at_step(0, self.first)
-                work = lambda: advance(site.rule, visit.state, batch, scene, compute_autograd_gradient)  # noqa: E731
+                context = visit.context_at_step(0, self.first)
+                work = lambda: advance(site.rule, visit.state, batch, context, compute_autograd_gradient)  # noqa: E731
                 macs = count_macs(work)
             site.tally.known.setdefault(key, macs)
-            site.tally.drawn[key] = found
+            site.tally.drawn[key] = shapes
         return site.tally.drawn.get(key, [])

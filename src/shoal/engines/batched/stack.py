@@ -1,4 +1,4 @@
-"""Devices side by side: their tensors in one stack, a lane for each."""
+"""Several devices as one: each of their tensors is stacked with the devices as first dimension."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ from shoal.engines.batched.slot import DeviceSlot
 
 
 class DeviceStack:
-    """Members of one form in one stack; its last lanes may be empty (they repeat the first member and never count).
+    """Devices with one sharing key, padded to `width` (the padding repeats the first device, and is never read).
 
-    A member alone is not stacked at all: its program is that of one device.
+    A device alone is not stacked at all: its program is that of one device.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One step of a cohort as a function of flat lists of tensors, ready to be traced."""
+"""One local step of a stack of devices as a function of flat lists of tensors, ready to be traced."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from shoal.engines.batched.stack import DeviceStack
 
 
 def build_step(cohort: DeviceStack, padded: bool) -> StepFunction:
-    """What a program of this cohort does; its frame begins with the data set, the rows, and where padded the gates."""
+    """The step of a stack; its inputs begin with the data set, the rows, and where `padded` weights and live flags."""
     site, knobs, width, batch = cohort.site, cohort.knobs, cohort.width, cohort.batch
     first = cohort.members[0]
     course, draws, own_fixed = first.visit.state, first.first, len(tree.collect_tensors(first.fixed))

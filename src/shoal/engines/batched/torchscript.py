@@ -1,4 +1,4 @@
-"""A program without Python: its operations written out as TorchScript, which runs them one after the other in C++."""
+"""A traced program as TorchScript source, which runs its operations one after the other in C++, without Python."""
 
 import warnings
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import fx
 
 
 def compile_torchscript(graph: fx.Graph) -> Callable[..., Any]:
-    """The same program, with 1 to 3 us less for each operation; raises where it cannot be written that way."""
+    """The program as a TorchScript function, 1 to 3 us faster per operation; raises where it cannot be written so."""
     inputs = [n.name for n in graph.nodes if n.op == "placeholder"]
     lines = [f"def step({', '.join(f'{name}: Tensor' for name in inputs)}):"]
     for node in graph.nodes:
@@ -35,7 +35,7 @@ def write_call(node: fx.Node) -> str:
 
 
 def write_argument(value: Any) -> str:
-    """An argument as TorchScript reads it."""
+    """An argument in TorchScript's syntax."""
     match value:
         case fx.Node():
             return value.name

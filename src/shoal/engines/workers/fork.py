@@ -18,8 +18,7 @@ from weakref import WeakKeyDictionary, finalize
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Task, TaskResult, TrainingEngine
-from shoal.engines.batched.engine import estimate_steps
+from shoal.engines.base import Task, TaskResult, TrainingEngine, estimate_steps
 from shoal.engines.workers.chunking import split_into_chunks
 from shoal.engines.workers.fork_worker import WorkerFailure, detach_from_parent, flush_stream, serve_chunks
 from shoal.engines.workers.shared_memory import SharedBuffer
@@ -40,7 +39,7 @@ class PoolEngine:
         finalize(self, terminate_workers, self.workers, os.getpid())
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        self.register_setups(dict.fromkeys(task.site for task in tasks))
+        self.register_setups(dict.fromkeys(task.setup for task in tasks))
         shift = ForkScheduler(self, tasks)
         try:
             shift.run_chunks()
@@ -164,7 +163,7 @@ class ForkScheduler:
         if not worker.pipe:
             self.pool.start_worker(worker)
         try:
-            worker.send_chunk(number, [(self.pool.numbers[task.site], task.job, task.memory) for task in own])
+            worker.send_chunk(number, [(self.pool.numbers[task.setup], task.job, task.memory) for task in own])
         except ConnectionError:
             self.handle_worker_death(worker)
 

@@ -77,8 +77,8 @@ class RayEngine:
         if not tasks:
             return []
         try:
-            self.start_actors(len(tasks), tasks[0].site.net.place.type == "cuda")
-            for site in dict.fromkeys(task.site for task in tasks):
+            self.start_actors(len(tasks), tasks[0].setup.net.place.type == "cuda")
+            for site in dict.fromkeys(task.setup for task in tasks):
                 self.store_setup(site)
             if any(array() is not None for array in self.lent):
                 self.room = 0  # somebody keeps answers for longer: the store would fill up with them

@@ -22,8 +22,7 @@ from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
 from shoal.core.types import Outcome
-from shoal.engines.base import Task, TaskResult
-from shoal.engines.batched.engine import estimate_steps
+from shoal.engines.base import Task, TaskResult, estimate_steps
 from shoal.engines.workers.chunking import split_by_duration
 from shoal.engines.workers.fork_worker import WorkerFailure
 from shoal.engines.workers.ray_handle import PendingChunk, RayActorHandle
@@ -111,9 +110,9 @@ class RayScheduler:
 
     def send_chunk(self, hand: RayActorHandle, chunk: list[int]) -> None:
         own = [self.tasks[i] for i in chunk]
-        sites = {task.site: self.sites[task.site] for task in own}
+        sites = {task.setup: self.sites[task.setup] for task in own}
         crate = pickle_with_tensors(
-            [(sites[t.site][0], t.job, t.memory) for t in own], lambda t: self.common.get(id(t))
+            [(sites[t.setup][0], t.job, t.memory) for t in own], lambda t: self.common.get(id(t))
         )
         new = {number: ref for number, ref in sites.values() if number not in hand.sites}
         crate = crate._replace(shared=[ref for ref in crate.shared if ref != hand.box])
@@ -143,7 +142,7 @@ class RayScheduler:
         arrays = [own for own in answer.own if isinstance(own, np.ndarray)]
         self.room -= sum(len(array) for array in arrays)
         copy = self.room < 0
-        seconds, found = unpickle_with_tensors(answer, [], self.tasks[chunk[0]].site.net.place, copy)
+        seconds, found = unpickle_with_tensors(answer, [], self.tasks[chunk[0]].setup.net.place, copy)
         self.spent += seconds
         if isinstance(found, WorkerFailure):
             return self.record_failure(chunk, found.error)
