@@ -47,30 +47,30 @@ def cluster():
     ray.shutdown()
 
 
-class Kept:
-    """A cluster whose actors stay for the next run."""
+class PersistentRay:
+    """A Ray engine whose actors stay for the next run: `close` does nothing."""
 
     def __init__(self):
-        self.crew = RayEngine(workers=2)
-        self.train = self.crew.train
+        self.engine = RayEngine(workers=2)
+        self.train = self.engine.train
 
     def close(self) -> None:
         pass
 
 
 @pytest.fixture(scope="module")
-def kept(cluster):
-    found = Kept()
+def persistent(cluster):
+    found = PersistentRay()
     yield found
-    found.crew.close()
+    found.engine.close()
 
 
-def driven(crew: TrainingEngine, **recipe: Any) -> Result:
-    """A whole run with a crew of ours."""
-    return play_runs([prepare_new_run(Recipe().with_values(**SMALL | recipe))], crew)[0]
+def run_with(engine: TrainingEngine, **recipe: Any) -> Result:
+    """The result of a whole run with this engine."""
+    return play_runs([prepare_new_run(Recipe().with_values(**SMALL | recipe))], engine)[0]
 
 
-def same(one: Result, other: Result) -> bool:
+def is_same_result(one: Result, other: Result) -> bool:
     rows = [[drop_wall_seconds(row) for row in result.history.rows] for result in (one, other)]
     return rows[0] == rows[1] and tree.is_same_tree(one.params, other.params)
 
@@ -90,14 +90,14 @@ def same(one: Result, other: Result) -> bool:
         ("fedbr", {"model": "lenet"}),
     ],
 )
-def test_a_cluster_gives_the_bits_of_serial(kept, method, more):
-    assert same(driven(kept, method=method, **more), driven(SerialEngine(), method=method, **more))
+def test_a_cluster_gives_the_bits_of_serial(persistent, method, more):
+    assert is_same_result(run_with(persistent, method=method, **more), run_with(SerialEngine(), method=method, **more))
 
 
-def test_the_size_of_chunks_changes_no_bit(kept):
-    wanted = driven(SerialEngine(), method="scaffold")
-    for kept.crew.lanes in (4, 1):
-        assert same(driven(kept, method="scaffold"), wanted)
+def test_the_size_of_chunks_changes_no_bit(persistent):
+    wanted = run_with(SerialEngine(), method="scaffold")
+    for persistent.engine.width in (4, 1):
+        assert is_same_result(run_with(persistent, method="scaffold"), wanted)
 
 
 def test_several_devices_in_a_call_give_the_same_to_rounding():
@@ -108,9 +108,9 @@ def test_several_devices_in_a_call_give_the_same_to_rounding():
     assert_trees_close(wide.params, one.params, 1e-9, "they differ")
 
 
-def test_runs_side_by_side_give_the_bits_of_serial(kept):
-    both = play_runs([prepare_new_run(Recipe().with_values(**SMALL, seed=seed)) for seed in (0, 1)], kept)
-    assert all(same(one, driven(SerialEngine(), seed=seed)) for seed, one in enumerate(both))
+def test_runs_side_by_side_give_the_bits_of_serial(persistent):
+    both = play_runs([prepare_new_run(Recipe().with_values(**SMALL, seed=seed)) for seed in (0, 1)], persistent)
+    assert all(is_same_result(one, run_with(SerialEngine(), seed=seed)) for seed, one in enumerate(both))
 
 
 def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
@@ -119,39 +119,43 @@ def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "ray"
     resumed = shoal.resume(tmp_path / "run", rounds=2)
     assert resumed.engine == EngineChoice("ray")
-    assert same(resumed, shoal.run("scaffold", engine="serial", **SMALL))
+    assert is_same_result(resumed, shoal.run("scaffold", engine="serial", **SMALL))
 
 
-def test_data_lie_in_the_store_once_and_nobody_writes_to_them(kept):
+def test_data_lie_in_the_store_once_and_nobody_writes_to_them(persistent):
     assembly = assemble_run(Recipe().with_values(**SMALL, server_data="share:0.05"))
-    loop, engine = assembly.loop, get_local_devices(assembly.loop)
-    engine.training_engine = kept
+    loop, local_devices = assembly.loop, get_local_devices(assembly.loop)
+    local_devices.training_engine = persistent
     loop.play_round(loop.start(assembly.net), 0)
-    engine.train_on_server(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
-    sites = [ref for site, (_, ref) in kept.crew.sites.items() if site in (engine.setup, engine.server_setup)]
-    crates: list[Any] = [ray.get(ref) for ref in sites]
-    assert len(crates) == 2 and crates[0].shared == crates[1].shared
-    held = {ref: tensor for tensor, ref in kept.crew.tensors.items() if ref in crates[0].shared}
-    assert any(tensor is engine.setup.samples(0).inputs for tensor in held.values())
+    local_devices.train_on_server(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
+    refs = [
+        ref
+        for setup, (_, ref) in persistent.engine.stored_setups.items()
+        if setup in (local_devices.setup, local_devices.server_setup)
+    ]
+    packed_setups: list[Any] = [ray.get(ref) for ref in refs]
+    assert len(packed_setups) == 2 and packed_setups[0].shared_refs == packed_setups[1].shared_refs
+    held = {ref: tensor for tensor, ref in persistent.engine.tensor_refs.items() if ref in packed_setups[0].shared_refs}
+    assert any(tensor is local_devices.setup.samples(0).inputs for tensor in held.values())
     assert all(np.array_equal(ray.get(ref)[0], view_tensor_bytes(tensor)) for ref, tensor in held.items())
 
 
 def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     """Whatever is kept would hold a place there; and what devices remember is always kept."""
     assembly = assemble_run(Recipe().with_values(**SMALL | {"method": "scaffold", "model": "mlp"}))
-    loop, engine = assembly.loop, get_local_devices(assembly.loop)
-    engine.training_engine = crew = RayEngine(workers=2)
-    standing = loop.start(assembly.net)
+    loop, local_devices = assembly.loop, get_local_devices(assembly.loop)
+    local_devices.training_engine = engine = RayEngine(workers=2)
+    server_state = loop.start(assembly.net)
     for number in range(2):
-        standing, _ = loop.play_round(standing, number)
-        assert crew.lent and crew.room > 0
-        assert all(array() is None for array in crew.lent)
-    kept = engine.fit(loop.open_round(standing, 2).jobs_to_train)
-    assert crew.room > 0 and any(array() is not None for array in crew.lent)
-    more = engine.fit(loop.open_round(standing, 3).jobs_to_train)
-    assert crew.room == 0 and not crew.lent
-    assert len(kept) == len(more) == SMALL["sample"]
-    crew.close()
+        server_state, _ = loop.play_round(server_state, number)
+        assert engine.zero_copy_arrays and engine.zero_copy_bytes > 0
+        assert all(array() is None for array in engine.zero_copy_arrays)
+    kept_outcomes = local_devices.fit(loop.open_round(server_state, 2).jobs_to_train)
+    assert engine.zero_copy_bytes > 0 and any(array() is not None for array in engine.zero_copy_arrays)
+    more = local_devices.fit(loop.open_round(server_state, 3).jobs_to_train)
+    assert engine.zero_copy_bytes == 0 and not engine.zero_copy_arrays
+    assert len(kept_outcomes) == len(more) == SMALL["sample"]
+    engine.close()
 
 
 def test_nobody_to_train():
@@ -162,7 +166,7 @@ def test_nobody_to_train():
 
 
 @dataclass(frozen=True)
-class Struck(SerialEngine):
+class FaultyEngine(SerialEngine):
     """Something happens when device 3 trains in the first round, so often."""
 
     happens: Callable[[Job], Any]
@@ -171,9 +175,9 @@ class Struck(SerialEngine):
 
     def train(self, tasks):
         for task in tasks:
-            struck = len(os.listdir(self.notes))
-            if (task.job.device, task.job.round) == (3, 0) and struck < self.times:
-                Path(self.notes, str(struck)).touch()
+            times_so_far = len(os.listdir(self.notes))
+            if (task.job.device, task.job.round) == (3, 0) and times_so_far < self.times:
+                Path(self.notes, str(times_so_far)).touch()
                 self.happens(task.job)
         return super().train(tasks)
 
@@ -186,26 +190,33 @@ def hangs(job: Job) -> None:
     time.sleep(600)
 
 
-class Without(SerialEngine):
+class WithoutDevice3(SerialEngine):
     """Device 3 drops out of the first round."""
 
     def train(self, tasks):
-        gone = [(task.job.device, task.job.round) == (3, 0) for task in tasks]
-        lost = Outcome(3, problem="as agreed")
-        return [TaskResult(lost, t.memory) if g else super(Without, self).train([t])[0] for t, g in zip(tasks, gone)]
+        is_lost = [(task.job.device, task.job.round) == (3, 0) for task in tasks]
+        dropped = Outcome(3, problem="as agreed")
+        return [
+            TaskResult(dropped, t.memory) if g else super(WithoutDevice3, self).train([t])[0]
+            for t, g in zip(tasks, is_lost)
+        ]
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_a_worker_that_dies_costs_a_retry(lanes, tmp_path):
-    found = driven(RayEngine(workers=2, inner=partial(Struck, dies, str(tmp_path), 1), lanes=lanes), method="scaffold")
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_worker_that_dies_costs_a_retry(width, tmp_path):
+    found = run_with(
+        RayEngine(workers=2, make_engine=partial(FaultyEngine, dies, str(tmp_path), 1), width=width), method="scaffold"
+    )
     assert len(os.listdir(tmp_path)) == 1
-    assert same(found, driven(SerialEngine(), method="scaffold"))
+    assert is_same_result(found, run_with(SerialEngine(), method="scaffold"))
 
 
-@pytest.mark.parametrize("happens, lanes, patience", [(dies, 4, 600.0), (hangs, 1, 4.0)])
-def test_a_job_that_takes_two_workers_along_is_given_up(happens, lanes, patience, tmp_path):
-    crew = RayEngine(workers=2, inner=partial(Struck, happens, str(tmp_path)), lanes=lanes, patience=patience)
-    found, wanted = driven(crew, method="scaffold"), driven(Without(), method="scaffold")
+@pytest.mark.parametrize("happens, width, task_timeout", [(dies, 4, 600.0), (hangs, 1, 4.0)])
+def test_a_job_that_takes_two_workers_along_is_given_up(happens, width, task_timeout, tmp_path):
+    engine = RayEngine(
+        workers=2, make_engine=partial(FaultyEngine, happens, str(tmp_path)), width=width, task_timeout=task_timeout
+    )
+    found, wanted = run_with(engine, method="scaffold"), run_with(WithoutDevice3(), method="scaffold")
     assert len(os.listdir(tmp_path)) == 2
     reasons = [{d["device"]: d["why"] for d in row.get("dropped", [])} for row in found.history.rows]
     why = "died" if happens is dies else "did not end within 4 s"
@@ -213,7 +224,7 @@ def test_a_job_that_takes_two_workers_along_is_given_up(happens, lanes, patience
     assert not reasons[1]
     for row in (*found.history.rows, *wanted.history.rows):
         row.pop("dropped", None)
-    assert same(found, wanted)
+    assert is_same_result(found, wanted)
 
 
 BOOM = """
@@ -246,7 +257,7 @@ def test_an_exception_arrives_as_what_it_is(tmp_path):
         raise LookupError("nothing there")
 
     with pytest.raises(LookupError, match="nothing there") as error:
-        driven(RayEngine(workers=2, inner=partial(Struck, careless, str(tmp_path))))
+        run_with(RayEngine(workers=2, make_engine=partial(FaultyEngine, careless, str(tmp_path))))
     assert "in a worker process" in error.value.__notes__[0] and len(os.listdir(tmp_path)) == 1
 
 
@@ -257,7 +268,7 @@ def test_actors_that_cannot_start_are_told_of():
     with pytest.raises(
         shoal.ShoalError, match="cannot be started .OSError: no such thing here.. Every machine needs the same Python"
     ):
-        driven(RayEngine(workers=2, inner=broken))
+        run_with(RayEngine(workers=2, make_engine=broken))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
@@ -269,15 +280,15 @@ def test_where_nobody_listens_it_is_told_at_once(address):
 
 
 def test_chunks_are_few_and_keep_everybody_busy():
-    def sizes(seconds: list[float], hands: int, lanes: int = 1) -> list[int]:
-        found = split_by_duration(seconds, 1.0, hands, lanes)
+    def sizes(seconds: list[float], workers: int, width: int = 1) -> list[int]:
+        found = split_by_duration(seconds, 1.0, workers, width)
         assert sorted(i for chunk in found for i in chunk) == list(range(len(seconds)))
         return [len(chunk) for chunk in found]
 
     assert sizes([0.003] * 100, 2) == [25] * 4, "two for everybody"
     assert sizes([0.001] * 100, 2) == [50] * 2, "but not very short ones"
-    assert sizes([0.003] * 100, 2, lanes=10) == [30, 30, 30, 10], "calls are full"
-    assert sizes([0.003] * 100, 2, lanes=100) == [50] * 2, "but nobody is left out"
+    assert sizes([0.003] * 100, 2, width=10) == [30, 30, 30, 10], "calls are full"
+    assert sizes([0.003] * 100, 2, width=100) == [50] * 2, "but nobody is left out"
     assert sizes([0.02] * 100, 2) == [10] * 10, "of 0.2 s at most"
     assert sizes([0.4] * 5, 2) == [1] * 5
     assert sizes([0.001] * 6, 2) == [3, 3], "nobody is left out"
@@ -287,10 +298,10 @@ def test_chunks_are_few_and_keep_everybody_busy():
 
 def test_who_shares_a_call_does_not_depend_on_the_pace():
     """Else neither a second run nor a resumed one would have the same bits."""
-    work = [float(1 + i % 7) for i in range(25)]
+    steps = [float(1 + i % 7) for i in range(25)]
     found = set()
-    for pace in (0.0, 1e-6, 1e-3, 0.02, 1.0):
-        chunks = split_by_duration(work, pace, 3, 4)
+    for seconds_per_step in (0.0, 1e-6, 1e-3, 0.02, 1.0):
+        chunks = split_by_duration(steps, seconds_per_step, 3, 4)
         found.add(tuple(tuple(chunk[at : at + 4]) for chunk in chunks for at in range(0, len(chunk), 4)))
     assert len(found) == 1
 
@@ -361,7 +372,7 @@ def test_tensors_come_out_as_they_went_in(dtype):
     made += [made[3].view(50, 100).t(), made[3][::2], made[1].reshape(())]
     far = ray.get(ray.put([view_tensor_bytes(made[3])]))
     for copy in (True, False):
-        crate = pickle_with_tensors({"all": made, "again": made[3]}, lambda t: ("far", 0) if t is made[3] else None)
-        found = unpickle_with_tensors(ray.get(ray.put(crate)), [far], copy=copy)
+        packed = pickle_with_tensors({"all": made, "again": made[3]}, lambda t: ("far", 0) if t is made[3] else None)
+        found = unpickle_with_tensors(ray.get(ray.put(packed)), [far], copy=copy)
         assert tree.is_same_tree(found["all"], made) and found["again"] is found["all"][3]
         assert all(t.data_ptr() % 64 == 0 for t in found["all"] if t.numel())

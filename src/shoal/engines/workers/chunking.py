@@ -1,15 +1,18 @@
-"""Which tasks of a round are sent to a worker together."""
+"""Division of a round's tasks into chunks, each of which is sent to one worker."""
 
 from collections.abc import Sequence
 from math import ceil, inf
 
 MIN_CHUNK_SECONDS, MAX_CHUNK_SECONDS = 0.06, 0.2
-"""Seconds that a chunk takes at least and at most, where its devices are short enough; to send one costs about 5 ms."""
+"""Seconds that a chunk should take at least and at most; to send one costs about 5 ms."""
 
 
-def split_into_chunks(work: Sequence[float], width: int, workers: int) -> list[list[int]]:
-    """Which tasks are trained together: the longest first, so many at a time; fewer where a worker would get none."""
-    order = sorted(range(len(work)), key=lambda i: -work[i])
+def split_into_chunks(steps: Sequence[float], width: int, workers: int) -> list[list[int]]:
+    """Chunks of `width` task numbers, the longest tasks first; smaller chunks where a worker would get none.
+
+    `steps` is the estimated number of local steps of each task.
+    """
+    order = sorted(range(len(steps)), key=lambda i: -steps[i])
     if len(order) >= width * workers:
         ends = [*range(0, len(order), width), len(order)]
     else:
@@ -17,22 +20,22 @@ def split_into_chunks(work: Sequence[float], width: int, workers: int) -> list[l
     return [order[a:b] for a, b in zip(ends, ends[1:]) if a < b]
 
 
-def split_by_duration(work: Sequence[float], pace: float, hands: int, lanes: int) -> list[list[int]]:
-    """The same where a unit of work takes `pace` seconds, 0 if nobody knows: two chunks for everybody, more where they
-    would be long.
+def split_by_duration(steps: Sequence[float], seconds_per_step: float, workers: int, width: int) -> list[list[int]]:
+    """Chunks of similar duration, the longest tasks first: two for each worker, more where they would be long.
 
-    A chunk begins at a multiple of `lanes`, so that who is trained in one call does not depend on the pace.
+    `seconds_per_step` is 0 where it is not known yet. A chunk begins at a multiple of `width`, the number of devices in
+    one call, so that the devices of a call do not depend on how fast the machine is.
     """
-    pace = pace or 4 * MAX_CHUNK_SECONDS * hands / max(1.0, sum(work))
-    seconds = [pace * own for own in work]
-    total, lanes = sum(seconds), min(lanes, ceil(len(seconds) / hands))
-    goal = min(max(total / (2 * hands), MIN_CHUNK_SECONDS), total / hands, MAX_CHUNK_SECONDS)
+    seconds_per_step = seconds_per_step or 4 * MAX_CHUNK_SECONDS * workers / max(1.0, sum(steps))
+    seconds = [seconds_per_step * n for n in steps]
+    total, width = sum(seconds), min(width, ceil(len(seconds) / workers))
+    chunk_goal = min(max(total / (2 * workers), MIN_CHUNK_SECONDS), total / workers, MAX_CHUNK_SECONDS)
     chunks: list[list[int]] = []
-    took = inf
+    chunk_seconds = inf
     for i in sorted(range(len(seconds)), key=lambda i: -seconds[i]):
-        if took >= goal - seconds[i] / 2 and (not chunks or len(chunks[-1]) % lanes == 0):
+        if chunk_seconds >= chunk_goal - seconds[i] / 2 and (not chunks or len(chunks[-1]) % width == 0):
             chunks.append([])
-            took = 0.0
+            chunk_seconds = 0.0
         chunks[-1].append(i)
-        took += seconds[i]
+        chunk_seconds += seconds[i]
     return chunks

@@ -1,7 +1,7 @@
-"""All cores of one machine: worker processes, forks of this one, train chunks of a round's devices.
+"""The engine `pool`: worker processes, forked from this one, train chunks of a round's devices on all cores.
 
-A fork inherits the sites with their data, model and parts, so nothing of them is ever sent; what is sent goes through
-arenas. Chunks are cut in this process and handed out longest first, and who trains one changes nothing about it.
+A fork inherits the training setups with their data, model and parts, so they are never sent; tasks and results go
+through shared memory. The longest chunks are handed out first; results do not depend on which worker trains a chunk.
 """
 
 import os
@@ -24,73 +24,73 @@ from shoal.engines.workers.fork_worker import WorkerFailure, detach_from_parent,
 from shoal.engines.workers.shared_memory import SharedBuffer
 
 MAX_CHUNK_DEATHS = 3
-"""So many workers may die of a chunk before it is given up."""
+"""A chunk is given up when this many workers have died while they trained it."""
 
 
 class PoolEngine:
-    """Trains chunks of at most `width` devices in so many worker processes, each with a crew of its own."""
+    """Trains chunks of at most `width` devices in worker processes, each with the engine that `make_engine` builds."""
 
-    def __init__(self, workers: int, width: int, inner: Callable[[], TrainingEngine]):
-        self.width, self.inner = width, inner
-        self.numbers: WeakKeyDictionary[TrainingSetup, int] = WeakKeyDictionary()
-        """The sites that the workers know, and what each is called on the way."""
-        self.unused = count()
+    def __init__(self, workers: int, width: int, make_engine: Callable[[], TrainingEngine]):
+        self.width, self.make_engine = width, make_engine
+        self.setup_numbers: WeakKeyDictionary[TrainingSetup, int] = WeakKeyDictionary()
+        """The training setups that the workers have, and the number that stands for each of them in a message."""
+        self.free_numbers = count()
         self.workers = [ForkWorker() for _ in range(workers)]
         finalize(self, terminate_workers, self.workers, os.getpid())
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
         self.register_setups(dict.fromkeys(task.setup for task in tasks))
-        shift = ForkScheduler(self, tasks)
+        scheduler = ForkScheduler(self, tasks)
         try:
-            shift.run_chunks()
+            scheduler.run_chunks()
         except BaseException:
             self.close()  # a message may have been cut off in the middle
             raise
-        if shift.failed:
-            raise shift.failed[min(shift.failed)]
-        return [shift.done[i] for i in range(len(tasks))]
+        if scheduler.failures:
+            raise scheduler.failures[min(scheduler.failures)]
+        return [scheduler.results[i] for i in range(len(tasks))]
 
     def close(self) -> None:
         """End the workers; another `train` starts new ones."""
         terminate_workers(self.workers, os.getpid())
 
-    def register_setups(self, sites: Iterable[TrainingSetup]) -> None:
-        """Workers know the sites that were there when they were forked; for a new one they are forked anew."""
-        new = [site for site in sites if site not in self.numbers]
-        for site in new:
-            if site.net.place.type != "cpu":
-                problem = f"Worker processes cannot train on {site.net.place}."
+    def register_setups(self, setups: Iterable[TrainingSetup]) -> None:
+        """Number the setups. Workers have those that existed when they were forked; for a new one they are ended."""
+        new = [setup for setup in setups if setup not in self.setup_numbers]
+        for setup in new:
+            if setup.net.place.type != "cpu":
+                problem = f"Worker processes cannot train on {setup.net.place}."
                 raise ShoalError("no-device", problem, "Use --engine batched.")
         if new:
             self.close()
-            self.numbers.update(zip(new, self.unused))
+            self.setup_numbers.update(zip(new, self.free_numbers))
 
     def start_worker(self, worker: "ForkWorker") -> None:
-        worker.start({number: site for site, number in self.numbers.items()}, self.inner)
+        worker.start({number: setup for setup, number in self.setup_numbers.items()}, self.make_engine)
 
 
 class ForkWorker:
-    """One process, the pipe to it, and the memory shared with it; after a death the next one takes its place."""
+    """One process, the pipe to it, and the memory shared with it; after its death it can be started again."""
 
     def __init__(self):
         self.process = 0
         self.pipe: Connection | None = None
-        self.arenas: list[SharedBuffer] = []
-        """One for orders, and two that answers go into by turns: one is read while the next is made."""
-        self.turn = 0
+        self.buffers: list[SharedBuffer] = []
+        """One for tasks, and two for results, used by turns: one is read while the other is written."""
+        self.reply_index = 0
         self.chunk: int | None = None
-        """The number of the chunk that is being trained."""
+        """The number of the chunk that it trains; None where it is idle."""
 
-    def start(self, sites: dict[int, TrainingSetup], inner: Callable[[], TrainingEngine]) -> None:
+    def start(self, setups: dict[int, TrainingSetup], make_engine: Callable[[], TrainingEngine]) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
             problem = "Worker processes are forks of this one, and this system cannot fork safely."
             raise ShoalError("no-device", problem, "Use --engine batched.")
         for stream in (sys.stdout, sys.stderr):
             flush_stream(stream)
-        self.turn, parent = 0, os.getpid()
+        self.reply_index, parent = 0, os.getpid()
         try:
-            self.arenas = self.arenas or [SharedBuffer() for _ in range(3)]
-            self.pipe, far = Pipe()
+            self.buffers = self.buffers or [SharedBuffer() for _ in range(3)]
+            self.pipe, far_end = Pipe()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a worker needs none of this process
                 self.process = os.fork()
@@ -99,21 +99,21 @@ class ForkWorker:
             raise ShoalError("no-device", problem, "Use fewer workers or --engine batched.") from error
         if not self.process:
             try:
-                detach_from_parent(far.fileno(), parent, {arena.file for arena in self.arenas})
-                serve_chunks(far, self.arenas, sites, inner)
+                detach_from_parent(far_end.fileno(), parent, {buffer.file for buffer in self.buffers})
+                serve_chunks(far_end, self.buffers, setups, make_engine)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(1)
-        far.close()
+        far_end.close()
 
     def send_chunk(self, number: int, tasks: list[tuple]) -> None:
         assert self.pipe
-        self.chunk, self.turn = number, 1 - self.turn
-        self.pipe.send_bytes(self.arenas[0].write_object(tasks))
+        self.chunk, self.reply_index = number, 1 - self.reply_index
+        self.pipe.send_bytes(self.buffers[0].write_object(tasks))
 
     def terminate(self) -> str:
-        """Make sure that the process is gone; what it ended with."""
+        """End the process; what it ended with, in words."""
         self.chunk = None
         if self.pipe:
             self.pipe.close()
@@ -126,20 +126,20 @@ class ForkWorker:
 
 
 class ForkScheduler:
-    """One call of `train`: what waits, what is done, what failed."""
+    """One call of `train`: hands chunks to workers, collects results, and replaces workers that die."""
 
     def __init__(self, pool: PoolEngine, tasks: Sequence[Task]):
         self.pool, self.tasks = pool, tasks
         self.chunks = split_into_chunks([estimate_steps(task) for task in tasks], pool.width, len(pool.workers))
-        self.waiting = deque(range(len(self.chunks)))
+        self.queue = deque(range(len(self.chunks)))
         self.deaths = Counter[int]()
-        self.done: dict[int, TaskResult] = {}
-        self.failed: dict[int, BaseException] = {}
+        self.results: dict[int, TaskResult] = {}
+        self.failures: dict[int, BaseException] = {}
 
     def run_chunks(self) -> None:
-        """Until all is done or, after a failure, until everybody is idle.
+        """Run until all chunks are done or, after a failure, until every worker is idle.
 
-        Chunks are begun in order: the first of those that fail is the same whichever answer comes first.
+        Chunks are begun in order, so the first one that fails does not depend on which reply comes first.
         """
         workers = self.pool.workers
         while True:
@@ -155,51 +155,51 @@ class ForkScheduler:
                     self.receive_result(worker)
 
     def assign_chunk(self, worker: ForkWorker) -> None:
-        """Give an idle worker something to do, if there is anything."""
-        if self.failed or not self.waiting:
+        """Send the next chunk to an idle worker, if there is one; the process is started where there is none."""
+        if self.failures or not self.queue:
             return
-        number = self.waiting.popleft()
-        own = [self.tasks[i] for i in self.chunks[number]]
+        number = self.queue.popleft()
+        tasks = [self.tasks[i] for i in self.chunks[number]]
         if not worker.pipe:
             self.pool.start_worker(worker)
         try:
-            worker.send_chunk(number, [(self.pool.numbers[task.setup], task.job, task.memory) for task in own])
+            worker.send_chunk(number, [(self.pool.setup_numbers[task.setup], task.job, task.memory) for task in tasks])
         except ConnectionError:
             self.handle_worker_death(worker)
 
     def receive_result(self, worker: ForkWorker) -> None:
-        """Take an answer, after its worker has been given something new."""
+        """Store the result of a worker, after it has been sent its next chunk."""
         assert worker.pipe and worker.chunk is not None
         try:
-            answer = worker.pipe.recv_bytes()
+            reply = worker.pipe.recv_bytes()
         except (EOFError, OSError):
             return self.handle_worker_death(worker)
-        number, arena, worker.chunk = worker.chunk, worker.arenas[1 + worker.turn], None
+        number, buffer, worker.chunk = worker.chunk, worker.buffers[1 + worker.reply_index], None
         self.assign_chunk(worker)
-        found = arena.read_object(answer, copy=True)
-        if isinstance(found, WorkerFailure):
-            self.failed[number] = found.error
+        result = buffer.read_object(reply, copy=True)
+        if isinstance(result, WorkerFailure):
+            self.failures[number] = result.error
         else:
-            self.done.update(zip(self.chunks[number], found, strict=True))
+            self.results.update(zip(self.chunks[number], result, strict=True))
 
     def handle_worker_death(self, worker: ForkWorker) -> None:
-        """A worker died: its chunk is trained anew."""
+        """Put the chunk of a dead worker back to the front of the queue, or give it up after too many deaths."""
         assert worker.chunk is not None
         number, cause = worker.chunk, worker.terminate()
         self.deaths[number] += 1
         if self.deaths[number] < MAX_CHUNK_DEATHS:
-            self.waiting.appendleft(number)
+            self.queue.appendleft(number)
             return
         devices = ", ".join(str(self.tasks[i].job.device) for i in self.chunks[number])
         problem = (
             f"{MAX_CHUNK_DEATHS} worker processes died while they trained the devices {devices}, the last with {cause}."
         )
         advice = "If memory ran out, use fewer workers or smaller batches; --engine serial shows what else it may be."
-        self.failed[number] = ShoalError("bug", problem, advice)
+        self.failures[number] = ShoalError("bug", problem, advice)
 
 
 def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
-    """Workers are ended by the process that forked them and by nobody else."""
+    """End the workers, in the process that forked them (`owner`); in a fork of it do nothing."""
     if os.getpid() == owner:
         for worker in workers:
             worker.terminate()
@@ -208,8 +208,8 @@ def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
 def reap_process(process: int) -> int:
     """The exit code of a child, or minus the signal that it died of; if it is still alive, it is killed."""
     try:
-        found, status = os.waitpid(process, os.WNOHANG)
-        if not found:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if not ended:
             os.kill(process, signal.SIGKILL)
             _, status = os.waitpid(process, 0)
     except ChildProcessError:  # somebody else took note of its end

@@ -1,4 +1,4 @@
-"""What a worker process of the pool does: let go of what is its parent's, train chunks, die with its parent."""
+"""The code of a worker process of the engine `pool`: detach from the parent, train chunks, exit with the parent."""
 
 import gc
 import os
@@ -24,80 +24,80 @@ from shoal.engines.workers.shared_memory import SharedBuffer
 
 
 class WorkerFailure(NamedTuple):
-    """An exception on its way to the parent."""
+    """The exception that a worker sends instead of results."""
 
     error: BaseException
 
 
-def detach_from_parent(pipe: int, parent: int, needed: set[int]) -> None:
-    """Let go of what is the parent's, die with it and of no signal that it gets too, and use one core.
+def detach_from_parent(pipe: int, parent: int, kept_files: set[int]) -> None:
+    """Prepare a new fork: ignore the signals that its parent gets too, close its files, exit with it, use one thread.
 
-    Its open files lead nowhere from now on: the lock of a run's folder and the pipes of other workers are the parent's
-    alone. The numbers stay taken, because objects of the parent may still close them.
+    All open files but `kept_files` are redirected to /dev/null: the lock of a run's folder and the pipes of other
+    workers are the parent's alone. The descriptors stay taken, because inherited objects may still close them.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    needed |= {1, 2, nowhere, pipe}
+    devnull = os.open(os.devnull, os.O_RDWR)
+    kept_files |= {1, 2, devnull, pipe}
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
-            needed.add(stream.fileno())
+            kept_files.add(stream.fileno())
     for number in map(int, os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")):
-        if number not in needed:
+        if number not in kept_files:
             with suppress(OSError):
                 os.fstat(number)
-                os.dup2(nowhere, number, inheritable=False)
+                os.dup2(devnull, number, inheritable=False)
     threading.Thread(target=exit_with_parent, args=(pipe, parent), daemon=True).start()
     torch.set_num_threads(1)
     keep_freed_memory()
 
 
 def exit_with_parent(pipe: int, parent: int) -> None:
-    """Die with the parent, even in the middle of a chunk."""
-    end = select.poll()
-    end.register(pipe, 0)
-    while os.getppid() == parent and not end.poll(1000):
+    """Exit as soon as the parent has ended, even in the middle of a chunk."""
+    poller = select.poll()
+    poller.register(pipe, 0)
+    while os.getppid() == parent and not poller.poll(1000):
         pass
     os._exit(0)
 
 
 def serve_chunks(
     pipe: Connection,
-    arenas: Sequence[SharedBuffer],
-    sites: dict[int, TrainingSetup],
-    inner: Callable[[], TrainingEngine],
+    buffers: Sequence[SharedBuffer],
+    setups: dict[int, TrainingSetup],
+    make_engine: Callable[[], TrainingEngine],
 ) -> None:
-    """Train one chunk after the other."""
-    crew, turn = None, 0
+    """Receive chunks of tasks, train them, and send the results back, until the pipe is closed."""
+    engine, reply_index = None, 0
     while True:
         try:
-            order = pipe.recv_bytes()
+            request = pipe.recv_bytes()
         except (EOFError, ConnectionError):
             return
-        turn = 1 - turn
+        reply_index = 1 - reply_index
         try:
-            crew = crew or build_worker_engine(inner)
+            engine = engine or build_worker_engine(make_engine)
             tasks = [
-                Task(sites[number], job, memory) for number, job, memory in arenas[0].read_object(order, copy=False)
+                Task(setups[number], job, memory) for number, job, memory in buffers[0].read_object(request, copy=False)
             ]
-            answer = arenas[1 + turn].write_object(crew.train(tasks))
+            reply = buffers[1 + reply_index].write_object(engine.train(tasks))
         except BaseException as error:
-            answer = arenas[1 + turn].write_object(WorkerFailure(make_portable_error(error, sites.values())))
+            reply = buffers[1 + reply_index].write_object(WorkerFailure(make_portable_error(error, setups.values())))
         tasks = None
         flush_stream(sys.stdout)
-        pipe.send_bytes(answer)
+        pipe.send_bytes(reply)
 
 
-def build_worker_engine(inner: Callable[[], TrainingEngine]) -> TrainingEngine:
-    """A worker's own crew. Where there is a GPU, torch refuses gradients to forks of a process that has taken some."""
+def build_worker_engine(make_engine: Callable[[], TrainingEngine]) -> TrainingEngine:
+    """The worker's own engine. Beside a GPU, torch refuses gradients in forks of a process that has computed some."""
     one = torch.ones((), requires_grad=True)
     try:
         torch.autograd.grad(one * one, one)
     except RuntimeError as error:
         problem = "Worker processes cannot be started once this process has trained something itself beside a GPU."
         raise ShoalError("no-device", problem, "Use --engine batched, or set CUDA_VISIBLE_DEVICES= first.") from error
-    return inner()
+    return make_engine()
 
 
 def flush_stream(stream) -> None:
@@ -105,9 +105,9 @@ def flush_stream(stream) -> None:
         stream.flush()
 
 
-def make_portable_error(error: BaseException, sites: Iterable[TrainingSetup]) -> BaseException:
-    """An exception that survives the way: a stranger's part is named here, where it can still be seen."""
-    faults = [explain_fault(error, site.method) for site in sites] if isinstance(error, Exception) else []
+def make_portable_error(error: BaseException, setups: Iterable[TrainingSetup]) -> BaseException:
+    """An exception that can be pickled. A part that is to blame is named here, where the traceback still exists."""
+    faults = [explain_fault(error, setup.method) for setup in setups] if isinstance(error, Exception) else []
     if not isinstance(error, ShoalError) and any(faults):
         return next(fault for fault in faults if fault)
     text = format_exc()

@@ -1,4 +1,4 @@
-"""What an actor of a Ray cluster does: hold one processor or GPU for as long as it lives, and train what it is sent."""
+"""The actor of a Ray cluster: it holds one processor or GPU for as long as it lives, and trains what it is sent."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -19,43 +19,50 @@ from shoal.engines.workers.tensor_pickle import TensorBytes, TensorPickle, Tenso
 
 
 class RayActor:
-    """One thread and one crew. Sites are fetched when they are first needed, and let go with the one who sent them."""
+    """One thread and one engine. Setups are fetched when they are first needed, and dropped when the driver has."""
 
-    def __init__(self, inner: Callable[[], TrainingEngine], on_gpu: bool):
+    def __init__(self, make_engine: Callable[[], TrainingEngine], on_gpu: bool):
         torch.set_num_threads(1)
         keep_freed_memory()
-        self.crew, self.gpu = inner(), torch.device("cuda", 0) if on_gpu else None
-        self.sites: dict[int, TrainingSetup] = {}
-        self.data: WeakValueDictionary[tuple[Any, int], Tensor] = WeakValueDictionary()
-        """Tensors that several sites may share."""
-        self.box: TensorBytes = []
-        """The tensors that are common to the devices of a round."""
+        self.engine, self.gpu = make_engine(), torch.device("cuda", 0) if on_gpu else None
+        self.setups: dict[int, TrainingSetup] = {}
+        self.shared_tensors: WeakValueDictionary[tuple[Any, int], Tensor] = WeakValueDictionary()
+        """Tensors that several setups may share, by reference and number: data sets above all."""
+        self.round_tensors: TensorBytes = []
+        """The tensors that several devices of the round are sent, such as the global model."""
 
     def ready(self) -> None:
-        """Answered as soon as the actor is there."""
+        """Do nothing: the driver waits for its end to know that the actor has started."""
 
-    def train(self, order: TensorPickle, sites: Mapping[int, Any], live: frozenset[int]) -> TensorPickle:
-        """Tasks in; out come the seconds that it took, and outcomes and memories, or what went wrong."""
-        began = perf_counter()
+    def train(
+        self, packed_tasks: TensorPickle, setup_refs: Mapping[int, Any], live_numbers: frozenset[int]
+    ) -> TensorPickle:
+        """Train tasks; the seconds that it took, and a list of TaskResult or a WorkerFailure, pickled.
+
+        `setup_refs` has the setups that the actor lacks; those not in `live_numbers` are dropped.
+        """
+        start = perf_counter()
         try:
-            for gone in self.sites.keys() - live:
-                del self.sites[gone]
-            for number in sites.keys() - self.sites.keys():
-                self.sites[number] = self.load_setup(ray.get(sites[number]))
-            if order.shared:
-                self.box = ray.get(order.shared[0])
-            found = TensorUnpickler(order._replace(shared=["box"]), [self.box], self.gpu, copy=False).load()
-            tasks = [Task(self.sites[number], job, memory) for number, job, memory in found]
-            found = self.crew.train(tasks)
+            for number in self.setups.keys() - live_numbers:
+                del self.setups[number]
+            for number in setup_refs.keys() - self.setups.keys():
+                self.setups[number] = self.load_setup(ray.get(setup_refs[number]))
+            if packed_tasks.shared_refs:
+                self.round_tensors = ray.get(packed_tasks.shared_refs[0])
+            content = TensorUnpickler(
+                packed_tasks._replace(shared_refs=["box"]), [self.round_tensors], self.gpu, copy=False
+            ).load()
+            tasks = [Task(self.setups[number], job, memory) for number, job, memory in content]
+            content = self.engine.train(tasks)
         except BaseException as error:
-            found = WorkerFailure(make_portable_error(error, self.sites.values()))
-        return pickle_with_tensors((perf_counter() - began, found))
+            content = WorkerFailure(make_portable_error(error, self.setups.values()))
+        return pickle_with_tensors((perf_counter() - start, content))
 
-    def load_setup(self, crate: TensorPickle) -> TrainingSetup:
-        reader = TensorUnpickler(crate, ray.get(crate.shared), self.gpu, copy=False)
-        reader.known = self.data
-        site, files = reader.load()
-        for name, file in files.items():  # there is no such module here, but who is to blame is found by its file
+    def load_setup(self, packed_setup: TensorPickle) -> TrainingSetup:
+        reader = TensorUnpickler(packed_setup, ray.get(packed_setup.shared_refs), self.gpu, copy=False)
+        reader.shared_tensors = self.shared_tensors
+        setup, files = reader.load()
+        for name, file in files.items():  # the module does not exist here, but a part to blame is found by its file
             module = sys.modules.setdefault(name, ModuleType(name))
             module.__file__ = file
-        return site
+        return setup

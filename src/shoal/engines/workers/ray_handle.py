@@ -1,4 +1,4 @@
-"""An actor of a Ray cluster as the one who hands out the work sees it."""
+"""The scheduler's view of one Ray actor: its handle, and the chunks that it has been sent."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,40 +10,43 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PendingChunk:
-    """A chunk that an actor was given."""
+    """The task numbers of a chunk that an actor was sent, and the reference to its result."""
 
-    chunk: list[int]
+    tasks: list[int]
     ref: Any
 
 
 class RayActorHandle:
-    """One actor, the orders that it has been given, and since when it works on the first of them."""
+    """One actor, the chunks that it has been sent, and since when it works on the first of them."""
 
-    def __init__(self, hire: Callable[[], Any]):
-        self.hire, self.failures = hire, 0
+    def __init__(self, make_actor: Callable[[], Any]):
+        self.make_actor, self.failures = make_actor, 0
         self.start()
 
     def start(self) -> None:
-        self.actor = self.hire()
-        self.greeting = self.actor.ready.remote()
-        """What says that the actor is there; None afterwards."""
-        self.orders: deque[PendingChunk] = deque()
-        self.since = inf
+        self.actor = self.make_actor()
+        self.start_ref = self.actor.ready.remote()
+        """The reference that is ready once the actor has started; None from then on."""
+        self.pending: deque[PendingChunk] = deque()
+        self.busy_since = inf
         self.clear_references()
 
     def clear_references(self) -> None:
-        """What it has been told of need not be told again: every reference that travels costs a millisecond."""
-        self.sites: set[int] = set()
-        self.box: Any = None
+        """Forget which setups and shared tensors the actor has: all references are sent again.
 
-    def add_chunk(self, order: PendingChunk) -> None:
-        self.orders.append(order)
-        if len(self.orders) == 1:
-            self.since = monotonic()
+        References are sent once only, because each costs about a millisecond.
+        """
+        self.known_setups: set[int] = set()
+        self.shared_ref: Any = None
 
-    def remove_chunk(self, order: PendingChunk) -> None:
-        self.orders.remove(order)
-        self.since = monotonic() if self.orders else inf
+    def add_chunk(self, chunk: PendingChunk) -> None:
+        self.pending.append(chunk)
+        if len(self.pending) == 1:
+            self.busy_since = monotonic()
 
-    def compute_deadline(self, patience: float) -> float:
-        return self.since + patience * len(self.orders[0].chunk) if self.orders else inf
+    def remove_chunk(self, chunk: PendingChunk) -> None:
+        self.pending.remove(chunk)
+        self.busy_since = monotonic() if self.pending else inf
+
+    def compute_deadline(self, task_timeout: float) -> float:
+        return self.busy_since + task_timeout * len(self.pending[0].tasks) if self.pending else inf

@@ -1,7 +1,7 @@
-"""One call of `train` on a Ray cluster: what waits, what is under way, what is done, and what is given up.
+"""The scheduler of the engine `ray`: sends chunks to actors, collects results, and replaces actors that die or hang.
 
-Every job ends in exactly one way: with a reply, or, when a second worker died of it or hung with it, as a device that
-drops out of the round. An exception is nobody's death: it is handed on.
+Every task ends in exactly one way: with a result, or, when a second actor died or hung while it trained the device, as
+a device that drops out of the round. An exception in training is raised by the engine, and not tried again.
 """
 
 import logging
@@ -30,186 +30,186 @@ from shoal.engines.workers.tensor_pickle import pickle_with_tensors, unpickle_wi
 
 log = logging.getLogger("shoal")
 MAX_JOB_DEATHS = 2
-"""So many workers may die of a job before it is given up."""
+"""A device is given up when this many actors have died or hung while they trained it."""
 MAX_START_FAILURES = 3
-"""So often in a row the start of an actor may fail."""
+"""The engine gives up when the start of one actor has failed this many times in a row."""
 START_TIMEOUT = 120.0
-"""Seconds to wait for the first actor; on a busy cluster there may be no room for any."""
+"""Seconds to wait while no actor has started; on a busy cluster there may be no room for any."""
 
 
 class RayScheduler:
-    """Chunks are begun in order, the longest first; the first of those that fail is the same whoever answers first."""
+    """One call of `train`. Chunks are begun in order, so the first that fails does not depend on who replies first."""
 
     def __init__(
         self,
-        hands: list[RayActorHandle],
-        sites: Mapping[TrainingSetup, tuple[int, Any]],
+        handles: list[RayActorHandle],
+        stored_setups: Mapping[TrainingSetup, tuple[int, Any]],
         tasks: Sequence[Task],
-        lanes: int,
-        patience: float,
-        pace: float,
-        room: int,
+        width: int,
+        task_timeout: float,
+        seconds_per_step: float,
+        zero_copy_bytes: int,
     ):
-        self.hands, self.sites, self.tasks, self.patience = hands, sites, tasks, patience
-        self.live = frozenset(number for number, _ in sites.values())
-        self.steps = work = [estimate_steps(task) for task in tasks]
-        self.waiting = deque(split_by_duration(work, pace, len(hands), lanes))
-        self.rank = {i: at for at, i in enumerate(chain.from_iterable(self.waiting))}
-        self.common = store_common_tensors(tasks)
+        self.handles, self.stored_setups, self.tasks, self.task_timeout = handles, stored_setups, tasks, task_timeout
+        self.live_numbers = frozenset(number for number, _ in stored_setups.values())
+        self.steps = steps = [estimate_steps(task) for task in tasks]
+        self.queue = deque(split_by_duration(steps, seconds_per_step, len(handles), width))
+        self.rank = {i: at for at, i in enumerate(chain.from_iterable(self.queue))}
+        self.stored_tensors = store_common_tensors(tasks)
         self.deaths: Counter[int] = Counter()
-        self.done: dict[int, TaskResult] = {}
-        self.failed: dict[int, BaseException] = {}
-        self.spent = 0.0
-        """Seconds of all actors together."""
-        self.room, self.lent = room, list[weakref.ref[np.ndarray]]()
-        """Bytes of answers that may still be read in the store itself, and where that was done."""
+        self.results: dict[int, TaskResult] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.actor_seconds = 0.0
+        """Seconds that all actors together have spent on training."""
+        self.zero_copy_bytes, self.zero_copy_arrays = zero_copy_bytes, list[weakref.ref[np.ndarray]]()
+        """Bytes of results that may still be read in the store without a copy, and the arrays that were read so."""
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds that a step took."""
-        return self.spent / max(1.0, sum(self.steps))
+        """Mean seconds that an actor took for a local step."""
+        return self.actor_seconds / max(1.0, sum(self.steps))
 
     def run_chunks(self) -> None:
-        """Until every job has its end or, after a failure, until everybody is idle."""
-        began = monotonic()
-        while self.waiting or any(hand.orders for hand in self.hands):
+        """Run until every task has its end or, after a failure, until every actor is idle."""
+        last_start = monotonic()
+        while self.queue or any(handle.pending for handle in self.handles):
             self.assign_chunks()
-            waited = {hand.greeting: hand for hand in self.hands if hand.greeting}
-            waited |= {order.ref: hand for hand in self.hands for order in hand.orders}
-            until = min(hand.compute_deadline(self.patience) for hand in self.hands)
-            if all(hand.greeting for hand in self.hands):
-                until = min(until, began + START_TIMEOUT)
-            limit = None if until == inf else max(0.0, until - monotonic())
-            ready, _ = ray.wait(list(waited), num_returns=1, timeout=limit)
+            awaited = {handle.start_ref: handle for handle in self.handles if handle.start_ref}
+            awaited |= {pending.ref: handle for handle in self.handles for pending in handle.pending}
+            deadline = min(handle.compute_deadline(self.task_timeout) for handle in self.handles)
+            if all(handle.start_ref for handle in self.handles):
+                deadline = min(deadline, last_start + START_TIMEOUT)
+            timeout = None if deadline == inf else max(0.0, deadline - monotonic())
+            ready, _ = ray.wait(list(awaited), num_returns=1, timeout=timeout)
             for ref in ready:
-                self.receive_result(waited[ref], ref)
-            for hand in self.hands:
-                if hand.compute_deadline(self.patience) <= monotonic():
-                    self.replace_actor(hand, f"did not end within {self.patience:g} s for each device")
-            if any(not hand.greeting for hand in self.hands):
-                began = monotonic()
-            elif monotonic() - began > START_TIMEOUT:
+                self.receive_result(awaited[ref], ref)
+            for handle in self.handles:
+                if handle.compute_deadline(self.task_timeout) <= monotonic():
+                    self.replace_actor(handle, f"did not end within {self.task_timeout:g} s for each device")
+            if any(not handle.start_ref for handle in self.handles):
+                last_start = monotonic()
+            elif monotonic() - last_start > START_TIMEOUT:
                 problem = (
                     f"No worker of the Ray cluster could start within {START_TIMEOUT:g} s; others may hold all it has."
                 )
                 raise ShoalError("no-device", problem, "See `ray status`, and wait for the others or add machines.")
 
     def assign_chunks(self) -> None:
-        """One order for everybody, then a second one, to be there when the first is done, if there are enough.
+        """Send one chunk to every idle actor, then a second one to wait there, if there are enough for all.
 
-        A device that a worker died of is alone with the next one: if that dies too, it is clear of what.
+        A device that an actor died of is sent alone: if the next actor dies too, the device is to blame.
         """
-        there = [hand for hand in self.hands if not hand.greeting]
-        for most in (1, 2):
-            if most == 1 or len(self.waiting) >= len(self.hands):
-                for hand in there:
-                    if self.waiting and len(hand.orders) < most:
-                        near = [*self.waiting[0], *(i for order in hand.orders for i in order.chunk)]
-                        if most == 1 or not any(self.deaths[i] for i in near):
-                            self.send_chunk(hand, self.waiting.popleft())
+        started = [handle for handle in self.handles if not handle.start_ref]
+        for limit in (1, 2):
+            if limit == 1 or len(self.queue) >= len(self.handles):
+                for handle in started:
+                    if self.queue and len(handle.pending) < limit:
+                        nearby = [*self.queue[0], *(i for pending in handle.pending for i in pending.tasks)]
+                        if limit == 1 or not any(self.deaths[i] for i in nearby):
+                            self.send_chunk(handle, self.queue.popleft())
 
-    def send_chunk(self, hand: RayActorHandle, chunk: list[int]) -> None:
-        own = [self.tasks[i] for i in chunk]
-        sites = {task.setup: self.sites[task.setup] for task in own}
-        crate = pickle_with_tensors(
-            [(sites[t.setup][0], t.job, t.memory) for t in own], lambda t: self.common.get(id(t))
+    def send_chunk(self, handle: RayActorHandle, chunk: list[int]) -> None:
+        tasks = [self.tasks[i] for i in chunk]
+        setups = {task.setup: self.stored_setups[task.setup] for task in tasks}
+        packed = pickle_with_tensors(
+            [(setups[t.setup][0], t.job, t.memory) for t in tasks], lambda t: self.stored_tensors.get(id(t))
         )
-        new = {number: ref for number, ref in sites.values() if number not in hand.sites}
-        crate = crate._replace(shared=[ref for ref in crate.shared if ref != hand.box])
-        hand.sites.update(new)
-        hand.box = crate.shared[0] if crate.shared else hand.box
-        hand.add_chunk(PendingChunk(chunk, hand.actor.train.remote(crate, new, self.live)))
+        new = {number: ref for number, ref in setups.values() if number not in handle.known_setups}
+        packed = packed._replace(shared_refs=[ref for ref in packed.shared_refs if ref != handle.shared_ref])
+        handle.known_setups.update(new)
+        handle.shared_ref = packed.shared_refs[0] if packed.shared_refs else handle.shared_ref
+        handle.add_chunk(PendingChunk(chunk, handle.actor.train.remote(packed, new, self.live_numbers)))
 
-    def receive_result(self, hand: RayActorHandle, ref: Any) -> None:
-        """Take an answer, after its actor has been given something new; or take note of a death."""
-        if ref == hand.greeting:
-            return self.check_start(hand)
-        order = next((order for order in hand.orders if order.ref == ref), None)
-        if order is None:  # it was buried a moment ago
+    def receive_result(self, handle: RayActorHandle, ref: Any) -> None:
+        """Store a result, after its actor has been sent its next chunk; or replace an actor that died."""
+        if ref == handle.start_ref:
+            return self.check_start(handle)
+        pending = next((pending for pending in handle.pending if pending.ref == ref), None)
+        if pending is None:  # its actor was replaced a moment ago
             return
         try:
-            answer = ray.get(ref)
+            packed = ray.get(ref)
         except RayTaskError as error:
-            hand.remove_chunk(order)
-            return self.record_failure(order.chunk, error.cause)
+            handle.remove_chunk(pending)
+            return self.record_failure(pending.tasks, error.cause)
         except RayError as error:
-            return self.replace_actor(hand, f"died ({describe_error(error)})")
-        hand.remove_chunk(order)
+            return self.replace_actor(handle, f"died ({describe_error(error)})")
+        handle.remove_chunk(pending)
         self.assign_chunks()
-        self.record_result(order.chunk, answer)
+        self.record_result(pending.tasks, packed)
 
-    def record_result(self, chunk: list[int], answer: Any) -> None:
-        arrays = [own for own in answer.own if isinstance(own, np.ndarray)]
-        self.room -= sum(len(array) for array in arrays)
-        copy = self.room < 0
-        seconds, found = unpickle_with_tensors(answer, [], self.tasks[chunk[0]].setup.net.place, copy)
-        self.spent += seconds
-        if isinstance(found, WorkerFailure):
-            return self.record_failure(chunk, found.error)
+    def record_result(self, chunk: list[int], packed: Any) -> None:
+        arrays = [array for array in packed.tensors if isinstance(array, np.ndarray)]
+        self.zero_copy_bytes -= sum(len(array) for array in arrays)
+        copy = self.zero_copy_bytes < 0
+        seconds, result = unpickle_with_tensors(packed, [], self.tasks[chunk[0]].setup.net.place, copy)
+        self.actor_seconds += seconds
+        if isinstance(result, WorkerFailure):
+            return self.record_failure(chunk, result.error)
         if not copy:
-            self.lent += map(weakref.ref, arrays)
-            found = [TaskResult(outcome, tree.map_tensors(Tensor.clone, memory)) for outcome, memory in found]
-        self.done.update(zip(chunk, found, strict=True))
+            self.zero_copy_arrays += map(weakref.ref, arrays)
+            result = [TaskResult(outcome, tree.map_tensors(Tensor.clone, memory)) for outcome, memory in result]
+        self.results.update(zip(chunk, result, strict=True))
 
     def record_failure(self, chunk: list[int], error: BaseException) -> None:
-        """Nothing new is begun."""
-        self.failed[self.rank[chunk[0]]] = error
-        self.waiting.clear()
-        for hand in self.hands:
-            hand.clear_references()
+        """Store an exception, and begin no further chunk."""
+        self.failures[self.rank[chunk[0]]] = error
+        self.queue.clear()
+        for handle in self.handles:
+            handle.clear_references()
 
-    def check_start(self, hand: RayActorHandle) -> None:
-        """An actor is there, or could not be started."""
+    def check_start(self, handle: RayActorHandle) -> None:
+        """Note that an actor has started; where it failed, start it again, or raise after too many failures."""
         try:
-            ray.get(hand.greeting)
+            ray.get(handle.start_ref)
         except RayError as error:
-            hand.failures += 1
-            if hand.failures < MAX_START_FAILURES:
-                return hand.start()
+            handle.failures += 1
+            if handle.failures < MAX_START_FAILURES:
+                return handle.start()
             cause = str(error).strip().splitlines()[-1].strip()[:160]
             problem = f"A worker of the Ray cluster cannot be started ({cause})."
             raise ShoalError("no-device", problem, "Every machine needs the same Python, shoal and Ray.") from error
-        hand.greeting, hand.failures = None, 0
+        handle.start_ref, handle.failures = None, 0
 
-    def replace_actor(self, hand: RayActorHandle, why: str) -> None:
-        """An actor died or hangs: another takes its place. What it had not begun is not to blame."""
-        ray.kill(hand.actor)
+    def replace_actor(self, handle: RayActorHandle, why: str) -> None:
+        """Start another actor for one that died or hangs; of its chunks only the first counts as lost."""
+        ray.kill(handle.actor)
         lost = []
-        for order in hand.orders:
+        for pending in handle.pending:
             try:
-                self.record_result(order.chunk, ray.get(order.ref, timeout=60))
+                self.record_result(pending.tasks, ray.get(pending.ref, timeout=60))
             except RayError:
-                lost.append(order.chunk)
-        hand.start()
-        if self.failed:
+                lost.append(pending.tasks)
+        handle.start()
+        if self.failures:
             return
-        self.waiting.extendleft(reversed(lost[1:]))
+        self.queue.extendleft(reversed(lost[1:]))
         if lost:
             self.retry_or_drop_devices(lost[0], why)
 
     def retry_or_drop_devices(self, chunk: list[int], why: str) -> None:
-        """Each device of the chunk is tried once more, and by itself."""
+        """Queue each device of a lost chunk by itself, or let it drop out of the round after too many deaths."""
         devices = ", ".join(str(self.tasks[i].job.device) for i in chunk)
         log.warning("A worker that trained the devices %s %s.", devices, why)
         self.deaths.update(chunk)
         for i in reversed(chunk):
             if self.deaths[i] < MAX_JOB_DEATHS:
-                self.waiting.appendleft([i])
+                self.queue.appendleft([i])
             else:
                 problem = f"{self.deaths[i]} workers were lost with it; the last {why}"
-                self.done[i] = TaskResult(Outcome(self.tasks[i].job.device, problem=problem), self.tasks[i].memory)
+                self.results[i] = TaskResult(Outcome(self.tasks[i].job.device, problem=problem), self.tasks[i].memory)
 
 
 def store_common_tensors(tasks: Sequence[Task]) -> dict[int, tuple[Any, int]]:
-    """The tensors that several devices are sent lie in the store once; here is where, by their identity."""
-    met: dict[int, Any] = {}
+    """Put the tensors that several devices are sent into the store once; by `id`, their reference and number there."""
+    tensors: dict[int, Any] = {}
     uses: Counter[int] = Counter()
     for task in tasks:
-        own = {id(t): t for t in tree.collect_tensors([task.job.message.body, task.job.message.beside])}
-        met |= own
-        uses.update(own.keys())
-    several = [key for key in met if uses[key] > 1]
-    if not several:
+        sent = {id(t): t for t in tree.collect_tensors([task.job.message.body, task.job.message.beside])}
+        tensors |= sent
+        uses.update(sent.keys())
+    common = [key for key in tensors if uses[key] > 1]
+    if not common:
         return {}
-    box = ray.put([view_tensor_bytes(met[key]) for key in several])
-    return {key: (box, number) for number, key in enumerate(several)}
+    ref = ray.put([view_tensor_bytes(tensors[key]) for key in common])
+    return {key: (ref, number) for number, key in enumerate(common)}

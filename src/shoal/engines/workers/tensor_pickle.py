@@ -1,6 +1,6 @@
-"""What goes through Ray's object store: a small pickle, and beside it the tensors, which nobody copies to read them.
+"""Objects for Ray's object store: a small pickle and, beside it, the bytes of the tensors, to be read without a copy.
 
-Tensors that are read without a copy are shared by all who read them: they are never written to.
+Tensors that are read without a copy are shared by all processes of a machine, and must never be written to.
 """
 
 import pickle
@@ -15,116 +15,114 @@ from ray.cloudpickle.cloudpickle import Pickler as CloudPickler
 from torch import Tensor
 
 MIN_ALIGNED_BYTES = 2048
-"""Below so many bytes the store does not begin a tensor at a multiple of 64: kernels may take another path then, and
+"""Below this size the store does not begin a tensor at a multiple of 64 bytes: kernels may take another path then, and
 round differently. Such tensors are copied when they are read."""
 
 TensorBytes: TypeAlias = list[np.ndarray | bytes]
-"""The bytes of tensors."""
+"""A block: the bytes of some tensors, which lie in the store as one object."""
 FindStoredTensor: TypeAlias = Callable[[Tensor], tuple[Any, int] | None]
-"""Where a tensor lies already: a reference to a box in the store, and its number in there."""
+"""Where a tensor lies in the store already: the reference to a block, and its number in it; None if it does not."""
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies; this is what stands for it in a pickle."""
+    """Where a tensor lies; it stands for the tensor in a pickle. Block 0 is the pickle's own, others are shared."""
 
-    box: int
+    block: int
     number: int
     dtype: str
     shape: tuple[int, ...]
-    gpu: bool
+    on_gpu: bool
 
 
 class TensorPickle(NamedTuple):
-    """A thing on its way."""
+    """A pickled object and its tensors."""
 
     pickled: bytes
-    own: TensorBytes
-    shared: list[Any]
-    """References to the boxes of tensors that other crates need as well."""
+    tensors: TensorBytes
+    shared_refs: list[Any]
+    """References to the blocks of tensors that lie in the store for several pickles."""
 
 
-def pickle_with_tensors(thing: Any, elsewhere: FindStoredTensor = lambda tensor: None) -> TensorPickle:
-    """A crate with a thing in it; of tensors that lie elsewhere only the place."""
+def pickle_with_tensors(content: Any, find_stored: FindStoredTensor = lambda tensor: None) -> TensorPickle:
+    """Pickle an object; of tensors that lie in the store already (`find_stored`) only the place is kept."""
     out = BytesIO()
-    writer = TensorPickler(out, elsewhere)
-    writer.dump(thing)
-    return TensorPickle(out.getvalue(), writer.own, list(writer.shared))
+    writer = TensorPickler(out, find_stored)
+    writer.dump(content)
+    return TensorPickle(out.getvalue(), writer.tensors, list(writer.shared_refs))
 
 
 def unpickle_with_tensors(
-    crate: TensorPickle, boxes: Sequence[TensorBytes], gpu: torch.device | None = None, copy: bool = False
+    packed: TensorPickle, blocks: Sequence[TensorBytes], gpu: torch.device | None = None, copy: bool = False
 ) -> Any:
-    """The thing again, with what lies in the boxes that it refers to."""
-    return TensorUnpickler(crate, boxes, gpu, copy).load()
+    """The object, with the tensors of the blocks that it refers to; `gpu` is where tensors of a GPU go."""
+    return TensorUnpickler(packed, blocks, gpu, copy).load()
 
 
 def view_tensor_bytes(tensor: Tensor) -> np.ndarray | bytes:
-    """The bytes of a tensor; of a large one in its own memory, wherever that is possible."""
-    bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return bytes if len(bytes) >= MIN_ALIGNED_BYTES else bytes.tobytes()
+    """The bytes of a tensor; of a large one without a copy, where it is contiguous and on the CPU."""
+    array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array if len(array) >= MIN_ALIGNED_BYTES else array.tobytes()
 
 
 class TensorPickler(CloudPickler):
-    """Puts every tensor into a box, once however often it is met. Closures are pickled too: data sets lie in them."""
+    """Collects the tensors beside the pickle, once each. Closures are pickled too: setups hold data sets in them."""
 
-    def __init__(self, out: BytesIO, elsewhere: FindStoredTensor):
+    def __init__(self, out: BytesIO, find_stored: FindStoredTensor):
         super().__init__(out, protocol=pickle.HIGHEST_PROTOCOL)
-        self.elsewhere = elsewhere
-        self.own: TensorBytes = []
-        self.shared: dict[Any, int] = {}
-        self.met: dict[int, tuple[Tensor, TensorPlace]] = {}
+        self.find_stored = find_stored
+        self.tensors: TensorBytes = []
+        self.shared_refs: dict[Any, int] = {}
+        self.places: dict[int, tuple[Tensor, TensorPlace]] = {}
 
     def persistent_id(self, obj: Any) -> tuple | None:
         if not isinstance(obj, Tensor):
             return None
-        if id(obj) not in self.met:
-            self.met[id(obj)] = (obj, self.place_tensor(obj))
-        return tuple(self.met[id(obj)][1])
+        if id(obj) not in self.places:
+            self.places[id(obj)] = (obj, self.place_tensor(obj))
+        return tuple(self.places[id(obj)][1])
 
     def place_tensor(self, tensor: Tensor) -> TensorPlace:
-        if found := self.elsewhere(tensor):
-            ref, number = found
-            box = self.shared.setdefault(ref, len(self.shared) + 1)
+        if stored := self.find_stored(tensor):
+            ref, number = stored
+            block = self.shared_refs.setdefault(ref, len(self.shared_refs) + 1)
         else:
-            box, number = 0, len(self.own)
-            self.own.append(view_tensor_bytes(tensor))
+            block, number = 0, len(self.tensors)
+            self.tensors.append(view_tensor_bytes(tensor))
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return TensorPlace(box, number, dtype, tuple(tensor.shape), tensor.device.type != "cpu")
+        return TensorPlace(block, number, dtype, tuple(tensor.shape), tensor.device.type != "cpu")
 
 
 class TensorUnpickler(pickle.Unpickler):
-    """Takes the tensors from their boxes; what was one tensor is one again, and what was on a GPU is on one."""
+    """Takes the tensors from their blocks; a tensor that occurs several times is one object again."""
 
-    def __init__(self, crate: TensorPickle, boxes: Sequence[TensorBytes], gpu: torch.device | None, copy: bool):
-        super().__init__(BytesIO(crate.pickled))
-        self.refs, self.boxes, self.gpu, self.copy = [None, *crate.shared], [crate.own, *boxes], gpu, copy
-        self.met: dict[tuple[Any, int], Tensor] = {}
-        self.known: MutableMapping[tuple[Any, int], Tensor] = {}
-        """Tensors of shared boxes that were read before."""
+    def __init__(self, packed: TensorPickle, blocks: Sequence[TensorBytes], gpu: torch.device | None, copy: bool):
+        super().__init__(BytesIO(packed.pickled))
+        self.refs, self.blocks, self.gpu, self.copy = [None, *packed.shared_refs], [packed.tensors, *blocks], gpu, copy
+        self.own_tensors: dict[tuple[Any, int], Tensor] = {}
+        self.shared_tensors: MutableMapping[tuple[Any, int], Tensor] = {}
+        """Tensors of shared blocks that were read before."""
 
     def load(self) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that what lies in the store is not to be written to
+            warnings.simplefilter("ignore")  # torch warns that arrays of the store are read-only
             return super().load()
 
     def persistent_load(self, pid: tuple) -> Tensor:
         place = TensorPlace(*pid)
-        key = (self.refs[place.box], place.number)
-        met = self.known if place.box else self.met
-        if key not in met:
-            met[key] = tensor = self.build_tensor(place)
+        key = (self.refs[place.block], place.number)
+        cache = self.shared_tensors if place.block else self.own_tensors
+        if key not in cache:
+            cache[key] = tensor = self.build_tensor(place)
         else:
-            tensor = met[key]
+            tensor = cache[key]
         return tensor
 
     def build_tensor(self, place: TensorPlace) -> Tensor:
-        found, dtype = self.boxes[place.box][place.number], getattr(torch, place.dtype)
-        if not len(found):
-            return torch.empty(place.shape, dtype=dtype, device=self.gpu if place.gpu else None)
-        bytes = (
-            torch.frombuffer(found, dtype=torch.uint8) if len(found) < MIN_ALIGNED_BYTES else torch.from_numpy(found)
-        )
-        tensor = bytes.view(dtype).view(place.shape)
-        if place.gpu and self.gpu:
+        array, dtype = self.blocks[place.block][place.number], getattr(torch, place.dtype)
+        if not len(array):
+            return torch.empty(place.shape, dtype=dtype, device=self.gpu if place.on_gpu else None)
+        flat = torch.frombuffer(array, dtype=torch.uint8) if len(array) < MIN_ALIGNED_BYTES else torch.from_numpy(array)
+        tensor = flat.view(dtype).view(place.shape)
+        if place.on_gpu and self.gpu:
             return tensor.to(self.gpu)
-        return tensor.clone() if self.copy or len(found) < MIN_ALIGNED_BYTES else tensor
+        return tensor.clone() if self.copy or len(array) < MIN_ALIGNED_BYTES else tensor
