@@ -56,11 +56,11 @@ def load():
 
 
 def present_round():
-    """The round of the order that is being followed; None where the device introduces itself."""
+    """The round of the training request that is being answered; None where the device enrols."""
     frame = sys._getframe()
     while frame:
-        if "order" in frame.f_locals:
-            return frame.f_locals["order"].stamp.round
+        if "train_request" in frame.f_locals:
+            return frame.f_locals["train_request"].stamp.round
         frame = frame.f_back
 
 
@@ -137,7 +137,7 @@ class Federation:
 
     def terms(self, seconds: float) -> None:
         """Another patience from the next run on."""
-        self.serving.desk["seconds"] = seconds
+        self.serving.settings["seconds"] = seconds
         end_processes([self.serving.processes.pop("exec")])
         self.serving.restart_dead_processes()
 

@@ -1,4 +1,4 @@
-"""Keys of a federation: an authority, the server's certificate, and a key for every device."""
+"""Keys of a federation: a certificate authority, the server's certificate, and a key pair for every device."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -23,9 +23,9 @@ YEARS = 2
 
 
 def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) -> list[Path]:
-    """Write everything that a server and its devices need; what is there already is kept, so devices can be added.
+    """Write the keys of a server and its devices; the new files. Existing ones are kept, so devices can be added.
 
-    The authority's own key is never written down: nobody can make another certificate that the devices would believe.
+    The authority's private key is never written: nobody can make another certificate that the devices would accept.
     """
     if not INSTALLED:
         problem = "Keys are made with the package cryptography, which is not installed."
@@ -35,11 +35,11 @@ def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) ->
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        made = [] if (folder / CERTIFICATE).exists() else make_certificates(folder, host, days)
+        written = [] if (folder / CERTIFICATE).exists() else make_certificates(folder, host, days)
         for number in range(devices):
             if not (folder / device_key_name(number)).exists():
-                made += make_device_keys(folder, number)
-    return made
+                written += make_device_keys(folder, number)
+    return written
 
 
 def device_key_name(number: int) -> str:
@@ -47,32 +47,32 @@ def device_key_name(number: int) -> str:
 
 
 def make_device_keys(folder: Path, number: int) -> list[Path]:
-    """A device's own key, and the half of it that the server is told."""
+    """Write a device's private key, and the public key that the server needs."""
     key = ec.generate_private_key(ec.SECP384R1())
-    own = key.private_bytes(
+    private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    shown = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path = folder / device_key_name(number)
-    return [write_private_file(path.with_suffix(".pub"), shown), write_private_file(path, own)]
+    return [write_private_file(path.with_suffix(".pub"), public), write_private_file(path, private)]
 
 
 def make_certificates(folder: Path, host: str, days: int) -> list[Path]:
-    """The authority and the server that it vouches for, under its names."""
+    """Write the authority's certificate, and the server's key and certificate for its host names."""
     authority = ec.generate_private_key(ec.SECP384R1())
     server = ec.generate_private_key(ec.SECP384R1())
-    root = build_x509_name("shoal authority")
-    may_sign = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    issuer = build_x509_name("shoal authority")
+    signing_usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     ca = (
-        build_certificate(root, root, authority, days)
+        build_certificate(issuer, issuer, authority, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(may_sign, critical=True)
+        .add_extension(signing_usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA384())
     )
     hosts = list(dict.fromkeys([*filter(None, host.split(",")), "localhost", "127.0.0.1"]))
-    leaf = (
-        build_certificate(build_x509_name(hosts[0]), root, server, days)
+    certificate = (
+        build_certificate(build_x509_name(hosts[0]), issuer, server, days)
         .add_extension(x509.SubjectAlternativeName([build_general_name(name) for name in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -84,12 +84,12 @@ def make_certificates(folder: Path, host: str, days: int) -> list[Path]:
     return [
         write_private_file(folder / AUTHORITY, ca.public_bytes(pem)),
         write_private_file(folder / SERVER_KEY, private),
-        write_private_file(folder / CERTIFICATE, leaf.public_bytes(pem)),
+        write_private_file(folder / CERTIFICATE, certificate.public_bytes(pem)),
     ]
 
 
 def build_certificate(subject, issuer, key, days: int):
-    """A certificate of this key for so many days, before anybody has signed it; a negative number has expired."""
+    """An unsigned certificate for this key, valid for so many days; with a negative number it has expired."""
     now = datetime.now(UTC)
     begin = now - timedelta(minutes=5) if days > 0 else now + timedelta(days=days - 1)
     return (
@@ -108,7 +108,7 @@ def build_x509_name(name: str):
 
 
 def build_general_name(host: str):
-    """A host as certificates write it: an address or a name."""
+    """A host in the form of certificates: an IP address or a DNS name."""
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
@@ -116,7 +116,7 @@ def build_general_name(host: str):
 
 
 def write_private_file(path: Path, content: bytes) -> Path:
-    """A file that only its owner can read."""
+    """Write a new file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     return path

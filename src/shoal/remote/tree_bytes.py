@@ -1,4 +1,4 @@
-"""Trees as bytes on their way between machines: plain tensors and a line of JSON, read with suspicion."""
+"""Trees as bytes in the form of safetensors, with limits on what is read from an untrusted sender."""
 
 import json
 from collections.abc import Iterable
@@ -14,47 +14,47 @@ from shoal.core.model import tree
 from shoal.core.model.tree import Tree
 
 HEADER_LENGTH_BYTES = 8
-"""Bytes that tell how long the JSON is."""
+"""Bytes at the beginning that hold the length of the JSON header."""
 MAX_TREE_DEPTH, MAX_TREE_NODES = 16, 100_000
-"""A description that is deeper or longer is refused before it is looked at."""
+"""A tree that is deeper or has more nodes is refused before it is built."""
 
 
 def tree_to_bytes(content: Tree) -> bytes:
-    """A tree in the form of a safetensors file; what is not a tensor stands in its header."""
+    """A tree as a safetensors file; what is not a tensor stands in its header as JSON."""
     plain, flat = tree.pack_tree(content)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
     return save(tensors, {"shoal": json.dumps(plain)})
 
 
-def tree_from_bytes(content: bytes, most: int) -> Tree:
-    """The tree in at most so many bytes; whatever else they are, they are refused."""
-    if len(content) > most:
-        raise make_message_error(f"has {len(content)} bytes where at most {most} were to be expected")
+def tree_from_bytes(payload: bytes, max_bytes: int) -> Tree:
+    """The tree in some bytes; more than `max_bytes`, and bytes that hold no tree, are refused."""
+    if len(payload) > max_bytes:
+        raise make_message_error(f"has {len(payload)} bytes where at most {max_bytes} were to be expected")
     if (
-        len(content) < HEADER_LENGTH_BYTES
-        or int.from_bytes(content[:HEADER_LENGTH_BYTES], "little") > len(content) - HEADER_LENGTH_BYTES
+        len(payload) < HEADER_LENGTH_BYTES
+        or int.from_bytes(payload[:HEADER_LENGTH_BYTES], "little") > len(payload) - HEADER_LENGTH_BYTES
     ):
         raise make_message_error("ends before its header does")
     try:
         header = json.loads(
-            content[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")]
+            payload[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + int.from_bytes(payload[:HEADER_LENGTH_BYTES], "little")]
         )
-        described: Any = json.loads(header["__metadata__"]["shoal"])
-        if not is_bounded_description(described):
+        description: Any = json.loads(header["__metadata__"]["shoal"])
+        if not is_bounded_description(description):
             raise make_message_error("has a description without end")
-        return tree.unpack_tree(described, load(content))
+        return tree.unpack_tree(description, load(payload))
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise make_message_error("cannot be read") from error
 
 
-def is_bounded_description(described: Any) -> bool:
-    """Whether a description is neither too deep nor too long."""
-    level, nodes = [described], 0
+def is_bounded_description(description: Any) -> bool:
+    """Whether the description of a tree has at most MAX_TREE_DEPTH levels and MAX_TREE_NODES nodes."""
+    level, nodes = [description], 0
     for _ in range(4 * MAX_TREE_DEPTH):
         nodes += len(level)
         if not level or nodes > MAX_TREE_NODES:
             break
-        level = [below for node in level for below in list_children(node)]
+        level = [child for node in level for child in list_children(node)]
     return not level and nodes <= MAX_TREE_NODES
 
 
@@ -66,7 +66,7 @@ def make_message_error(why: str) -> ShoalError:
     return ShoalError("damaged", f"A message {why}.", "It was not used.")
 
 
-def is_finite_and_bounded(content: Tree, bound: float) -> bool:
-    """Whether every number is one, and no tensor is longer than the bound."""
+def is_finite_and_bounded(content: Tree, max_norm: float) -> bool:
+    """Whether all numbers are finite, and no tensor has a norm above `max_norm`."""
     floats = [t for t in tree.collect_tensors(content) if t.is_floating_point()]
-    return all(isfinite(length := float(torch.linalg.vector_norm(t.double()))) and length <= bound for t in floats)
+    return all(isfinite(norm := float(torch.linalg.vector_norm(t.double()))) and norm <= max_norm for t in floats)

@@ -1,4 +1,7 @@
-"""What a device does with a question: it reads it with suspicion, trains on its own samples, and keeps its memory."""
+"""The device's side of a federation: answer enrolment and training requests with its own samples and memory.
+
+Requests are untrusted: a device runs no code that a server names, and sends no text back.
+"""
 
 import logging
 import signal
@@ -35,9 +38,9 @@ from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
 MAX_REQUEST_BYTES = 1 << 31
-"""Bytes that a question may have."""
+"""The most bytes that a request may have."""
 SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
-"""What devices are told of the recipe: names and numbers, nothing that could be run."""
+"""The recipe's values that devices are sent: names and numbers, nothing that could be run."""
 REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread"}
 
 
@@ -46,70 +49,74 @@ class TimeLimitExceeded(Exception):
 
 
 class MemoryLost(Exception):
-    """What the device remembered is not there any more."""
+    """The device has lost the version of its memory that the server asks for."""
 
 
 @dataclass(frozen=True)
 class DeviceClient:
-    """One device: where its samples are, and the folder in which it remembers."""
+    """One device: where its samples are, and the folder of its memories."""
 
     data: str
     folder: Path
 
-    def answer_request(self, question: bytes, kind: str) -> bytes:
-        """What goes back, whatever happens here; of what went wrong only a code travels."""
+    def answer_request(self, payload: bytes, kind: str) -> bytes:
+        """The reply to a request of this kind ("enrol" or "train"); of an exception only a code is sent."""
         stamp = RequestStamp("unknown", -1, -1, "unknown")
         try:
-            stamp = RequestStamp(**tree_from_bytes(question, MAX_REQUEST_BYTES)["stamp"])
-            return self.answer_enrolment(stamp, question) if kind == "enrol" else self.answer_training(question)
+            stamp = RequestStamp(**tree_from_bytes(payload, MAX_REQUEST_BYTES)["stamp"])
+            return self.answer_enrolment(stamp, payload) if kind == "enrol" else self.answer_training(payload)
         except BaseException as error:
             code = get_reason_code(error)
             log.warning("device %d, round %d: %s", stamp.device, stamp.round, code, exc_info=error)
             return problem_to_bytes(stamp, code)
 
-    def answer_enrolment(self, stamp: RequestStamp, question: bytes) -> bytes:
-        """How many samples there are, and what the parts want to be known of them."""
-        setup = tree_from_bytes(question, MAX_REQUEST_BYTES)["setup"]
-        with use_threads(read_thread_count(setup)):
-            samples = self.prepare_samples(setup)
-            card = build_device_setup(setup, samples).enrol(stamp.device)
+    def answer_enrolment(self, stamp: RequestStamp, payload: bytes) -> bytes:
+        """The reply to an enrolment request: the number of samples, and what the parts' `enrol` computes from them."""
+        run_description = tree_from_bytes(payload, MAX_REQUEST_BYTES)["setup"]
+        with use_threads(read_thread_count(run_description)):
+            samples = self.prepare_samples(run_description)
+            card = build_device_setup(run_description, samples).enrol(stamp.device)
         return tree_to_bytes({"stamp": asdict(stamp), "size": len(samples), "card": card})
 
-    def answer_training(self, question: bytes) -> bytes:
-        order = TrainRequest.from_bytes(question, MAX_REQUEST_BYTES)
-        with limit_time(order.seconds), use_threads(read_thread_count(order.setup)):
-            site = build_device_setup(order.setup, self.prepare_samples(order.setup))
-            nets = [site.net]
-            for cut in order.cuts:
+    def answer_training(self, payload: bytes) -> bytes:
+        train_request = TrainRequest.from_bytes(payload, MAX_REQUEST_BYTES)
+        with limit_time(train_request.time_limit), use_threads(read_thread_count(train_request.run_description)):
+            setup = build_device_setup(
+                train_request.run_description, self.prepare_samples(train_request.run_description)
+            )
+            nets = [setup.net]
+            for cut in train_request.cuts:
                 nets.append(nets[-1].cut(cut))
-            cuts = [(net.slicer, cut) for net, cut in zip(nets, order.cuts)]
-            memory = self.open_memory(order, cuts)
-            machine = LocalDevices(replace(site, net=nets[-1]), memory, SerialEngine())
-            [outcome] = machine.fit([order.job])
+            cuts = [(net.slicer, cut) for net, cut in zip(nets, train_request.cuts)]
+            memory = self.open_memory(train_request, cuts)
+            local_devices = LocalDevices(replace(setup, net=nets[-1]), memory, SerialEngine())
+            [outcome] = local_devices.fit([train_request.job])
             if outcome.message is not None:
-                memory.commit(order.stamp.round)
+                memory.commit(train_request.stamp.round)
                 memory.flush()
-            return reply_to_bytes(order.stamp, outcome, bool(memory.versions))
+            return reply_to_bytes(train_request.stamp, outcome, bool(memory.versions))
 
-    def open_memory(self, order: TrainRequest, cuts: list) -> DeviceMemory:
-        """What the device remembers as of the round that the server knows of; of later ones nobody heard."""
+    def open_memory(self, train_request: TrainRequest, cuts: list) -> DeviceMemory:
+        """The device's memory in the version that the server knows; later ones were never received by it."""
         sync_paths(make_folders(self.folder))
-        memory = DeviceMemory(self.folder / order.stamp.run)
-        known = [] if order.since is None else [MemoryVersion(order.stamp.device, *order.since)]
+        memory = DeviceMemory(self.folder / train_request.stamp.run)
+        versions = (
+            [] if train_request.since is None else [MemoryVersion(train_request.stamp.device, *train_request.since)]
+        )
         try:
-            memory.restore(known, cuts)
+            memory.restore(versions, cuts)
         except ShoalError as error:
             raise MemoryLost from error
         return memory
 
     def load_samples(self) -> tuple[Tensor, Tensor]:
-        """The device's own samples as they are."""
+        """The device's inputs and labels as `data` gives them."""
         try:
-            part = read_user_samples(load_named_object(self.data)() if ".py:" in self.data else self.data)
-            if isinstance(part.y, list) and not all(label.isdecimal() for label in part.y):
+            samples = read_user_samples(load_named_object(self.data)() if ".py:" in self.data else self.data)
+            if isinstance(samples.y, list) and not all(label.isdecimal() for label in samples.y):
                 problem = "The classes have names, and every device would number them in its own way."
                 raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")
-            [(x, y)] = number_classes([part])
+            [(x, y)] = number_classes([samples])
             check_samples((x, y))
         except (ShoalError, TimeLimitExceeded):
             raise
@@ -119,52 +126,58 @@ class DeviceClient:
             ) from error
         return x, y
 
-    def prepare_samples(self, setup: dict[str, Any]) -> Samples:
-        """The same in the form of the run's."""
+    def prepare_samples(self, run_description: dict[str, Any]) -> Samples:
+        """The device's samples in the dtype and normalisation of the run; samples of another form are refused."""
         x, y = self.load_samples()
-        dtype = torch.float64 if setup["precision"] == "float64" else torch.float32
+        dtype = torch.float64 if run_description["precision"] == "float64" else torch.float32
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
-        if list(x.shape[1:]) != setup["shape"] or int(y.max()) >= setup["classes"] or int(y.min()) < 0:
+        if (
+            list(x.shape[1:]) != run_description["shape"]
+            or int(y.max()) >= run_description["classes"]
+            or int(y.min()) < 0
+        ):
             raise ShoalError("no-data", "The samples are not of the form that the run is about.", "Prepare them anew.")
-        if setup["mean"] is not None:
-            x = (x - setup["mean"]) / setup["std"]
+        if run_description["mean"] is not None:
+            x = (x - run_description["mean"]) / run_description["std"]
         return Samples(x, y.long(), torch.arange(len(y)))
 
 
-def build_device_setup(setup: dict[str, Any], samples: Samples) -> TrainingSetup:
-    """The place where devices of a run train, on a device: names that stand for files are refused."""
-    given = {key: setup[key] for key in SETUP_KEYS}
-    if any(".py" in str(given[key]) for key in ("method", "model")):
+def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:
+    """The training setup of a run on a device; names that stand for Python files are refused."""
+    settings = {key: run_description[key] for key in SETUP_KEYS}
+    if any(".py" in str(settings[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
-    recipe = Recipe().with_values(**given)
+    recipe = Recipe().with_values(**settings)
     method: Method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
-    net: Net = build_model(recipe.model, tuple(setup["shape"]), setup["classes"], streams.derive_seed("init"))
+    net: Net = build_model(
+        recipe.model, tuple(run_description["shape"]), run_description["classes"], streams.derive_seed("init")
+    )
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
-    nobody = Samples(samples.inputs, samples.targets, torch.arange(0))
-    own: Callable[[int], Samples] = lambda device: nobody if device == SERVER else samples  # noqa: E731
+    no_samples = Samples(samples.inputs, samples.targets, torch.arange(0))
+    get_samples: Callable[[int], Samples] = lambda device: no_samples if device == SERVER else samples  # noqa: E731
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    return TrainingSetup(method, net, streams, optimiser, own, parse_augment(recipe.augment))
+    return TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment))
 
 
-def read_thread_count(setup: dict[str, Any]) -> int:
-    """As many on every device, whatever its processor has: they are in the last digits of what it computes."""
-    return Recipe().with_values(threads=setup.get("threads", 0)).threads or 1
+def read_thread_count(run_description: dict[str, Any]) -> int:
+    """The run's number of threads, the same on every device: it changes the last digits of what is computed."""
+    return Recipe().with_values(threads=run_description.get("threads", 0)).threads or 1
 
 
 def build_run_description(
     recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None
 ) -> dict:
-    """What the server tells every device of a run."""
+    """What the server sends every device of a run: values of the recipe, and shape, classes and moments of the data."""
     mean, std = moments or (None, None)
-    given = {key: getattr(recipe, key) for key in SETUP_KEYS}
-    given |= {"threads": recipe.threads}
-    return given | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
+    settings = {key: getattr(recipe, key) for key in SETUP_KEYS}
+    settings |= {"threads": recipe.threads}
+    return settings | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
 
 
 def get_reason_code(error: BaseException) -> str:
-    """The code of what went wrong."""
+    """The code by which a reply tells of an exception; see DEVICE_PROBLEMS."""
     if isinstance(error, ShoalError):
         return REASON_CODES.get(error.kind.name, "failed")
     causes = {TimeLimitExceeded: "time", MemoryLost: "memory", OSError: "disk"}
@@ -173,7 +186,7 @@ def get_reason_code(error: BaseException) -> str:
 
 @contextmanager
 def limit_time(seconds: float) -> Iterator[None]:
-    """Stop what takes longer: nobody would hear of it, and the device would be deaf meanwhile."""
+    """Raise TimeLimitExceeded after so many seconds: the server would not wait for the reply any longer."""
 
     def raise_time_limit(*_: object) -> None:
         raise TimeLimitExceeded
@@ -181,10 +194,10 @@ def limit_time(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, raise_time_limit)
+    previous_handler = signal.signal(signal.SIGALRM, raise_time_limit)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)

@@ -1,6 +1,7 @@
-"""Flower as the carrier: questions and answers travel as bytes in its messages.
+"""The Flower app: requests and replies travel as bytes in Flower's messages.
 
-What is asked of Flower is in flower_control.py, how it is started in flower_programs.py.
+Calls to the SuperLink's control interface are in flower_control.py, the start of Flower's programs in
+flower_programs.py.
 """
 
 import json
@@ -24,11 +25,11 @@ from shoal.storage.files import write_bytes
 
 log = logging.getLogger("shoal")
 DEVICE_VARIABLE, SERVER_VARIABLE = "SHOAL_SEAT", "SHOAL_DESK"
-"""Environment variables: what a device is, and where a server keeps its runs."""
+"""Environment variables with settings as JSON: those of a device, and those of a server."""
 RECORD_NAME, ARRAY_TYPE = "shoal", "shoal.bytes"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 AWAY_CODES = {0, 3, 4, 5}
-"""Flower's codes for a device that is not there, or a message that was lost: it is asked again."""
+"""Flower's error codes for a device that is offline, or a message that was lost: the request is sent again."""
 CAUSES_BY_CODE = {1: "its program could not be loaded", 2: "its program failed", 8: "its process died"}
 POLL_SECONDS, RETRY_SECONDS = 0.2, 3.0
 
@@ -37,74 +38,77 @@ client = ClientApp()
 
 
 class FlowerTransport:
-    """The post office of one run: device numbers on our side, Flower's node numbers on the other."""
+    """The transport of one run, by Flower's grid: device numbers on our side, Flower's node ids on the other.
+
+    Without `nodes` (no keys), every node that is online is given a device number.
+    """
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int] | None):
-        self.grid, self.nodes, self.anybody = grid, dict(nodes or {}), nodes is None
+        self.grid, self.nodes, self.accepts_any_node = grid, dict(nodes or {}), nodes is None
 
-    def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
-        """Each device is asked until it answers or its time is up; what comes back late or twice is not looked at."""
-        end = monotonic() + seconds
+    def exchange(self, requests: Mapping[int, bytes], kind: str, timeout: float) -> Iterator[tuple[int, bytes | str]]:
+        """Send requests again until a device replies or the time is up; late and second replies are ignored."""
+        deadline = monotonic() + timeout
         waiting: dict[str, int] = {}
-        again = dict.fromkeys(questions, 0.0)
-        why = dict.fromkeys(questions, "it was late")
-        while (waiting or again) and monotonic() < end:
-            due = [d for d, when in again.items() if when <= monotonic()]
+        retry_times = dict.fromkeys(requests, 0.0)
+        problems = dict.fromkeys(requests, "it was late")
+        while (waiting or retry_times) and monotonic() < deadline:
+            due = [d for d, time in retry_times.items() if time <= monotonic()]
             if due:
-                for device, number in zip(
-                    due, self.push_requests({d: questions[d] for d in due}, kind, end - monotonic())
+                for device, message_id in zip(
+                    due, self.push_requests({d: requests[d] for d in due}, kind, deadline - monotonic())
                 ):
-                    again.pop(device)
-                    if number is None:
-                        why[device], again[device] = "it is not there", monotonic() + RETRY_SECONDS
+                    retry_times.pop(device)
+                    if message_id is None:
+                        problems[device], retry_times[device] = "it is not there", monotonic() + RETRY_SECONDS
                     else:
-                        waiting[number] = device
-            for number, found in self.pull_replies(waiting):
-                device = waiting.pop(number)
-                if isinstance(found, int) and found in AWAY_CODES:
-                    why[device], again[device] = "it is not there", monotonic() + RETRY_SECONDS
+                        waiting[message_id] = device
+            for message_id, reply in self.pull_replies(waiting):
+                device = waiting.pop(message_id)
+                if isinstance(reply, int) and reply in AWAY_CODES:
+                    problems[device], retry_times[device] = "it is not there", monotonic() + RETRY_SECONDS
                 else:
-                    yield device, CAUSES_BY_CODE.get(found, "its program failed") if isinstance(found, int) else found
+                    yield device, CAUSES_BY_CODE.get(reply, "its program failed") if isinstance(reply, int) else reply
             sleep(POLL_SECONDS)
-        for device in (*waiting.values(), *again):
-            yield device, why[device]
+        for device in (*waiting.values(), *retry_times):
+            yield device, problems[device]
 
-    def push_requests(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> list[str | None]:
-        """Flower's number of each message; None where a device is not known or not there."""
+    def push_requests(self, requests: Mapping[int, bytes], kind: str, timeout: float) -> list[str | None]:
+        """Flower's id of each message; None where a device is not known or not online."""
         online = set(self.grid.get_node_ids())
-        if self.anybody:
+        if self.accepts_any_node:
             self.assign_device_numbers(online)
-        found: list[str | None] = []
-        for device, content in questions.items():
+        message_ids: list[str | None] = []
+        for device, content in requests.items():
             node = self.nodes.get(device)
             if node not in online:
-                found.append(None)
+                message_ids.append(None)
                 continue
             message = Message(
                 bytes_to_record(content),
                 dst_node_id=node,
                 message_type=MESSAGE_TYPES[kind],
-                ttl=max(1.0, seconds),
+                ttl=max(1.0, timeout),
                 group_id=kind,
             )
-            found += [number or None for number in self.grid.push_messages([message])]
-        return found
+            message_ids += [message_id or None for message_id in self.grid.push_messages([message])]
+        return message_ids
 
     def assign_device_numbers(self, online: set[int]) -> None:
-        """Where there are no keys, numbers are given in order; a node that is gone leaves its number to the next."""
-        kept = {device: node for device, node in self.nodes.items() if node in online}
-        free = (n for n in count() if n not in kept)
-        self.nodes = kept | {next(free): node for node in sorted(online - set(kept.values()))}
+        """Give new nodes the lowest free device numbers; the number of a node that is gone is free again."""
+        nodes = {device: node for device, node in self.nodes.items() if node in online}
+        free = (n for n in count() if n not in nodes)
+        self.nodes = nodes | {next(free): node for node in sorted(online - set(nodes.values()))}
 
     def pull_replies(self, waiting: Mapping[str, int]) -> Iterator[tuple[str, bytes | int]]:
-        """What has come: an answer's bytes, or Flower's code of what went wrong. One at a time, to bound memory.
+        """The replies that have come: bytes, or Flower's error code. They are fetched one at a time, to bound memory.
 
-        Of several answers to one message the first counts.
+        Of several replies to one message the first counts.
         """
-        for number in list(waiting):
-            for message in self.grid.pull_messages([number]):
-                if message.metadata.reply_to_message_id == number:
-                    yield number, message.error.code if message.has_error() else bytes_from_message(message)
+        for message_id in list(waiting):
+            for message in self.grid.pull_messages([message_id]):
+                if message.metadata.reply_to_message_id == message_id:
+                    yield message_id, message.error.code if message.has_error() else bytes_from_message(message)
                     break
 
 
@@ -112,16 +116,16 @@ MESSAGE_TYPES = {"enrol": "query.enrol", "train": "train.round"}
 
 
 def bytes_to_record(content: bytes) -> RecordDict:
-    """Bytes as Flower carries them."""
+    """Bytes as a record of Flower."""
     return RecordDict({RECORD_NAME: ArrayRecord({RECORD_NAME: Array("uint8", (len(content),), ARRAY_TYPE, content)})})
 
 
 def bytes_from_message(message: Message) -> bytes:
-    """The bytes of a message; Flower's own decoding is never asked for."""
+    """The bytes of a message, without Flower's own decoding; empty where it has another form."""
     try:
         record: Any = message.content[RECORD_NAME]
         return bytes(record[RECORD_NAME].data)
-    except Exception:  # whatever a stranger put there instead
+    except Exception:  # the sender is untrusted: anything may be there instead
         return b""
 
 
@@ -136,26 +140,26 @@ def answer_train_message(message: Message, context: Context) -> Message:
 
 
 def answer_message(message: Message, kind: str) -> Message:
-    told_of_me = json.loads(os.environ[DEVICE_VARIABLE])
-    folder = Path(told_of_me["folder"])
+    settings = json.loads(os.environ[DEVICE_VARIABLE])
+    folder = Path(settings["folder"])
     logging.basicConfig(filename=folder / "device.log", format=LOG_FORMAT, force=True)
-    answer = DeviceClient(told_of_me["data"], folder).answer_request(bytes_from_message(message), kind)
-    return Message(bytes_to_record(answer), reply_to=message)
+    reply = DeviceClient(settings["data"], folder).answer_request(bytes_from_message(message), kind)
+    return Message(bytes_to_record(reply), reply_to=message)
 
 
 @server.main()
 def play_submitted_run(grid: Grid, context: Context) -> None:
-    """The run that the server's command named; what it says at its end is left in the run's folder."""
-    desk = json.loads(os.environ[SERVER_VARIABLE])
-    path = Path(desk["runs"]) / Path(str(context.run_config["run"])).name
+    """Play the run that `shoal server` submitted; how it ended is written to ENDING_FILE in the run's folder."""
+    settings = json.loads(os.environ[SERVER_VARIABLE])
+    path = Path(settings["runs"]) / Path(str(context.run_config["run"])).name
     logging.basicConfig(filename=path / "server.log", format=LOG_FORMAT, force=True)
     logging.getLogger("shoal").setLevel(logging.INFO)
     write_bytes(path / LOOP_PID_FILE, str(os.getpid()).encode())
-    known = json.loads(Path(desk["nodes"]).read_text()) if desk["nodes"] else None
-    nodes = None if known is None else {int(device): int(node) for device, node in known.items()}
+    numbers = json.loads(Path(settings["nodes"]).read_text()) if settings["nodes"] else None
+    nodes = None if numbers is None else {int(device): int(node) for device, node in numbers.items()}
     try:
-        terms = (desk["seconds"], desk["bound"], desk["wait"])
-        play_server_run(path, FlowerTransport(grid, nodes), *terms, max_samples=desk["max_samples"])
+        terms = (settings["seconds"], settings["bound"], settings["wait"])
+        play_server_run(path, FlowerTransport(grid, nodes), *terms, max_samples=settings["max_samples"])
         ending = {"kind": "", "problem": "", "advice": ""}
     except ShoalError as error:
         ending = {"kind": error.kind.name, "problem": error.problem, "advice": error.advice}

@@ -1,4 +1,4 @@
-"""What `shoal server` asks of its SuperLink, through the socket that nobody else can open: devices and runs."""
+"""Calls of `shoal server` to its SuperLink's control interface, through a private socket: devices and runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ messages: Any = control_pb2
 
 @contextmanager
 def open_control_client(socket: Path) -> Iterator[ControlHttpClient]:
-    """Flower's control interface; whatever it refuses is an error that a user can read."""
+    """A client of Flower's control interface; its HTTP errors become ShoalErrors."""
     try:
         with connect_to_socket(ControlHttpClient, str(socket)) as client:
             yield client
@@ -40,7 +40,7 @@ def open_control_client(socket: Path) -> Iterator[ControlHttpClient]:
 
 
 def register_device(socket: Path, public_key: Path, name: str) -> str:
-    """Tell the SuperLink a device's key; the number that it gave the device."""
+    """Register a device's public key at the SuperLink; the node id that it gave the device."""
     try:
         key = load_ssh_public_key(public_key.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -55,29 +55,29 @@ def register_device(socket: Path, public_key: Path, name: str) -> str:
 
 
 def list_devices(socket: Path) -> dict[str, str]:
-    """The number of every device that the SuperLink knows, and whether it is online."""
+    """The status (online, offline ...) of every device that the SuperLink knows, by node id."""
     with open_control_client(socket) as client:
         return {str(node.node_id): node.status for node in client.ListNodes(messages.ListNodesRequest()).nodes_info}
 
 
 def start_flower_run(socket: Path, name: str) -> str:
-    """Have the run of this name started; Flower's number of it."""
+    """Start the run of this name; Flower's id of it."""
     content = build_app_bundle()
     app = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
     with open_control_client(socket) as client:
-        found = client.StartRun(messages.StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name})))
-    if not found.HasField("run_id"):
+        reply = client.StartRun(messages.StartRunRequest(fab=app, override_config=user_config_to_proto({"run": name})))
+    if not reply.HasField("run_id"):
         raise ShoalError("unreachable", "Flower started no run.", "See superlink.log.")
-    return str(found.run_id)
+    return str(reply.run_id)
 
 
-def get_flower_run_status(socket: Path, number: str) -> str:
-    """What Flower says of a run: pending, starting, running or finished."""
+def get_flower_run_status(socket: Path, run_id: str) -> str:
+    """Flower's status of a run: pending, starting, running or finished."""
     with open_control_client(socket) as client:
-        [run] = client.ListRuns(messages.ListRunsRequest(run_id=int(number))).run_dict.values()
+        [run] = client.ListRuns(messages.ListRunsRequest(run_id=int(run_id))).run_dict.values()
         return run.status.status
 
 
-def stop_flower_run(socket: Path, number: str) -> None:
+def stop_flower_run(socket: Path, run_id: str) -> None:
     with open_control_client(socket) as client:
-        client.StopRun(messages.StopRunRequest(run_id=int(number)))
+        client.StopRun(messages.StopRunRequest(run_id=int(run_id)))

@@ -1,16 +1,16 @@
 """Flower's programs as shoal starts them: `python -P flower_programs.py NAME ...`.
 
-Flower's own commands offer everything on one TCP port, to whoever reaches it, and run whatever app they are sent. Here
+Flower's own commands offer all interfaces on one TCP port, and run whatever app they are sent. Here
 
-- a TCP port offers what devices need, with their keys, and nothing else; all that is left is on a socket in a folder
-  that only its owner can enter;
-- a device leaves messages in its own name alone: it can give no orders to others;
+- the TCP port offers only the interface for devices, with their keys; all others are on a Unix socket in a folder that
+  only its owner can enter;
+- a device can send messages in its own name alone, so it cannot send requests to other devices;
 - an app that is not shoal's own is refused, on the server and on every device;
 - a server starts nothing but the loop of a run, a device nothing but its training.
 
-For this it reaches into Flower, so it works with one version and refuses others. It imports shoal, and with it torch,
-only where a run is played or a device trains, so that the other programs stay small; and there not before Flower has
-heard of the process: a task whose process is silent at first is given to another.
+This replaces functions inside Flower, so it works with one version and refuses others. It imports shoal, and with it
+torch, only where a run is played or a device trains, so that the other programs stay small; and there not before the
+process has called Flower: a task whose process does not call in time is given to another.
 """
 
 import os
@@ -30,34 +30,34 @@ from flwr.supercore.protobuf.client import ProtobufClient
 
 FLOWER_VERSION = "1.41.0"
 FLEET_PATH = "/v1/fleet/"
-"""Where devices fetch their messages and leave their answers; Flower asks there for a registered key."""
+"""The path of the interface for devices, where they fetch requests and leave replies; it needs a registered key."""
 UNIX_PREFIX = "unix:"
-"""How the address of a Unix socket begins."""
+"""The beginning of an address that is a Unix socket."""
 REPLY_TIMEOUT = 30.0
-"""How long an answer may take, as in Flower's clients."""
+"""Seconds that an HTTP reply may take, as in Flower's clients."""
 Client = TypeVar("Client", bound=ProtobufClient)
 
 
-def superlink(socket: str, *words: str) -> None:
-    """The SuperLink: devices come by TCP, shoal's own processes by the socket."""
+def superlink(socket: str, *arguments: str) -> None:
+    """The SuperLink: devices connect by TCP, shoal's own processes by the socket."""
     uvicorn = import_module("uvicorn")
     flower = import_module("flwr.superlink.cli.flower_superlink")
-    sys.argv = ["flower-superlink", *words]
+    sys.argv = ["flower-superlink", *arguments]
     config = flower._parse_superlink_lifespan_config()
     refuse_foreign_messages()
     app = import_module("flwr.superlink.main").create_app(config, flower.SuperLinkLifespan)
     logs = {"log_config": flower.get_uvicorn_log_config(flower.console_handler.level), "access_log": False}
-    inside = uvicorn.Server(uvicorn.Config(app, uds=socket, lifespan="off", **logs))
-    thread = Thread(target=inside.run, daemon=True)
+    private_server = uvicorn.Server(uvicorn.Config(app, uds=socket, lifespan="off", **logs))
+    thread = Thread(target=private_server.run, daemon=True)
     thread.start()
-    while thread.is_alive() and not inside.started:
+    while thread.is_alive() and not private_server.started:
         sleep(0.05)
     keys = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
     uvicorn.run(FleetOnlyApp(app), host=config.host, port=config.port, **keys, **logs)
 
 
 def refuse_foreign_messages() -> None:
-    """Refuse what a device leaves in the name of another, or of the server: Flower compares only who delivers it."""
+    """Refuse messages that a device sends in the name of another node: Flower checks only who delivers them."""
     from fastapi import HTTPException
 
     handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
@@ -72,7 +72,7 @@ def refuse_foreign_messages() -> None:
 
 
 class FleetOnlyApp:
-    """An ASGI app without everything that devices have no need of."""
+    """An ASGI app that passes on requests for the devices' interface, and answers 403 to all others."""
 
     def __init__(self, app: Callable):
         self.app = app
@@ -87,8 +87,8 @@ class FleetOnlyApp:
             await send({"type": "websocket.close"})
 
 
-def supernode(socket: str, secret: str, *words: str) -> None:
-    """A device's SuperNode, without any port, and the SuperExec that works for it; when one ends, so does the other."""
+def supernode(socket: str, secret: str, *arguments: str) -> None:
+    """A device's SuperNode, without any port, and the SuperExec that works for it; they end together."""
     uvicorn = import_module("uvicorn")
     flower = import_module("flwr.supernode.cli.flower_supernode")
     worker = subprocess.Popen([*build_program_command("superexec"), "clientapp", socket, secret, str(os.getpid())])
@@ -100,15 +100,15 @@ def supernode(socket: str, secret: str, *words: str) -> None:
     Thread(target=end_with_superexec, daemon=True).start()
     replace_attribute(uvicorn, "Config", partial(uvicorn.Config, uds=socket))
     send_waiting_replies()
-    sys.argv = ["flower-supernode", *words, "--isolation", "process", "--superexec-auth-secret-file", secret]
+    sys.argv = ["flower-supernode", *arguments, "--isolation", "process", "--superexec-auth-secret-file", secret]
     flower.flower_supernode()
 
 
 def send_waiting_replies() -> None:
-    """Let a SuperNode send an answer that is ready even when no further message comes.
+    """Let a SuperNode send a reply that is ready even when no further message comes.
 
-    Flower sends answers only after it has received a message. A run that is stopped while its message is under way
-    leaves one answer more than messages, and from then on every answer would wait for the message of the next round.
+    Flower sends replies only after it has received a message. A run that is stopped while its message is under way
+    leaves one reply more than messages, and from then on every reply would wait for the message of the next round.
     """
     loop = import_module("flwr.supernode.start_client_internal")
     pull = loop._pull_and_store_message
@@ -125,26 +125,26 @@ def send_waiting_replies() -> None:
 
 
 def superexec(task: str, socket: str, secret: str, parent: str) -> None:
-    """A SuperExec that fetches and starts tasks of one kind, and ends with the process of this number."""
+    """A SuperExec that fetches and starts tasks of one kind, and ends with its parent (a process id)."""
     plugin = import_module("flwr.supercore.superexec.plugin").AutoExecPlugin
     executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
     replace_attribute(plugin, "supported_task_types", frozenset({executor.TaskType(f"flwr-{task}")}))
 
     def launch_task(self: Any, spec: Any) -> Any:
-        # Other users can read the token here, but not reach the socket where it is good for something.
-        words = ["--runtime-api-address", spec.runtime_api_address, "--token", spec.token, "--insecure"]
-        subprocess.Popen([*build_program_command(task), *words, "--parent-pid", str(spec.parent_pid)])
+        # Other users can read the token in the process list, but cannot reach the socket that accepts it.
+        arguments = ["--runtime-api-address", spec.runtime_api_address, "--token", spec.token, "--insecure"]
+        subprocess.Popen([*build_program_command(task), *arguments, "--parent-pid", str(spec.parent_pid)])
         return executor.LaunchResult.accepted()
 
     replace_attribute(executor.SubprocessExecutor, "launch", launch_task)
     allow_unix_sockets()
-    where = ["--runtime-api-address", f"{UNIX_PREFIX}{socket}", "--insecure", "--superexec-auth-secret-file", secret]
-    sys.argv = ["flower-superexec", *where, "--parent-pid", parent]
+    options = ["--runtime-api-address", f"{UNIX_PREFIX}{socket}", "--insecure", "--superexec-auth-secret-file", secret]
+    sys.argv = ["flower-superexec", *options, "--parent-pid", parent]
     import_module("flwr.supercore.cli.flower_superexec").flower_superexec()
 
 
-def serverapp(*words: str) -> None:
-    """The loop of a run."""
+def serverapp(*arguments: str) -> None:
+    """The process that plays a run, after a check of the app that it was sent."""
     module = import_module("flwr.superlink.runtime.run_serverapp")
     install = module.install_from_fab
 
@@ -156,12 +156,12 @@ def serverapp(*words: str) -> None:
 
     replace_attribute(module, "install_from_fab", install_checked_bundle)
     allow_unix_sockets()
-    sys.argv = ["flwr-serverapp", *words]
+    sys.argv = ["flwr-serverapp", *arguments]
     import_module("flwr.superlink.cli.flwr_serverapp").flwr_serverapp()
 
 
-def clientapp(*words: str) -> None:
-    """A device's answer to one message: by what is installed here, whatever was sent."""
+def clientapp(*arguments: str) -> None:
+    """The process that answers one message on a device, with the installed app, never with the one that was sent."""
     module = import_module("flwr.supernode.runtime.run_clientapp")
 
     def check_bundle(content: bytes, **_: Any) -> None:
@@ -171,7 +171,7 @@ def clientapp(*words: str) -> None:
         try:
             check_app_bundle(content)
         except ShoalError as error:
-            raise module.LoadClientAppError(str(error)) from error  # of this no text travels
+            raise module.LoadClientAppError(str(error)) from error  # only its code is sent, no text
 
     def load_installed(*_: str) -> Any:
         from shoal.service.flower_app import client
@@ -181,17 +181,17 @@ def clientapp(*words: str) -> None:
     replace_attribute(module, "install_from_fab", check_bundle)
     replace_attribute(module, "get_load_client_app_fn", lambda **_: load_installed)
     allow_unix_sockets()
-    sys.argv = ["flwr-clientapp", *words]
+    sys.argv = ["flwr-clientapp", *arguments]
     import_module("flwr.supernode.cli.flwr_clientapp").flwr_clientapp()
 
 
 def build_program_command(name: str) -> list[str]:
-    """The words that start one of these; nothing in the present folder can stand in for a module."""
+    """The command line of one of these programs; with -P nothing is imported from the present folder."""
     return [sys.executable, "-P", __file__, name]
 
 
 def connect_to_socket(kind: type[Client], path: str, interceptors: Sequence[Any] = (), retry: Any = None) -> Client:
-    """One of Flower's clients, which know TCP alone, on a Unix socket."""
+    """One of Flower's HTTP clients, which know TCP alone, connected to a Unix socket."""
     client = kind("http://localhost", interceptors=interceptors, verify=False, retry_invoker=retry)
     client._client.close()
     client._client = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=REPLY_TIMEOUT)
@@ -199,12 +199,12 @@ def connect_to_socket(kind: type[Client], path: str, interceptors: Sequence[Any]
 
 
 def allow_unix_sockets() -> None:
-    """Let Flower's clients understand addresses of Unix sockets."""
-    by_tcp = ProtobufClient.from_server_address
+    """Let Flower's clients accept the address of a Unix socket."""
+    connect_by_tcp = ProtobufClient.from_server_address
 
     def from_server_address(cls: Any, server_address: str, *more: Any, **named: Any) -> Any:
         if not server_address.startswith(UNIX_PREFIX):
-            return by_tcp.__func__(cls, server_address, *more, **named)
+            return connect_by_tcp.__func__(cls, server_address, *more, **named)
         path = server_address.removeprefix(UNIX_PREFIX)
         return connect_to_socket(cls, path, named["interceptors"], named.get("retry_invoker"))
 
@@ -212,7 +212,7 @@ def allow_unix_sockets() -> None:
 
 
 def replace_attribute(owner: Any, name: str, new: Any) -> None:
-    """Put something of ours in the place of something of Flower's, which must be there."""
+    """Replace an attribute of Flower, which must exist."""
     getattr(owner, name)
     setattr(owner, name, new)
 

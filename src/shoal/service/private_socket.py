@@ -1,4 +1,4 @@
-"""Where Flower's processes on one machine meet: a socket in a folder that only its owner can enter."""
+"""A folder that only its owner can enter, with the Unix socket by which Flower's processes on one machine connect."""
 
 import atexit
 import os
@@ -15,22 +15,22 @@ from shoal.storage.files import explain_disk_errors
 class PrivateFolder:
     """A folder with the socket of a SuperLink or SuperNode, and the secret of the SuperExec that works for it.
 
-    Whoever wants to connect to a socket must be able to enter its folder. Its path must be short (about 100 bytes),
-    so it is not beside the run, which may be deep down.
+    To connect to a socket, a process must be able to enter its folder. The path of a socket must be short (about 100
+    bytes), so the folder is a temporary one and not inside that of the run.
     """
 
     path: Path
 
     @classmethod
     def create(cls) -> "PrivateFolder":
-        """A new one, which is removed when this process ends."""
+        """A new folder with a new secret; it is removed when this process ends."""
         with explain_disk_errors(Path(tempfile.gettempdir())):
-            made = cls(Path(tempfile.mkdtemp(prefix="shoal-")))  # with mode 0700
-            atexit.register(shutil.rmtree, made.path, ignore_errors=True)
-            descriptor = os.open(made.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            folder = cls(Path(tempfile.mkdtemp(prefix="shoal-")))  # with mode 0700
+            atexit.register(shutil.rmtree, folder.path, ignore_errors=True)
+            descriptor = os.open(folder.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(token_bytes(32))
-        return made
+        return folder
 
     @property
     def socket(self) -> Path:

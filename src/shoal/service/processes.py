@@ -1,7 +1,7 @@
 """The processes of a federation: Flower's SuperLink and SuperExec on the server, a SuperNode on each device.
 
-They are started with encryption and keys unless somebody insists on neither, and they end with whoever started them.
-What they offer to whom is in flower_programs.py.
+They are started with TLS and keys unless the user asks for neither, and they end with the process that started them.
+Which interfaces they offer is in flower_programs.py.
 """
 
 import ctypes
@@ -31,55 +31,55 @@ REFUSAL_MEANINGS = {
     "[code: 2004]": "the server does not know this key, or takes the device for being there still",
     "Exit Code: 305": "the server cannot be reached like this",
 }
-"""What Flower's log says of a device that is not let in, and what it means."""
+"""Words in a SuperNode's log when the server refuses it, and what they mean."""
 DEPARTURE_SECONDS = 60
-"""Seconds that a server needs to notice that a device is gone; before that it lets no other one in with its key."""
+"""Seconds until a server notices that a device is gone; before that it refuses the same key."""
 
 
 @dataclass(frozen=True)
 class FlowerServer:
-    """How the server's processes are reached and secured."""
+    """The server's Flower processes: how they are started, reached and secured."""
 
     folder: Path
     """Where Flower keeps its state."""
     keys: Path | None
-    """The folder of keys; None is without any security."""
+    """The folder of keys; None is without TLS and keys."""
     host: str
     port: int
     private: PrivateFolder = field(default_factory=PrivateFolder.create)
-    """Where the processes on this machine reach the SuperLink, and nobody else does."""
+    """The private socket by which processes on this machine reach the SuperLink."""
 
     def key_path(self, name: str) -> str:
         assert self.keys
         return str(self.keys / name)
 
     def start_superlink(self) -> subprocess.Popen:
-        """The SuperLink: it holds messages until they are fetched, and survives being killed."""
-        secured = ["--insecure"]
+        """Start the SuperLink, which holds messages until they are fetched; its database survives being killed."""
+        security = ["--insecure"]
         if self.keys:
-            secured = ["--ssl-ca-certfile", self.key_path(AUTHORITY), "--ssl-certfile", self.key_path(CERTIFICATE)]
-            secured += ["--ssl-keyfile", self.key_path(SERVER_KEY), "--enable-supernode-auth"]
+            security = ["--ssl-ca-certfile", self.key_path(AUTHORITY), "--ssl-certfile", self.key_path(CERTIFICATE)]
+            security += ["--ssl-keyfile", self.key_path(SERVER_KEY), "--enable-supernode-auth"]
         address = ["--host", self.host, "--port", str(self.port), "--database", str(self.folder / "state.db")]
-        fixed = ["--isolation", "process", "--disable-runtime-dependency-installation"]
+        options = ["--isolation", "process", "--disable-runtime-dependency-installation"]
         secret = ["--superexec-auth-secret-file", str(self.private.secret)]
-        words = [*find_program_command("superlink"), str(self.private.socket), *address, *secured, *fixed, *secret]
-        return start_process(words, self.folder / "superlink.log", build_environment(self.folder))
+        command = [*find_program_command("superlink"), str(self.private.socket), *address, *security, *options, *secret]
+        return start_process(command, self.folder / "superlink.log", build_environment(self.folder))
 
-    def start_superexec(self, desk: Mapping[str, Any]) -> subprocess.Popen:
-        """The SuperExec: it starts our loop when a run is submitted."""
-        own = [str(self.private.socket), str(self.private.secret), str(os.getpid())]
-        environment = build_environment(self.folder) | {"SHOAL_DESK": json.dumps(desk)}
-        words = [*find_program_command("superexec"), "serverapp", *own]
-        return start_process(words, self.folder / "superexec.log", environment)
+    def start_superexec(self, settings: Mapping[str, Any]) -> subprocess.Popen:
+        """Start the SuperExec, which starts a process for every run that is submitted."""
+        connection = [str(self.private.socket), str(self.private.secret), str(os.getpid())]
+        environment = build_environment(self.folder) | {"SHOAL_DESK": json.dumps(settings)}
+        command = [*find_program_command("superexec"), "serverapp", *connection]
+        return start_process(command, self.folder / "superexec.log", environment)
 
     @property
     def local_address(self) -> str:
         """The address for processes on the same machine."""
         return f"127.0.0.1:{self.port}" if self.host == "0.0.0.0" else f"{self.host}:{self.port}"
 
-    def wait_until_up(self, process: subprocess.Popen, seconds: float = 60) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    def wait_until_up(self, process: subprocess.Popen, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
             if process.poll() is not None:
                 problem = f"Flower's SuperLink ended with code {process.returncode}."
                 raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}; is the port taken?")
@@ -90,123 +90,123 @@ class FlowerServer:
         raise ShoalError("unreachable", "Flower's SuperLink did not come up.", f"See {self.folder / 'superlink.log'}.")
 
     def register_devices(self, devices: int) -> Path:
-        """Tell the SuperLink the devices' keys; the file with the number that it gave each of them."""
+        """Register the devices' keys at the SuperLink; the file with the node id that it gave each of them."""
         from shoal.service.flower_control import register_device
 
         path = self.folder / "nodes.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
+        node_ids = json.loads(path.read_text()) if path.exists() else {}
         for device in range(devices):
-            if str(device) not in known:
-                shown = Path(self.key_path(device_key_name(device))).with_suffix(".pub")
+            if str(device) not in node_ids:
+                public_key = Path(self.key_path(device_key_name(device))).with_suffix(".pub")
                 try:
-                    known[str(device)] = register_device(self.private.socket, shown, f"device-{device}")
+                    node_ids[str(device)] = register_device(self.private.socket, public_key, f"device-{device}")
                 except ShoalError as error:
                     problem = f"Device {device} could not be registered: {error.problem}"
                     advice = "Make its key with `shoal keys`, or start in a new folder."
                     raise ShoalError("unreachable", problem, advice) from error
-                write_bytes(path, json.dumps(known).encode())
+                write_bytes(path, json.dumps(node_ids).encode())
         return path
 
-    def submit_run(self, run: str) -> str:
-        """Have a run started; Flower's number of it."""
+    def submit_run(self, name: str) -> str:
+        """Start the run in the folder of this name; Flower's id of it."""
         from shoal.service.flower_control import start_flower_run
 
         try:
-            return start_flower_run(self.private.socket, run)
+            return start_flower_run(self.private.socket, name)
         except ShoalError as error:
             problem = f"The run could not be submitted: {error.problem}"
             raise ShoalError("unreachable", problem, f"See {self.folder / 'superlink.log'}.") from error
 
-    def get_run_status(self, run: str) -> str:
-        """What Flower says of a run: pending, starting, running, finished; empty where it does not say."""
+    def get_run_status(self, run_id: str) -> str:
+        """Flower's status of a run: pending, starting, running, finished; empty where it cannot be asked."""
         from shoal.service.flower_control import get_flower_run_status
 
         try:
-            return get_flower_run_status(self.private.socket, run)
+            return get_flower_run_status(self.private.socket, run_id)
         except ShoalError:
             return ""
 
-    def stop_run(self, run: str) -> None:
+    def stop_run(self, run_id: str) -> None:
         from shoal.service.flower_control import stop_flower_run
 
         with suppress(ShoalError):
-            stop_flower_run(self.private.socket, run)
+            stop_flower_run(self.private.socket, run_id)
 
 
 def start_supernode(
-    server: str, key: Path | None, trust: Path | None, seat: Mapping[str, str], private: PrivateFolder
+    server: str, key: Path | None, trust: Path | None, settings: Mapping[str, str], private: PrivateFolder
 ) -> subprocess.Popen:
-    """A device's SuperNode, which takes care of its SuperExec."""
-    folder = Path(seat["folder"])
-    secured = ["--insecure"]
+    """Start a device's SuperNode, which starts its SuperExec; `settings` are the device's data and folder."""
+    folder = Path(settings["folder"])
+    security = ["--insecure"]
     if key and trust:
-        secured = ["--root-certificates", str(trust), "--auth-supernode-private-key", str(key)]
-    words = [
+        security = ["--root-certificates", str(trust), "--auth-supernode-private-key", str(key)]
+    command = [
         *find_program_command("supernode"),
         str(private.socket),
         str(private.secret),
         "--superlink",
         server,
-        *secured,
+        *security,
     ]
     return start_process(
-        words, folder / "supernode.log", build_environment(folder) | {"SHOAL_SEAT": json.dumps(dict(seat))}
+        command, folder / "supernode.log", build_environment(folder) | {"SHOAL_SEAT": json.dumps(dict(settings))}
     )
 
 
 def explain_refusal(folder: Path) -> str:
-    """Why the last SuperNode of a device ended."""
+    """Why the last SuperNode of a device ended, from its log."""
     log = (folder / "supernode.log").read_text(errors="replace").rpartition("Starting Flower SuperNode")[2]
     return next((why for mark, why in REFUSAL_MEANINGS.items() if mark in log), f"see {folder / 'supernode.log'}")
 
 
 def build_proxy_config(keys: Path, listen: str, server: str, folder: Path) -> str:
-    """The configuration of an nginx that forwards what devices need and nothing else."""
+    """The configuration of an nginx that forwards the devices' interface and nothing else."""
     text = Path(__file__).with_name("nginx.conf").read_text()
-    given = {"KEYS": keys.resolve(), "LISTEN": listen, "SERVER": server, "FOLDER": folder.resolve()}
-    for name, value in given.items():
+    values = {"KEYS": keys.resolve(), "LISTEN": listen, "SERVER": server, "FOLDER": folder.resolve()}
+    for name, value in values.items():
         text = text.replace(f"@{name}@", str(value))
     return text
 
 
 def build_environment(folder: Path) -> dict[str, str]:
-    """The environment of Flower's processes, without what the user's own tells Flower: that could open more doors."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-    return kept | QUIET_VARIABLES | {"FLWR_HOME": str(folder / "flower")}
+    """The environment of Flower's processes, without the user's FLWR_ variables: those could open more interfaces."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    return variables | QUIET_VARIABLES | {"FLWR_HOME": str(folder / "flower")}
 
 
-def start_process(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
-    """A process of its own group that ends with this one, whose files only its owner can read."""
+def start_process(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+    """Start a process that ends with this one (on Linux); its log and files are readable by their owner only."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         return subprocess.Popen(
-            words, stdout=file, stderr=file, env=dict(environment), umask=0o077, preexec_fn=make_parent_death_hook()
+            command, stdout=file, stderr=file, env=dict(environment), umask=0o077, preexec_fn=make_parent_death_hook()
         )
 
 
 def make_parent_death_hook():
-    """What a child does before anything else, on Linux: ask to be told when its parent dies."""
+    """What a child calls first, on Linux: ask for SIGTERM when its parent dies."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
     return lambda: libc.prctl(1, signal.SIGTERM)
 
 
-def end_processes(processes: Sequence[subprocess.Popen], seconds: float = 15) -> None:
-    """Ask processes to end, then make them."""
+def end_processes(processes: Sequence[subprocess.Popen], timeout: float = 15) -> None:
+    """End processes: SIGTERM, and SIGKILL after `timeout` seconds."""
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
     for process in processes:
         try:
-            process.wait(seconds)
+            process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def find_program_command(name: str) -> list[str]:
-    """The words that start one of Flower's programs our way."""
+    """The command line of one of the programs in flower_programs.py."""
     if not find_spec("flwr"):
         problem = "Real devices are reached by Flower, which is not installed."
         raise ShoalError("missing-extra", problem, 'Install it: pip install "shoal[flower]".')

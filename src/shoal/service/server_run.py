@@ -1,4 +1,4 @@
-"""A run with real devices, on its server: the same loop, folder and ledger as any other run."""
+"""The server's side of a run with real devices: the same loop, run folder and ledger as in a simulation."""
 
 import logging
 from dataclasses import replace
@@ -23,14 +23,17 @@ from shoal.service.client import build_run_description
 
 log = logging.getLogger("shoal")
 ENROL_PAUSE = 3.0
-"""Seconds between two looks for devices that have not come yet."""
+"""Seconds between two enrolment requests to devices that have not replied yet."""
 
 
 def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
-    """The recipe as a server runs it: a checkpoint after every round, so that devices need to keep two memories."""
-    known = {"devices", "local", "class_kl"} & set(recipe.metrics)
-    if known:
-        problem = f"The metric {sorted(known)[0]} needs the samples of the devices, and those stay with them."
+    """The recipe with a checkpoint after every round, so that devices need to keep two memories only.
+
+    What cannot work with real devices is refused: metrics on their samples, Python files, a GPU.
+    """
+    metrics = {"devices", "local", "class_kl"} & set(recipe.metrics)
+    if metrics:
+        problem = f"The metric {sorted(metrics)[0]} needs the samples of the devices, and those stay with them."
         raise ShoalError("bad-value", problem, "Leave it out.")
     if ".py:" in recipe.model or recipe.init:
         key = "init" if recipe.init else "model"
@@ -46,28 +49,34 @@ def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
 
 def play_server_run(
     path: Path,
-    post: Transport,
-    seconds: float,
-    bound: float,
-    wait: float,
+    transport: Transport,
+    reply_timeout: float,
+    max_norm: float,
+    enrol_timeout: float,
     watch: Watcher | None = None,
     max_samples: int = MAX_CLAIMED_SAMPLES,
 ) -> Result:
-    """Play the run in this folder from where it stands to its end; no device counts for more than `max_samples`."""
+    """Play the run in this folder from its checkpoint to its end.
+
+    A round waits `reply_timeout` seconds for replies, in which no tensor may have a norm above `max_norm`; a new run
+    waits `enrol_timeout` seconds for its devices, none of which counts for more than `max_samples`.
+    """
     folder = RunFolder.open(path)
     try:
         recipe = folder.read_recipe()
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         simulated = assembly.loop.engine
         assert isinstance(simulated, LocalDevices)
-        remote = RemoteEngine(post, get_run_id(folder), describe_run_for_devices(recipe), seconds, bound)
-        distant = RemoteDevices(simulated.setup, assembly.memory, remote)
-        found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
-        if found and found.server_state.cuts:
-            distant.resize(found.server_state.net, found.server_state.cuts[-1])
-            remote.cuts = found.server_state.cuts
-        history = folder.roll_back(found, assembly.memory)
-        sizes = collect_sample_counts(folder, distant, recipe.devices, wait)
+        remote_engine = RemoteEngine(
+            transport, get_run_id(folder), describe_run_for_devices(recipe), reply_timeout, max_norm
+        )
+        remote_devices = RemoteDevices(simulated.setup, assembly.memory, remote_engine)
+        checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
+        if checkpoint and checkpoint.server_state.cuts:
+            remote_devices.resize(checkpoint.server_state.net, checkpoint.server_state.cuts[-1])
+            remote_engine.cuts = checkpoint.server_state.cuts
+        history = folder.roll_back(checkpoint, assembly.memory)
+        sizes = collect_sample_counts(folder, remote_devices, recipe.devices, enrol_timeout)
         for device in np.flatnonzero(sizes > max_samples):
             log.warning(
                 "device %d says it has %d samples; it counts as if it had %d", device, sizes[device], max_samples
@@ -75,20 +84,20 @@ def play_server_run(
         sizes = np.minimum(sizes, max_samples)
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
-        loop = replace(assembly.loop, engine=distant, sizes=sizes, look=lambda round: {})
-        pick = EngineChoice("flower", threads=recipe.threads or 1)
-        folder.write_note("engine", pick.to_dict())
+        loop = replace(assembly.loop, engine=remote_devices, sizes=sizes, look=lambda round: {})
+        engine_choice = EngineChoice("flower", threads=recipe.threads or 1)
+        folder.write_note("engine", engine_choice.to_dict())
     except BaseException:
         folder.close()
         raise
-    standing = found.server_state if found else None
-    ride = ActiveRun(replace(assembly, loop=loop), pick, folder, standing, history, watch)
-    return play_runs([ride], remote)[0]
+    server_state = checkpoint.server_state if checkpoint else None
+    active_run = ActiveRun(replace(assembly, loop=loop), engine_choice, folder, server_state, history, watch)
+    return play_runs([active_run], remote_engine)[0]
 
 
 @use_threads(1)
 def describe_run_for_devices(recipe: Recipe) -> dict:
-    """What every device is told of the run."""
+    """The description of the run that every device is sent."""
     streams = RandomStreams(recipe.seed)
     dtype, _ = set_precision(recipe.precision, place := torch.device("cpu"))
     dataset = load_recipe_dataset(recipe, streams).to(dtype, place)
@@ -97,28 +106,33 @@ def describe_run_for_devices(recipe: Recipe) -> dict:
 
 
 def get_run_id(folder: RunFolder) -> str:
-    """A name for this run that no other run has; devices file their memories under it."""
-    known = folder.read_note("run") or {"id": token_hex(8)}
-    folder.write_note("run", known)
-    return known["id"]
+    """The run's unique id, drawn at the first call; devices name the folder of their memories after it."""
+    note = folder.read_note("run") or {"id": token_hex(8)}
+    folder.write_note("run", note)
+    return note["id"]
 
 
-def collect_sample_counts(folder: RunFolder, distant: RemoteDevices, devices: int, wait: float) -> np.ndarray:
-    """How many samples each device has: as it said when the run began, so that nobody's weight changes later."""
-    known = (folder.read_note("enrolled") or {}).get("sizes")
-    if known is None:
-        found: dict[int, int] = {}
-        end = monotonic() + wait
-        while len(found) < devices:
-            found |= distant.ask_sample_counts([d for d in range(devices) if d not in found])
-            if monotonic() > end:
+def collect_sample_counts(
+    folder: RunFolder, remote_devices: RemoteDevices, devices: int, enrol_timeout: float
+) -> np.ndarray:
+    """The number of samples of each device, 0 where it did not enrol in time.
+
+    They are stored when the run begins, so that no device can change its weight later.
+    """
+    sizes = (folder.read_note("enrolled") or {}).get("sizes")
+    if sizes is None:
+        counts: dict[int, int] = {}
+        deadline = monotonic() + enrol_timeout
+        while len(counts) < devices:
+            counts |= remote_devices.ask_sample_counts([d for d in range(devices) if d not in counts])
+            if monotonic() > deadline:
                 break
-            if len(found) < devices:
+            if len(counts) < devices:
                 sleep(ENROL_PAUSE)
-        for device in (d for d in range(devices) if d not in found):
-            log.warning("device %d did not come in %.0f s, and takes no part", device, wait)
-        if not found:
+        for device in (d for d in range(devices) if d not in counts):
+            log.warning("device %d did not come in %.0f s, and takes no part", device, enrol_timeout)
+        if not counts:
             raise ShoalError("unreachable", "No device came.", "Start some with `shoal join`, then the server again.")
-        known = [found.get(d, 0) for d in range(devices)]
-        folder.write_note("enrolled", {"sizes": known})
-    return np.array(known, dtype=np.int64)
+        sizes = [counts.get(d, 0) for d in range(devices)]
+        folder.write_note("enrolled", {"sizes": sizes})
+    return np.array(sizes, dtype=np.int64)

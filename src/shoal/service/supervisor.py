@@ -1,4 +1,4 @@
-"""The server's side of a federation: its processes, the run they play, and what happens when one of them dies."""
+"""`shoal server`: start Flower's processes, submit a run, follow its history, and restart what dies."""
 
 import json
 import os
@@ -21,40 +21,40 @@ from shoal.service.processes import FlowerServer, end_processes
 from shoal.storage.durable import remove_strays
 
 ENDING_FILE, LOOP_PID_FILE = "ending.json", "loop.pid"
-"""Files in a run's folder: what the loop said at its end, and the process that plays it."""
+"""Files in a run's folder: how the process that plays the run ended, and its process id."""
 FLOWER_FOLDER = "flower"
-"""Where Flower keeps its state, in the folder of a run."""
+"""The folder of Flower's state, inside that of the run."""
 LOOK_SECONDS, STATUS_SECONDS = 0.5, 15.0
-"""Seconds between two looks at the history, and between two questions to Flower."""
+"""Seconds between two looks at the history, and between two requests for Flower's status of the run."""
 MAX_TRIES = 5
-"""How often, without a round in between, a run that ends without a word is started again, and a process that dies."""
+"""How often, without a round in between, a run that ends without a result and a process that dies are restarted."""
 
 
 @dataclass(frozen=True)
 class DeviceTerms:
-    """On what terms devices are heard."""
+    """The limits that a server sets its devices."""
 
-    seconds: float
-    """How long a round waits for an answer."""
-    bound: float
+    reply_timeout: float
+    """Seconds that a round waits for a reply."""
+    max_norm: float
     """The largest norm of a tensor that a device may send."""
-    wait: float
-    """How long a new run waits for devices to come."""
+    enrol_timeout: float
+    """Seconds that a new run waits for its devices to enrol."""
     max_samples: int = MAX_CLAIMED_SAMPLES
-    """For how many samples a device counts at most, however many it says it has."""
+    """The most samples that a device counts for, however many it claims."""
 
 
 class Supervisor:
-    """The two processes that must live while runs are played; one that dies is started again."""
+    """The SuperLink and SuperExec of a server, running inside `with`; one that dies is started again."""
 
-    def __init__(self, link: FlowerServer, runs: Path, devices: int, terms: DeviceTerms):
-        self.link, self.devices = link, devices
-        self.desk = {
+    def __init__(self, flower_server: FlowerServer, runs: Path, devices: int, terms: DeviceTerms):
+        self.flower_server, self.devices = flower_server, devices
+        self.settings = {
             "runs": str(runs.resolve()),
-            "nodes": str((link.folder / "nodes.json").resolve()) if link.keys else "",
-            "seconds": terms.seconds,
-            "bound": terms.bound,
-            "wait": terms.wait,
+            "nodes": str((flower_server.folder / "nodes.json").resolve()) if flower_server.keys else "",
+            "seconds": terms.reply_timeout,
+            "bound": terms.max_norm,
+            "wait": terms.enrol_timeout,
             "max_samples": terms.max_samples,
         }
         self.processes: dict[str, subprocess.Popen] = {}
@@ -62,9 +62,9 @@ class Supervisor:
     def __enter__(self) -> "Supervisor":
         try:
             self.restart_dead_processes()
-            self.link.wait_until_up(self.processes["link"])
-            if self.link.keys:
-                self.link.register_devices(self.devices)
+            self.flower_server.wait_until_up(self.processes["link"])
+            if self.flower_server.keys:
+                self.flower_server.register_devices(self.devices)
         except BaseException:
             self.__exit__()
             raise
@@ -74,60 +74,65 @@ class Supervisor:
         end_processes(list(self.processes.values())[::-1])
 
     def restart_dead_processes(self) -> int:
-        """Start what is not running; how many those were."""
+        """Start the processes that are not running; how many there were."""
         dead = 0
-        for name, make in (("link", self.link.start_superlink), ("exec", lambda: self.link.start_superexec(self.desk))):
+        for name, start in (
+            ("link", self.flower_server.start_superlink),
+            ("exec", lambda: self.flower_server.start_superexec(self.settings)),
+        ):
             process = self.processes.get(name)
             if process is None or process.poll() is not None:
                 dead += 1
-                self.processes[name] = make()
+                self.processes[name] = start()
                 if name == "link":
-                    self.link.wait_until_up(self.processes[name])
+                    self.flower_server.wait_until_up(self.processes[name])
         return dead
 
-    def play_run(self, path: Path, watch: Callable[[Row], None]) -> None:
-        """A run from where it stands to its end, through the deaths of whoever plays it."""
-        told, tries = len(read_played_rows(path)), 0
+    def play_run(self, path: Path, on_row: Callable[[Row], None]) -> None:
+        """Play a run to its end; where the process that plays it dies, it is started again from the checkpoint."""
+        rows_seen, tries = len(read_played_rows(path)), 0
         while True:
             for name in (ENDING_FILE, LOOP_PID_FILE):
                 (path / name).unlink(missing_ok=True)
-            before, number = told, self.link.submit_run(path.name)
-            told = self.follow_run(path, number, told, watch)
+            before, run_id = rows_seen, self.flower_server.submit_run(path.name)
+            rows_seen = self.follow_run(path, run_id, rows_seen, on_row)
             ending = read_ending(path)
             if ending is not None:
                 if ending["kind"]:
                     raise ShoalError(ending["kind"], ending["problem"], ending["advice"])
                 return
-            self.link.stop_run(number)
-            tries = 0 if told > before else tries + 1
+            self.flower_server.stop_run(run_id)
+            tries = 0 if rows_seen > before else tries + 1
             if tries == MAX_TRIES:
                 problem = f"The run was started {MAX_TRIES} times and ended each time without a word."
-                raise ShoalError("bug", problem, f"See {path / 'server.log'} and {self.link.folder / 'superexec.log'}.")
+                raise ShoalError(
+                    "bug", problem, f"See {path / 'server.log'} and {self.flower_server.folder / 'superexec.log'}."
+                )
 
-    def follow_run(self, path: Path, number: str, told: int, watch: Callable[[Row], None]) -> int:
-        """Tell of rounds as they are played, until the run has ended or Flower has lost it; how many were told."""
-        asked, deaths = time.monotonic(), 0
+    def follow_run(self, path: Path, run_id: str, rows_seen: int, on_row: Callable[[Row], None]) -> int:
+        """Call `on_row` for each new round, until the run has ended or its process has died; the number of rounds."""
+        status_time, deaths = time.monotonic(), 0
         while True:
             rows = read_played_rows(path)
-            deaths = deaths if len(rows) <= told else 0
-            for row in rows[told:]:
-                watch(row)
-            told = max(told, len(rows))
+            deaths = deaths if len(rows) <= rows_seen else 0
+            for row in rows[rows_seen:]:
+                on_row(row)
+            rows_seen = max(rows_seen, len(rows))
             if read_ending(path) is not None or has_loop_died(path):
-                return told
+                return rows_seen
             deaths += self.restart_dead_processes()
             if deaths >= MAX_TRIES:
                 problem = f"Flower's processes died {MAX_TRIES} times without a round in between."
-                raise ShoalError("unreachable", problem, f"See {self.link.folder / 'superexec.log'}.")
-            if time.monotonic() - asked > STATUS_SECONDS:
-                if self.link.get_run_status(number).startswith("finished"):
-                    return told
-                asked = time.monotonic()
+                raise ShoalError("unreachable", problem, f"See {self.flower_server.folder / 'superexec.log'}.")
+            if time.monotonic() - status_time > STATUS_SECONDS:
+                if self.flower_server.get_run_status(run_id).startswith("finished"):
+                    return rows_seen
+                status_time = time.monotonic()
             time.sleep(LOOK_SECONDS)
 
 
 def read_ending(path: Path) -> dict | None:
-    """What the loop left behind at its end."""
+    """How the run ended, as its process wrote it; None where it has not ended."""
     try:
         return json.loads((path / ENDING_FILE).read_text())
     except (OSError, ValueError):
@@ -135,14 +140,14 @@ def read_ending(path: Path) -> dict | None:
 
 
 def has_loop_died(path: Path) -> bool:
-    """Whether the process that played the run is gone, or dead and not buried by the one that started it."""
+    """Whether the process that plays the run has ended; a zombie, which nobody has waited for, counts too."""
     try:
-        number = int((path / LOOP_PID_FILE).read_text())
+        pid = int((path / LOOP_PID_FILE).read_text())
     except (OSError, ValueError):
-        return False  # it has not begun
+        return False  # it has not started yet
     try:
-        os.kill(number, 0)
-        return not Path(f"/proc/{number}/cmdline").read_bytes()
+        os.kill(pid, 0)
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
     except ProcessLookupError:
         return True
     except OSError:
@@ -150,16 +155,16 @@ def has_loop_died(path: Path) -> bool:
 
 
 def kill_leftover_loop(path: Path) -> None:
-    """A loop that was left over by a server that was killed must not go on beside a new one."""
+    """Kill the process that a killed server left behind, so that no second one plays the run beside the new one."""
     with suppress(OSError, ValueError):
-        left = int((path / LOOP_PID_FILE).read_text())
-        if b"serverapp" in Path(f"/proc/{left}/cmdline").read_bytes():
-            os.kill(left, signal.SIGKILL)
+        pid = int((path / LOOP_PID_FILE).read_text())
+        if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
             time.sleep(LOOK_SECONDS)
 
 
 def read_played_rows(path: Path) -> list[Row]:
-    """The rounds that were played; a line that is just being written, or that a power cut tore, is left for later."""
+    """The rows of the history so far, up to a line that is incomplete or damaged by a power cut."""
     file, rows = path / "history.jsonl", []
     with suppress(ValueError):
         for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
@@ -169,7 +174,7 @@ def read_played_rows(path: Path) -> list[Row]:
 
 
 def prepare_run_folder(recipe: Recipe) -> tuple[Path, IO[bytes]]:
-    """The folder of a run that is about to begin or to go on, and the lock that keeps other servers out of it."""
+    """The folder of a run that begins or goes on, and the lock that keeps other servers out of it."""
     path = Path(recipe.out)
     if not (path / "recipe.toml").exists():
         RunFolder.create(recipe).close()
@@ -185,12 +190,12 @@ def prepare_run_folder(recipe: Recipe) -> tuple[Path, IO[bytes]]:
 
 
 def check_key_folder(keys: Path, devices: int) -> Path:
-    """The folder of keys, if everything is in it."""
-    wanted = [AUTHORITY, CERTIFICATE, SERVER_KEY]
-    wanted += [str(Path(device_key_name(d)).with_suffix(".pub")) for d in range(devices)]
-    missing = [name for name in wanted if not (keys / name).is_file()]
+    """The folder of keys, if it has all keys of a server with so many devices; else an error."""
+    names = [AUTHORITY, CERTIFICATE, SERVER_KEY]
+    names += [str(Path(device_key_name(d)).with_suffix(".pub")) for d in range(devices)]
+    missing = [name for name in names if not (keys / name).is_file()]
     if missing:
         problem = f"{keys} has no {missing[0]}."
-        many = f" --devices {devices}" if devices else ""
-        raise ShoalError("unreachable", problem, f"Make it: shoal keys {keys}{many}.")
+        option = f" --devices {devices}" if devices else ""
+        raise ShoalError("unreachable", problem, f"Make it: shoal keys {keys}{option}.")
     return keys.resolve()
