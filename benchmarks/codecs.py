@@ -50,7 +50,7 @@ METHODS = [
 COLUMNS = 1000
 
 
-def model_of(size: int) -> dict[str, Tensor]:
+def make_model(size: int) -> dict[str, Tensor]:
     """Changes of a model of about that many parameters."""
     generator = torch.Generator().manual_seed(0)
     sizes = (size * 9 // 100, size * 9 // 1000, size // 1000)
@@ -58,7 +58,7 @@ def model_of(size: int) -> dict[str, Tensor]:
     return {"t0": rows} | {f"t{i}": torch.randn(n, generator=generator) for i, n in enumerate(sizes, 1)}
 
 
-def timed(
+def time_codecs(
     codecs: tuple[Part, ...], values: dict[str, Tensor], times: int, clock=perf_counter
 ) -> tuple[float, float, int]:
     """The fewest seconds to encode and to decode, and the bytes in between."""
@@ -70,25 +70,25 @@ def timed(
     encode, decode, size = [], [], 0
     for _ in range(times):
         link = replace(link, known={})
-        began = clock()
-        coded, memories = wire.encode_message(message, codecs, memories, link)
-        middle = clock()
-        wire.decode_message(coded, codecs, link)
-        encode.append(middle - began)
-        decode.append(clock() - middle)
-        size = coded.nbytes
+        start = clock()
+        encoded, memories = wire.encode_message(message, codecs, memories, link)
+        encoded_at = clock()
+        wire.decode_message(encoded, codecs, link)
+        encode.append(encoded_at - start)
+        decode.append(clock() - encoded_at)
+        size = encoded.nbytes
     return min(encode), min(decode), size
 
 
-def table(size: int, times: int, clock=perf_counter) -> list[str]:
-    values = model_of(size)
-    whole = tree.count_tree_bytes(values)
+def build_table(size: int, times: int, clock=perf_counter) -> list[str]:
+    values = make_model(size)
+    full = tree.count_tree_bytes(values)
     lines = ["| codec | encode, GB/s | decode, GB/s | bytes of the model's |", "| --- | --: | --: | --: |"]
     for text in METHODS:
-        encode, decode, small = timed(
+        encode, decode, sent = time_codecs(
             parse_method(text, find_shipped_parts(), PRESETS).codecs_for("up"), values, times, clock
         )
-        lines.append(f"| {text} | {whole / encode / 1e9:.2f} | {whole / decode / 1e9:.2f} | {small / whole:.3%} |")
+        lines.append(f"| {text} | {full / encode / 1e9:.2f} | {full / decode / 1e9:.2f} | {sent / full:.3%} |")
         print(lines[-1], flush=True)
     return lines
 
@@ -100,14 +100,14 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=7)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--out", default="")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    lines = table(given.size, given.times, process_time if given.clock == "cpu" else perf_counter)
-    if given.out:
-        options = f"--size {given.size} --threads {given.threads} --clock {given.clock}"
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    lines = build_table(args.size, args.times, process_time if args.clock == "cpu" else perf_counter)
+    if args.out:
+        options = f"--size {args.size} --threads {args.threads} --clock {args.clock}"
         command = f"Command: `python benchmarks/codecs.py {options}`, torch {torch.__version__}."
         head = ["# How fast codecs are", "", command, ""]
-        Path(given.out).write_text("\n".join([*head, *lines, ""]))
+        Path(args.out).write_text("\n".join([*head, *lines, ""]))
 
 
 if __name__ == "__main__":

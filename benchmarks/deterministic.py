@@ -38,7 +38,7 @@ SETTING: dict[str, Any] = {
 }
 
 
-def drawn(samples: int) -> Dataset:
+def draw_dataset(samples: int) -> Dataset:
     """So many training samples around a mean for each class, and a fifth of them to test on."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(samples + samples // 5) % CLASSES
@@ -47,40 +47,40 @@ def drawn(samples: int) -> Dataset:
     return Dataset("bench", x[:samples], y[:samples], x[samples:], y[samples:], CLASSES)
 
 
-def play(given: argparse.Namespace) -> None:
-    """One run, told as JSON: its rows, what its weights hash to, and the seconds of its rounds."""
-    data = drawn(given.samples)
+def play_and_print(args: argparse.Namespace) -> None:
+    """Play one run and print as JSON its rows, the hash of its weights, and the seconds of its rounds."""
+    data = draw_dataset(args.samples)
     DATASETS["bench"] = lambda: data
-    asked = {"model": given.models[0], "rounds": given.rounds, "compute": given.compute}
-    result = shoal.run(given.method, data="bench", deterministic=given.deterministic, **SETTING | asked)
+    values = {"model": args.models[0], "rounds": args.rounds, "compute": args.compute}
+    result = shoal.run(args.method, data="bench", deterministic=args.deterministic, **SETTING | values)
     weights = sha256(b"".join(v.cpu().numpy().tobytes() for _, v in sorted(result.params.items()))).hexdigest()
     rows = [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.rows]
     seconds = [row["wall_seconds"] for row in result.history.rows]
     print(json.dumps({"rows": rows, "weights": weights, "seconds": seconds, "engine": str(result.engine)}))
 
 
-def played(given: argparse.Namespace, model: str, deterministic: bool) -> dict[str, Any]:
-    """The same in a process of its own."""
-    options = {"method": given.method, "models": model, "rounds": given.rounds, "compute": given.compute}
-    options |= {"samples": given.samples}
+def play_in_process(args: argparse.Namespace, model: str, deterministic: bool) -> dict[str, Any]:
+    """What `play_and_print` prints, played in a process of its own."""
+    options = {"method": args.method, "models": model, "rounds": args.rounds, "compute": args.compute}
+    options |= {"samples": args.samples}
     command = [sys.executable, __file__, "--play", *(f"--{k}={v}" for k, v in options.items())]
     command += ["--deterministic"] if deterministic else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def line(model: str, deterministic: bool, runs: list[dict[str, Any]], usual: float) -> str:
+def format_row(model: str, deterministic: bool, runs: list[dict[str, Any]], base_seconds: float) -> str:
     """A row of the table."""
     one, other = runs
     rows = sum(a == b for a, b in zip(one["rows"], other["rows"]))
     ends = " and ".join(f"{run['rows'][-1]['accuracy']:.4f}" for run in runs)
     weights = "the same bits" if one["weights"] == other["weights"] else "differ"
-    took = seconds_of(runs)
-    told = [model, str(deterministic).lower(), f"{rows} of {len(one['rows'])}", weights, ends]
-    return f"| {' | '.join(told)} | {took:.3f} | {took / usual:.2f} | {one['engine']} |"
+    seconds = median_seconds(runs)
+    cells = [model, str(deterministic).lower(), f"{rows} of {len(one['rows'])}", weights, ends]
+    return f"| {' | '.join(cells)} | {seconds:.3f} | {seconds / base_seconds:.2f} | {one['engine']} |"
 
 
-def seconds_of(runs: list[dict[str, Any]]) -> float:
+def median_seconds(runs: list[dict[str, Any]]) -> float:
     return median(s for run in runs for s in run["seconds"][1:])
 
 
@@ -94,31 +94,31 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--deterministic", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.play:
-        return play(given)
+    args = parser.parse_args()
+    if args.play_and_print:
+        return play_and_print(args)
     lines = [
         "| model | deterministic | equal rows | weights | accuracies | s a round | ratio | engine |",
         "| --- | --- | --: | --- | --- | --: | --: | --- |",
     ]
-    for model in given.models:
+    for model in args.models:
         runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
         for deterministic in (False, True, True, False):
-            runs[deterministic].append(played(given, model, deterministic))
-        usual = seconds_of(runs[False])
-        lines += [line(model, deterministic, own, usual) for deterministic, own in runs.items()]
+            runs[deterministic].append(play_in_process(args, model, deterministic))
+        base_seconds = median_seconds(runs[False])
+        lines += [format_row(model, deterministic, own, base_seconds) for deterministic, own in runs.items()]
         print("\n".join(lines[-2:]), flush=True)
-    if given.out:
-        options = f"--method {given.method} --models {' '.join(given.models)} --rounds {given.rounds}"
-        place = torch.cuda.get_device_name() if given.compute.startswith("cuda") else given.compute
-        command = f"Command: `python benchmarks/deterministic.py {options} --compute {given.compute}`"
+    if args.out:
+        options = f"--method {args.method} --models {' '.join(args.models)} --rounds {args.rounds}"
+        place = torch.cuda.get_device_name() if args.compute.startswith("cuda") else args.compute
+        command = f"Command: `python benchmarks/deterministic.py {options} --compute {args.compute}`"
         head = [
             "# What `deterministic = true` gives and costs",
             "",
             f"{command}, torch {torch.__version__}, {place}.",
             "",
         ]
-        given.out.write_text("\n".join([*head, *lines, ""]))
+        args.out.write_text("\n".join([*head, *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class InTurn(Part):
         return sorted((first + i) % len(round.sizes) for i in range(round.sample)), state
 
 
-def noise(samples: int) -> Dataset:
+def draw_dataset(samples: int) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(samples + 10, 3, 32, 32, generator=generator)
     y = torch.randint(10, (samples + 10,), generator=generator)
@@ -50,44 +50,44 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=10)
     parser.add_argument("--memory-mb", type=int, default=512)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    DATASETS["bench"] = lambda: noise(2 * given.devices)
+    args = parser.parse_args()
+    DATASETS["bench"] = lambda: draw_dataset(2 * args.devices)
     recipe = Recipe().with_values(
         data="bench",
         model="resnet18-imagenet-gn",
         method="inturn+fedbr",
         parts=(__file__,),
         split="iid",
-        devices=given.devices,
-        sample=given.sample,
+        devices=args.devices,
+        sample=args.sample,
         steps="1",
         batch=2,
-        memory_mb=given.memory_mb,
+        memory_mb=args.memory_mb,
         engine="serial",
     )
-    began = perf_counter()
+    start = perf_counter()
     with TemporaryDirectory() as folder:
         assembly = assemble_run(recipe, Path(folder))
         loop = replace(assembly.loop, evaluates=lambda row: False)
-        standing, rounds = loop.start(assembly.net), 3 * given.devices // (2 * given.sample)
+        server_state, rounds = loop.start(assembly.net), 3 * args.devices // (2 * args.sample)
         for number in range(rounds):
-            standing, _ = loop.play_round(standing, number)
+            server_state, _ = loop.play_round(server_state, number)
             assembly.memory.commit(number)
             if number % 10 == 9:
-                print(f"{number + 1} of {rounds} rounds, peak {peak():.2f} GB", flush=True)
-        one = count_tree_bytes(assembly.memory.get(0))
+                print(f"{number + 1} of {rounds} rounds, peak {get_peak_gb():.2f} GB", flush=True)
+        size = count_tree_bytes(assembly.memory.get(0))
     line = (
-        f"{given.devices} devices remember {one / 1e6:.1f} MB each, {one * given.devices / 1e9:.1f} GB in all; "
-        f"{rounds} rounds of {given.sample} in {perf_counter() - began:.0f} s, peak RAM {peak():.2f} GB."
+        f"{args.devices} devices remember {size / 1e6:.1f} MB each, {size * args.devices / 1e9:.1f} GB in all; "
+        f"{rounds} rounds of {args.sample} in {perf_counter() - start:.0f} s, peak RAM {get_peak_gb():.2f} GB."
     )
     print(line)
-    if given.out:
-        options = f"--devices {given.devices} --sample {given.sample} --memory-mb {given.memory_mb}"
+    if args.out:
+        options = f"--devices {args.devices} --sample {args.sample} --memory-mb {args.memory_mb}"
         command = f"python benchmarks/memories.py {options}"
-        given.out.write_text(f"# Memories of devices\n\nCommand: `{command}`, torch {torch.__version__}.\n\n{line}\n")
+        args.out.write_text(f"# Memories of devices\n\nCommand: `{command}`, torch {torch.__version__}.\n\n{line}\n")
 
 
-def peak() -> float:
+def get_peak_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

@@ -28,46 +28,44 @@ PUBLISHED = {("FedDH", "lenet"): 0.086, ("FedDH", "cnn"): 0.042, ("FedDHAD", "le
 """Table 2 of the paper, CIFAR-10."""
 
 
-def recipe_of(model: str, method: str, **more) -> Recipe:
-    given = {"devices": 100, "sample": 10, "batch": 10, "split": "dirichlet:0.5", "server_data": "per-class:10"}
+def make_recipe(model: str, method: str, **more) -> Recipe:
+    values = {"devices": 100, "sample": 10, "batch": 10, "split": "dirichlet:0.5", "server_data": "per-class:10"}
     return Recipe().with_values(
-        data="bench", model=model, method=method, fleet="tiers", engine="serial", **given | more
+        data="bench", model=model, method=method, fleet="tiers", engine="serial", **values | more
     )
 
 
-def played(recipe: Recipe, rounds: int) -> tuple[float, float]:
+def time_rounds(recipe: Recipe, rounds: int) -> tuple[float, float]:
     """Mean seconds of the server and of the devices in a round, the first left out."""
     assembly = assemble_run(recipe)
     loop = assembly.loop
     loop = type(loop)(**{**vars(loop), "evaluates": lambda row: False})
-    standing, server, devices = loop.start(assembly.net), [], []
+    server_state, server, devices = loop.start(assembly.net), [], []
     for number in range(rounds + 1):
-        began = perf_counter()
-        asked = loop.open_round(standing, number)
-        told = perf_counter()
-        outcomes = loop.engine.fit(asked.jobs_to_train)
-        back = perf_counter()
-        standing, _ = loop.close_round(asked, outcomes, back - told)
-        server.append(told - began + perf_counter() - back)
-        devices.append(back - told)
+        start = perf_counter()
+        opened = loop.open_round(server_state, number)
+        sent_at = perf_counter()
+        outcomes = loop.engine.fit(opened.jobs_to_train)
+        returned_at = perf_counter()
+        server_state, _ = loop.close_round(opened, outcomes, returned_at - sent_at)
+        server.append(sent_at - start + perf_counter() - returned_at)
+        devices.append(returned_at - sent_at)
         assembly.memory.commit(number)
     return mean(server[1:]), mean(devices[1:])
 
 
-def table(rounds: int) -> list[str]:
+def build_table(rounds: int) -> list[str]:
     lines = [
         "| model | method | server, ms a round | share of a FedAvg round | published |",
         "| --- | --- | --: | --: | --: |",
     ]
     for model in ("lenet", "cnn"):
-        server, devices = played(recipe_of(model, "fedavg", epochs="5"), 2)
-        whole = server + devices
+        server_seconds, device_seconds = time_rounds(make_recipe(model, "fedavg", epochs="5"), 2)
+        whole = server_seconds + device_seconds
         for label, method in METHODS.items():
-            own, _ = played(recipe_of(model, method, steps="1"), rounds)
-            told = PUBLISHED.get((label, model))
-            lines.append(
-                f"| {model} | {label} | {own * 1e3:.1f} | {own / whole:.2%} | {f'{told:.1%}' if told else ''} |"
-            )
+            seconds, _ = time_rounds(make_recipe(model, method, steps="1"), rounds)
+            published = f"{PUBLISHED[label, model]:.1%}" if (label, model) in PUBLISHED else ""
+            lines.append(f"| {model} | {label} | {seconds * 1e3:.1f} | {seconds / whole:.2%} | {published} |")
         lines.append(f"| {model} | a round of FedAvg | {whole * 1e3:.0f} | | |")
     return lines
 
@@ -76,17 +74,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", default="")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     x, y = torch.randn(50_000, 3, 32, 32), torch.arange(50_000) % 10
     data = Dataset("bench", x, y, x[:10], y[:10], 10)
     DATASETS["bench"] = lambda: data
-    lines = table(given.rounds)
+    lines = build_table(args.rounds)
     print("\n".join(lines))
-    if given.out:
-        command = f"Command: `python benchmarks/overhead.py --rounds {given.rounds}`"
+    if args.out:
+        command = f"Command: `python benchmarks/overhead.py --rounds {args.rounds}`"
         head = ["# What FedDH and FedDHAD cost the server", "", f"{command}, 1 thread, torch {torch.__version__}.", ""]
-        Path(given.out).write_text("\n".join([*head, *lines, ""]))
+        Path(args.out).write_text("\n".join([*head, *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -27,27 +27,27 @@ def measure(devices: int, rounds: int) -> None:
         split="virtual:60", devices=devices, sample=100, batch=10, eval_every=10**6, rounds=10**6
     )
     assembly = assemble_run(recipe)
-    standing = assembly.loop.start(assembly.net)
-    start = time.perf_counter() - began
-    spent = []
+    server_state = assembly.loop.setup_seconds(assembly.net)
+    setup_seconds = time.perf_counter() - began
+    seconds = []
     for number in range(rounds + 1):
         began = time.perf_counter()
-        standing, _ = assembly.loop.play_round(standing, number)
-        spent.append(time.perf_counter() - began)
+        server_state, _ = assembly.loop.play_round(server_state, number)
+        seconds.append(time.perf_counter() - began)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"devices": devices, "start": start, "round": median(spent[1:]), "memory": memory}))
+    print(json.dumps({"devices": devices, "start": setup_seconds, "round": median(seconds[1:]), "memory": memory}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", type=int, default=0)
-    given = parser.parse_args()
-    if given.only:
-        return measure(given.only, given.rounds)
+    args = parser.parse_args()
+    if args.only:
+        return measure(args.only, args.rounds)
     print("| devices | start, s | round, s | memory, MiB |\n|---|---|---|---|")
     for devices in (1_000, 1_000_000):
-        command = [sys.executable, __file__, "--only", str(devices), "--rounds", str(given.rounds)]
+        command = [sys.executable, __file__, "--only", str(devices), "--rounds", str(args.rounds)]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(f"| {devices:,} | {row['start']:.2f} | {row['round']:.3f} | {row['memory']:.0f} |", flush=True)
 

@@ -24,27 +24,27 @@ from shoal.parts.lib.unit_scores import score_neurons
 SHAPE = (3, 32, 32)
 
 
-def pruned(net: Net, rate: float) -> Net:
+def prune_net(net: Net, rate: float) -> Net:
     """The net that FedAP leaves."""
     images = torch.rand(16, *SHAPE, generator=torch.Generator().manual_seed(0))
     ranks = score_neurons(net, net.initial, images)
     return net.cut(Plan(choose_kept_filters(net, net.initial, ranks, compute_layer_rates(net, net.initial, rate))))
 
 
-def buffers_of(net: Net) -> dict[str, torch.Tensor]:
+def get_buffers(net: Net) -> dict[str, torch.Tensor]:
     return {k: net.initial[k] for k in net.buffers}
 
 
-def step(net: Net, batch: Batch) -> float:
+def time_step(net: Net, batch: Batch) -> float:
     """Seconds of one pass forward and back."""
 
     def score(params, batch) -> BatchScore:
-        logits, features, taps, buffers = net.forward(buffers_of(net) | params, batch.inputs, training=True)
+        logits, features, taps, buffers = net.forward(get_buffers(net) | params, batch.inputs, training=True)
         return BatchScore(compute_mean_loss(logits, batch), logits, features, taps, buffers, {})
 
-    began = perf_counter()
+    start = perf_counter()
     compute_autograd_gradient(score, {k: net.initial[k] for k in net.trainable}, batch)
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def main() -> None:
@@ -53,33 +53,33 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     lines = [
         "| model | whole, M MACs | pruned | whole, ms a step | pruned | faster |",
         "| --- | --: | --: | --: | --: | --: |",
     ]
     for model in ("vgg11", "cnn", "resnet18"):
         whole = build_model(model, SHAPE, 10, 0)
-        small = pruned(whole, given.rate)
-        batch = Batch(torch.rand(given.batch, *SHAPE), ((torch.arange(given.batch) % 10, None),))
-        for net in (whole, small):
-            step(net, batch)
-        times = [(step(whole, batch), step(small, batch)) for _ in range(given.repeats)]
-        before, after = (median(own) for own in zip(*times))
-        macs = [f"{net.macs_forward / 1e6:.1f}" for net in (whole, small)]
+        pruned_net = prune_net(whole, args.rate)
+        batch = Batch(torch.rand(args.batch, *SHAPE), ((torch.arange(args.batch) % 10, None),))
+        for net in (whole, pruned_net):
+            time_step(net, batch)
+        times = [(time_step(whole, batch), time_step(pruned_net, batch)) for _ in range(args.repeats)]
+        before, after = (median(seconds) for seconds in zip(*times))
+        macs = [f"{net.macs_forward / 1e6:.1f}" for net in (whole, pruned_net)]
         lines.append(
             f"| {model} | {' | '.join(macs)} | {before * 1e3:.1f} | {after * 1e3:.1f} | {before / after:.2f} |"
         )
         print(lines[-1], flush=True)
-    if given.out:
-        command = f"python benchmarks/pruned.py --rate {given.rate} --batch {given.batch} --repeats {given.repeats}"
+    if args.out:
+        command = f"python benchmarks/pruned.py --rate {args.rate} --batch {args.batch} --repeats {args.repeats}"
         head = [
             "# How much faster a pruned model is",
             "",
             f"Command: `{command}`, torch {torch.__version__}, {torch.get_num_threads()} threads.",
             "",
         ]
-        given.out.write_text("\n".join([*head, *lines, ""]))
+        args.out.write_text("\n".join([*head, *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -55,48 +55,48 @@ PAIRS: list[tuple[str, Make, str, Make]] = [
 """A pool, and the Ray cluster that does the same."""
 
 
-def put_together() -> Assembly:
+def assemble_job() -> Assembly:
     x, y = (torch.from_numpy(array).flatten(0, 1) for array in load(JOB))
     data = Dataset("bench", x, y, x[:10], y[:10], 10)
     DATASETS["bench"] = lambda: data
-    given = {"devices": JOB.devices, "sample": JOB.per_round, "epochs": JOB.epochs, "batch": JOB.batch, "lr": JOB.lr}
-    return assemble_run(Recipe().with_values(data="bench", model=JOB.model, split="iid", rounds=10**6, **given))
+    values = {"devices": JOB.devices, "sample": JOB.per_round, "epochs": JOB.epochs, "batch": JOB.batch, "lr": JOB.lr}
+    return assemble_run(Recipe().with_values(data="bench", model=JOB.model, split="iid", rounds=10**6, **values))
 
 
-def seconds(assembly: Assembly, crew: TrainingEngine, rounds: int) -> float:
-    """What so many rounds take with a crew, from the first."""
-    get_local_devices(assembly.loop).training_engine = crew
+def time_rounds(assembly: Assembly, engine: TrainingEngine, rounds: int) -> float:
+    """Seconds of so many rounds with an engine, from the first round on."""
+    get_local_devices(assembly.loop).training_engine = engine
     loop = replace(assembly.loop, evaluates=lambda row: False)
-    standing, began = loop.start(assembly.net), perf_counter()
+    server_state, start = loop.start(assembly.net), perf_counter()
     for number in range(rounds):
-        standing, _ = loop.play_round(standing, number)
-    return perf_counter() - began
+        server_state, _ = loop.play_round(server_state, number)
+    return perf_counter() - start
 
 
-def measured(
+def compare_engines(
     assembly: Assembly, pool: TrainingEngine, cluster: TrainingEngine, turns: int
 ) -> tuple[list[float], float]:
-    """How much longer the cluster takes than the pool before and after it, in each turn; and the pool's seconds."""
-    for crew in (pool, cluster):
-        seconds(assembly, crew, WARM)
-    ratios, taken = [], [seconds(assembly, pool, ROUNDS)]
+    """In each turn, the time of the cluster over the mean of the pools around it; the pools' median seconds."""
+    for engine in (pool, cluster):
+        time_rounds(assembly, engine, WARM)
+    ratios, pool_seconds = [], [time_rounds(assembly, pool, ROUNDS)]
     for _ in range(turns):
-        own = seconds(assembly, cluster, ROUNDS)
-        taken.append(seconds(assembly, pool, ROUNDS))
-        ratios.append(2 * own / sum(taken[-2:]))
-    for crew in (pool, cluster):
-        crew.close()
-    return ratios, median(taken)
+        ray_seconds = time_rounds(assembly, cluster, ROUNDS)
+        pool_seconds.append(time_rounds(assembly, pool, ROUNDS))
+        ratios.append(2 * ray_seconds / sum(pool_seconds[-2:]))
+    for engine in (pool, cluster):
+        engine.close()
+    return ratios, median(pool_seconds)
 
 
-def table(turns: int) -> list[str]:
-    assembly, first = put_together(), 0.0
+def build_table(turns: int) -> list[str]:
+    assembly, first = assemble_job(), 0.0
     lines = ["| pool | its time | Ray | time beside the pool | quarter | three quarters |", "|---|--:|---|--:|--:|--:|"]
     for name, pool, other, cluster in PAIRS:
-        ratios, taken = measured(assembly, pool(), cluster(), turns)
-        first = first or taken
+        ratios, pool_seconds = compare_engines(assembly, pool(), cluster(), turns)
+        first = first or pool_seconds
         low, middle, high = quantiles(ratios, n=4)
-        lines.append(f"| {name} | {taken / first:.2f} | {other} | {middle:.2f} | {low:.2f} | {high:.2f} |")
+        lines.append(f"| {name} | {pool_seconds / first:.2f} | {other} | {middle:.2f} | {low:.2f} | {high:.2f} |")
     return lines
 
 
@@ -104,15 +104,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--out", default="")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    lines = table(given.turns)
+    lines = build_table(args.turns)
     print("\n".join(lines))
-    if given.out:
-        command = f"Command: `python benchmarks/ray_jobs.py --turns {given.turns}`"
+    if args.out:
+        command = f"Command: `python benchmarks/ray_jobs.py --turns {args.turns}`"
         versions = f"Ray {ray.__version__}, torch {torch.__version__}"
         head = ["# A Ray cluster on one machine beside the pool", "", f"{command}, {versions}, 2 workers each.", ""]
-        Path(given.out).write_text("\n".join([*head, *ABOUT, "", *lines, ""]))
+        Path(args.out).write_text("\n".join([*head, *ABOUT, "", *lines, ""]))
 
 
 if __name__ == "__main__":

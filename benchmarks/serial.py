@@ -40,7 +40,7 @@ JOBS = {
 }
 
 
-def data_of(job: Job) -> Dataset:
+def draw_dataset(job: Job) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     total = job.devices * job.samples
     y = torch.randint(0, 10, (total,), generator=generator)
@@ -58,15 +58,15 @@ class Plain:
         self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(data.targets), generator=self.generator)
-        self.held = order.view(job.devices, job.samples)
+        self.indices_by_device = order.view(job.devices, job.samples)
 
     def round(self) -> None:
-        chosen = torch.randperm(self.job.devices, generator=self.generator)[: self.job.per_round]
+        devices = torch.randperm(self.job.devices, generator=self.generator)[: self.job.per_round]
         total: dict[str, Tensor] = {}
-        for device in chosen.tolist():
-            for name, value in self.train(self.held[device]).items():
+        for device in devices.tolist():
+            for name, value in self.train(self.indices_by_device[device]).items():
                 total[name] = total[name] + value if name in total else value.clone()
-        self.weights = {name: value / len(chosen) for name, value in total.items()}
+        self.weights = {name: value / len(devices) for name, value in total.items()}
 
     def train(self, index: Tensor) -> dict[str, Tensor]:
         self.model.load_state_dict(self.weights)
@@ -97,39 +97,39 @@ class Shoal:
             rounds=10**9,
         )
         self.assembly = assemble_run(recipe)
-        self.standing = self.assembly.loop.start(self.assembly.net)
+        self.server_state = self.assembly.loop.start(self.assembly.net)
         self.number = 0
 
     def round(self) -> None:
-        after, _ = self.assembly.loop.play_round(self.standing, self.number)
+        after, _ = self.assembly.loop.play_round(self.server_state, self.number)
         self.assembly.memory.commit(self.number)
-        self.standing, self.number = after, self.number + 1
+        self.server_state, self.number = after, self.number + 1
 
 
-def seconds(work: Plain | Shoal) -> float:
-    began = time.perf_counter()
+def time_round(work: Plain | Shoal) -> float:
+    start = time.perf_counter()
     work.round()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    print(f"torch {torch.__version__}, {given.threads} thread(s), one process, {given.rounds} rounds each, medians\n")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.threads} thread(s), one process, {args.rounds} rounds each, medians\n")
     print("| job | method | plain FedAvg loop, rounds/s | shoal, rounds/s | ratio |\n|---|---|---|---|---|")
     for name, job in JOBS.items():
-        data = data_of(job)
+        data = draw_dataset(job)
         for method in ("fedavg", "fedprox", "scaffold"):
-            plain, ours = take_turns(Plain(job, data), Shoal(job, data, method), given.rounds)
+            plain, ours = take_turns(Plain(job, data), Shoal(job, data, method), args.rounds)
             print(f"| {name} | {method} | {1 / plain:.2f} | {1 / ours:.2f} | {plain / ours:.2f} |", flush=True)
 
 
 def take_turns(plain: Plain, ours: Shoal, rounds: int) -> tuple[float, float]:
     """The median seconds of a round of each; the first round of each only warms up."""
-    times = [(seconds(plain), seconds(ours)) for _ in range(rounds + 1)][1:]
+    times = [(time_round(plain), time_round(ours)) for _ in range(rounds + 1)][1:]
     return median(t for t, _ in times), median(t for _, t in times)
 
 

@@ -40,25 +40,25 @@ includes the data.
 
 
 def main() -> None:
-    given = arguments()
-    if given.install:
-        for name in given.peers:
+    args = parse_arguments()
+    if args.install:
+        for name in args.peers:
             install(name)
-    for job in given.jobs:
+    for job in args.jobs:
         make_data(JOBS[job])
     head = [f"{key}: {value}" for key, value in machine().items()]
     print("\n".join(head), flush=True)
     tables = {}
-    for job, rounds in zip(given.jobs, given.rounds):
-        scores = take_turns(contestants(given, JOBS[job]), job, rounds, given.repeats, given.limit)
-        tables[job] = table(scores, given.compute)
-        print(f"\n{job}: {about(job, rounds, given.repeats)}\n\n{aligned(tables[job])}", flush=True)
-        if given.out:
-            Path(given.out).parent.mkdir(parents=True, exist_ok=True)
-            Path(given.out).write_text(page(given, head, tables), encoding="utf-8")
+    for job, rounds in zip(args.jobs, args.rounds):
+        scores = take_turns(contestants(args, JOBS[job]), job, rounds, args.repeats, args.limit)
+        tables[job] = table(scores, args.compute)
+        print(f"\n{job}: {describe_job(job, rounds, args.repeats)}\n\n{aligned(tables[job])}", flush=True)
+        if args.out:
+            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.out).write_text(build_page(args, head, tables), encoding="utf-8")
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--rounds", nargs="+", type=int, help="timed rounds: one number, or one per job")
@@ -72,16 +72,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=0, help="also N runs of shoal at once")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which a contestant is stopped")
     parser.add_argument("--out", default=str(OUT), help="Markdown file; none with an empty name")
-    given = parser.parse_args()
-    given.engine = given.engine or ["auto"]
-    given.peers = [name for name in given.peers if name != "none"]
-    given.rounds = given.rounds or [JOBS[job].rounds for job in given.jobs]
-    given.rounds = given.rounds * len(given.jobs) if len(given.rounds) == 1 else given.rounds
-    if len(given.rounds) != len(given.jobs):
-        parser.error(f"--rounds has {len(given.rounds)} numbers for {len(given.jobs)} jobs")
-    if min(*given.rounds, given.repeats) < 1:
+    args = parser.parse_args()
+    args.engine = args.engine or ["auto"]
+    args.peers = [name for name in args.peers if name != "none"]
+    args.rounds = args.rounds or [JOBS[job].rounds for job in args.jobs]
+    args.rounds = args.rounds * len(args.jobs) if len(args.rounds) == 1 else args.rounds
+    if len(args.rounds) != len(args.jobs):
+        parser.error(f"--rounds has {len(args.rounds)} numbers for {len(args.jobs)} jobs")
+    if min(*args.rounds, args.repeats) < 1:
         parser.error("--rounds and --repeats must be at least 1")
-    return given
+    return args
 
 
 def take_turns(rivals: Sequence[Contestant], job: str, rounds: int, repeats: int, limit: float) -> list[Score]:
@@ -90,16 +90,16 @@ def take_turns(rivals: Sequence[Contestant], job: str, rounds: int, repeats: int
     for repeat in range(repeats):
         for score in scores:
             if not score.problem:
-                began = time.perf_counter()
-                play(score, job, rounds, limit)
+                start = time.perf_counter()
+                play_contestant(score, job, rounds, limit)
                 outcome = score.problem or f"{score.round:.3f} s a round"
-                took = time.perf_counter() - began
+                took = time.perf_counter() - start
                 print(f"  {job} {repeat + 1}/{repeats} {score.contestant.title}: {outcome} ({took:.0f} s)", flush=True)
     return scores
 
 
-def play(score: Score, job: str, rounds: int, limit: float) -> None:
-    """Let a contestant play once and add what it reports."""
+def play_contestant(score: Score, job: str, rounds: int, limit: float) -> None:
+    """Let a contestant play once, and add its seconds and memory to its score."""
     mark = uuid.uuid4().hex
     logs = FOLDER / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -115,35 +115,35 @@ def play(score: Score, job: str, rounds: int, limit: float) -> None:
             stop(mark)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    found = [json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT ")]
+    reports = [json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT ")]
     if code is None:
         score.problem = f"stopped after {limit:.0f} s"
-    elif code or not found:
-        score.problem = f"failed: {reason(lines)}"
+    elif code or not reports:
+        score.problem = f"failed: {find_error_line(lines)}"
     else:
-        score.add(found[-1], meter.peak)
+        score.add(reports[-1], meter.peak)
 
 
-def reason(lines: Sequence[str]) -> str:
+def find_error_line(lines: Sequence[str]) -> str:
     """The last line that looks like an error."""
-    told = [line.strip() for line in lines if "Error" in line] or [line.strip() for line in lines if line.strip()]
-    return told[-1][:120] if told else "no output"
+    candidates = [line.strip() for line in lines if "Error" in line] or [line.strip() for line in lines if line.strip()]
+    return candidates[-1][:120] if candidates else "no output"
 
 
-def about(job: str, rounds: int, repeats: int) -> str:
+def describe_job(job: str, rounds: int, repeats: int) -> str:
     return f"{JOBS[job].title}, batch {JOBS[job].batch}; {repeats} x {rounds} timed rounds"
 
 
-def page(given: argparse.Namespace, head: Sequence[str], tables: dict[str, list[list[str]]]) -> str:
-    """The same as Markdown."""
+def build_page(args: argparse.Namespace, head: Sequence[str], tables: dict[str, list[list[str]]]) -> str:
+    """The report as Markdown."""
     text = [
         "# Speed",
         f"Command: `{shlex.join(['python', 'benchmarks/speed.py', *sys.argv[1:]])}`.",
         "\n".join(f"- {line}" for line in head),
         NOTE,
     ]
-    for (job, rows), rounds in zip(tables.items(), given.rounds):
-        text += [f"## {job}", about(job, rounds, given.repeats) + ".", markdown(rows)]
+    for (job, rows), rounds in zip(tables.items(), args.rounds):
+        text += [f"## {job}", describe_job(job, rounds, args.repeats) + ".", markdown(rows)]
     return "\n\n".join(text) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What tests of real devices share: a recipe on the digits, each device's samples in files, a post without a net."""
+"""What tests of real devices share: a recipe on the digits, samples in files, and a transport without a network."""
 
 import socket
 import sys
@@ -35,32 +35,31 @@ BASE: dict[str, Any] = {
     "split": "dirichlet:0.5",
     "seed": 1,
 }
-Answer = Callable[[bytes, str], bytes]
 Tamper = Callable[[int, int, bytes], bytes | str]
-"""(device, round, the honest answer) -> what arrives instead."""
+"""(device, round, the honest reply) -> what arrives instead."""
 
 
-class Nearby:
-    """Carries questions to seats in this process."""
+class InProcessTransport:
+    """Passes requests to device clients in this process; `tamper` may change their replies to training requests."""
 
-    def __init__(self, seats: list[DeviceClient], tamper: Tamper = lambda device, round, answer: answer):
-        self.seats, self.tamper, self.round = seats, tamper, -1
+    def __init__(self, clients: list[DeviceClient], tamper: Tamper = lambda device, round, reply: reply):
+        self.clients, self.tamper, self.round = clients, tamper, -1
 
-    def exchange(self, questions: Mapping[int, bytes], kind: str, seconds: float) -> Iterator[tuple[int, bytes | str]]:
+    def exchange(self, requests: Mapping[int, bytes], kind: str, timeout: float) -> Iterator[tuple[int, bytes | str]]:
         if kind == "train":
             self.round += 1
-        for device, question in reversed(list(questions.items())):
-            answer = self.seats[device].answer_request(question, kind)
-            yield device, answer if kind == "enrol" else self.tamper(device, self.round, answer)
+        for device, request in reversed(list(requests.items())):
+            reply = self.clients[device].answer_request(request, kind)
+            yield device, reply if kind == "enrol" else self.tamper(device, self.round, reply)
 
 
-def recipe(method: str, out: Path, **more: object) -> Recipe:
-    return adapt_recipe_to_devices(Recipe().with_values(**BASE | {"method": method, "out": str(out)} | more))
+def make_recipe(method: str, out: Path, **values: object) -> Recipe:
+    return adapt_recipe_to_devices(Recipe().with_values(**BASE | {"method": method, "out": str(out)} | values))
 
 
-def samples_file(folder: Path, device: int, **more: object) -> str:
-    """A Python file that loads what a device holds in the simulation of a recipe."""
-    assembly = assemble_run(Recipe().with_values(**BASE | more))
+def write_samples_file(folder: Path, device: int, **values: object) -> str:
+    """The name of a function in a Python file that loads what a device holds in the simulation of a recipe."""
+    assembly = assemble_run(Recipe().with_values(**BASE | values))
     assert isinstance(assembly.loop.engine, LocalDevices)
     setup: TrainingSetup = assembly.loop.engine.setup
     index, data = setup.samples(device).index, read_digits()
@@ -77,22 +76,24 @@ def samples_file(folder: Path, device: int, **more: object) -> str:
     return f"{path}:load"
 
 
-def seats(folder: Path, **more: object) -> list[DeviceClient]:
-    devices = int(str(more.get("devices", DEVICES)))
-    return [DeviceClient(samples_file(folder, d, **more), folder / f"home-{d}") for d in range(devices)]
+def make_clients(folder: Path, **values: object) -> list[DeviceClient]:
+    devices = int(str(values.get("devices", DEVICES)))
+    return [DeviceClient(write_samples_file(folder, d, **values), folder / f"home-{d}") for d in range(devices)]
 
 
-def played(found: Recipe, post: Nearby, bound: float = 1e6, max_samples: int = MAX_CLAIMED_SAMPLES) -> Result:
-    """A run with devices in this process, from the beginning or from where it was left."""
-    path = Path(found.out)
+def play_with_devices(
+    recipe: Recipe, transport: InProcessTransport, max_norm: float = 1e6, max_samples: int = MAX_CLAIMED_SAMPLES
+) -> Result:
+    """The result of a run with devices in this process, from the beginning or from its checkpoint."""
+    path = Path(recipe.out)
     if not path.exists():
-        RunFolder.create(found).close()
-    return play_server_run(path, post, 60, bound, 1, max_samples=max_samples)
+        RunFolder.create(recipe).close()
+    return play_server_run(path, transport, 60, max_norm, 1, max_samples=max_samples)
 
 
-def rows(result: Result) -> list[dict]:
-    """A history without what clocks say."""
-    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.rows]
+def history_rows(result: Result) -> list[dict]:
+    """The rows of a history without `wall_seconds`."""
+    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.history_rows]
 
 
 def free_port() -> int:
@@ -101,11 +102,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def soon(true: Callable[[], bool], seconds: float) -> bool:
-    """Whether something comes true in time."""
-    until = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > until:
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition comes true within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
     return True

@@ -24,9 +24,9 @@ HONEST = reply_to_bytes(
 JOB = Job(1, 3, messages.Plan(), messages.Message({}), messages.Work(1.0, 0, 16, 0.1))
 
 
-def read_or_refused(content: bytes, coded: bool) -> None:
+def assert_read_or_refused(content: bytes, has_codecs: bool) -> None:
     try:
-        read_reply_bytes(content, STAMP, JOB, NET, coded, 1e6)
+        read_reply_bytes(content, STAMP, JOB, NET, has_codecs, 1e6)
     except ShoalError as error:
         assert error.kind.name == "damaged"
 
@@ -34,14 +34,14 @@ def read_or_refused(content: bytes, coded: bool) -> None:
 HEADER = 8 + int.from_bytes(HONEST[:8], "little")
 
 
-def spoil(content: bytearray, place: int, some: bytes, kind: int) -> None:
-    """Other bytes, more bytes, fewer bytes, or none from here on."""
+def spoil(content: bytearray, position: int, inserted: bytes, kind: int) -> None:
+    """Change bytes in place: 0 overwrites some, 1 inserts some, 2 deletes five, 3 deletes all from here on."""
     match kind:
         case 0:
-            content[place : place + len(some)] = some
+            content[position : position + len(inserted)] = inserted
         case 1:
-            content[place:place] = some
+            content[position:position] = inserted
         case 2:
-            del content[place : place + 5]
+            del content[position : position + 5]
         case 3:
-            del content[place:]
+            del content[position:]

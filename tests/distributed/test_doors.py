@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import BASE, SHOAL, free_port, samples_file, soon
+from federation import BASE, SHOAL, free_port, wait_until, write_samples_file
 
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name, make_keys
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import build_proxy_config, end_processes, start_process, start_supernode
 
 pytest.importorskip("flwr")
-BESIDE = Path(sys.executable).parent
+BIN_FOLDER = Path(sys.executable).parent
 NOBODY = 65534
 EVIL = """
 from pathlib import Path
@@ -71,15 +71,18 @@ class Stranger:
             path.mkdir(parents=True)
         (self.app / "pyproject.toml").write_text(PROJECT)
         (self.app / "evil" / "__init__.py").write_text(EVIL.replace("@MARKS@", repr(str(self.marks))))
-        there = f'[superlink.lab]\naddress = "{address}"\nroot-certificates = "{authority}"\n'
-        (folder / "flower" / "config.toml").write_text(there)
-        bare = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "SHOAL"))}
-        path = f"{BESIDE}{os.pathsep}{os.environ['PATH']}"
-        self.environment = bare | {"HOME": str(folder), "FLWR_HOME": str(folder / "flower"), "PATH": path}
+        config = f'[superlink.lab]\naddress = "{address}"\nroot-certificates = "{authority}"\n'
+        (folder / "flower" / "config.toml").write_text(config)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "SHOAL"))}
+        path = f"{BIN_FOLDER}{os.pathsep}{os.environ['PATH']}"
+        self.environment = environment | {"HOME": str(folder), "FLWR_HOME": str(folder / "flower"), "PATH": path}
 
-    def flwr(self, *words: str) -> dict:
+    def flwr(self, *command: str) -> dict:
         done = subprocess.run(
-            [str(BESIDE / "flwr"), *words, "--format", "json"], env=self.environment, capture_output=True, text=True
+            [str(BIN_FOLDER / "flwr"), *command, "--format", "json"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
         )
         try:
             return json.loads(done.stdout)
@@ -87,7 +90,7 @@ class Stranger:
             return {"success": False, "error-message": done.stdout + done.stderr}
 
 
-class Village:
+class WaitingFederation:
     """A server that waits for two devices, of which one has come."""
 
     def __init__(self, folder: Path):
@@ -97,73 +100,73 @@ class Village:
         recipe = {**BASE, "devices": 2, "sample": 2}
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in recipe.items())
         (folder / "recipe.toml").write_text(text)
-        words = ["server", str(folder / "recipe.toml"), "--out", str(folder / "run"), "--keys", str(self.keys)]
-        self.server = self.shoal([*words, "--port", str(self.port)], "server.out")
-        words = ["join", "--server", self.address, "--key", str(self.keys / device_key_name(0))]
-        words += ["--data", samples_file(folder, 0, devices=2, sample=2), "--folder", str(folder / "home")]
-        self.device = self.shoal(words, "join.out")
+        command = ["server", str(folder / "recipe.toml"), "--out", str(folder / "run"), "--keys", str(self.keys)]
+        self.server = self.shoal([*command, "--port", str(self.port)], "server.out")
+        command = ["join", "--server", self.address, "--key", str(self.keys / device_key_name(0))]
+        command += ["--data", write_samples_file(folder, 0, devices=2, sample=2), "--folder", str(folder / "home")]
+        self.device = self.shoal(command, "join.out")
 
-    def shoal(self, words: list[str], log: str) -> subprocess.Popen:
-        return start_process([SHOAL, *words], self.folder / log, os.environ | {"OMP_NUM_THREADS": "1"})
+    def shoal(self, command: list[str], log: str) -> subprocess.Popen:
+        return start_process([SHOAL, *command], self.folder / log, os.environ | {"OMP_NUM_THREADS": "1"})
 
     def sockets(self) -> dict[str, str]:
         """Where the SuperLink and the device's SuperNode listen, by their name."""
         found = {}
-        for process in (*family(self.server.pid), *family(self.device.pid)):
-            words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
-            found |= {name: words[words.index(name) + 1] for name in ("superlink", "supernode") if name in words}
+        for process in (*list_process_tree(self.server.pid), *list_process_tree(self.device.pid)):
+            command = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+            found |= {name: command[command.index(name) + 1] for name in ("superlink", "supernode") if name in command}
         return found
 
 
 @pytest.fixture(scope="module")
-def village(tmp_path_factory) -> Iterator[Village]:
-    made = Village(tmp_path_factory.mktemp("village"))
+def federation(tmp_path_factory) -> Iterator[WaitingFederation]:
+    federation = WaitingFederation(tmp_path_factory.mktemp("village"))
     try:
-        log = made.folder / "home" / "supernode.log"
-        soon(lambda: made.server.poll() is not None or "Sent successfully" in read(log), 200)
-        assert "Sent successfully" in read(log), told(made)
-        yield made
+        log = federation.folder / "home" / "supernode.log"
+        wait_until(lambda: federation.server.poll() is not None or "Sent successfully" in read(log), 200)
+        assert "Sent successfully" in read(log), read_all_logs(federation)
+        yield federation
     finally:
-        end_processes([made.device, made.server])
+        end_processes([federation.device, federation.server])
 
 
-def test_a_stranger_with_the_authority_starts_nothing(village, tmp_path):
+def test_a_stranger_with_the_authority_starts_nothing(federation, tmp_path):
     """Nothing on the server, and nothing on a device: neither a run, nor a device of their own, nor a look around."""
-    stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
+    stranger = Stranger(tmp_path / "stranger", federation.keys / AUTHORITY, federation.address)
     make_keys(tmp_path / "own", "", 1)
-    own = str((tmp_path / "own" / device_key_name(0)).with_suffix(".pub"))
+    public_key = str((tmp_path / "own" / device_key_name(0)).with_suffix(".pub"))
     tries = {
         "run": stranger.flwr("run", str(stranger.app), "lab"),
-        "register": stranger.flwr("supernode", "register", own, "lab"),
+        "register": stranger.flwr("supernode", "register", public_key, "lab"),
         "nodes": stranger.flwr("supernode", "list", "lab"),
         "runs": stranger.flwr("list", "lab"),
     }
-    ran = soon(lambda: any(stranger.marks.iterdir()), 60 if tries["run"].get("success") else 5)
+    ran = wait_until(lambda: any(stranger.marks.iterdir()), 60 if tries["run"].get("success") else 5)
     if ran:
-        soon((stranger.marks / "answers").exists, 60)
+        wait_until((stranger.marks / "answers").exists, 60)
     assert not ran, sorted(path.name for path in stranger.marks.iterdir())
     assert not [name for name, found in tries.items() if found.get("success")], tries
 
 
-def test_the_port_is_for_devices_alone(village):
+def test_the_port_is_for_devices_alone(federation):
     """Whoever trusts the server gets a 403 for everything else, and a 401 without a registered key."""
     import httpx
 
-    with httpx.Client(verify=ssl.create_default_context(cafile=str(village.keys / AUTHORITY))) as client:
-        at = f"https://{village.address}"
-        seen = {path: client.get(at + path).status_code for path in ("/health", "/docs", "/openapi.json", "/")}
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(federation.keys / AUTHORITY))) as client:
+        server = f"https://{federation.address}"
+        codes = {path: client.get(server + path).status_code for path in ("/health", "/docs", "/openapi.json", "/")}
         for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run"):
-            seen[path] = client.post(at + path, headers={"content-type": "application/protobuf"}).status_code
-        assert set(seen.values()) == {403}, seen
-        known = client.post(at + "/v1/fleet/pull-messages", headers={"content-type": "application/protobuf"})
-        assert known.status_code == 401
+            codes[path] = client.post(server + path, headers={"content-type": "application/protobuf"}).status_code
+        assert set(codes.values()) == {403}, codes
+        response = client.post(server + "/v1/fleet/pull-messages", headers={"content-type": "application/protobuf"})
+        assert response.status_code == 401
 
 
-def test_nothing_else_listens(village):
+def test_nothing_else_listens(federation):
     """The server has one port, a device has none."""
-    assert set(village.sockets()) == {"superlink", "supernode"}
-    assert ports_of(family(village.server.pid)) == {village.port}
-    assert ports_of(family(village.device.pid)) == set()
+    assert set(federation.sockets()) == {"superlink", "supernode"}
+    assert list_listening_ports(list_process_tree(federation.server.pid)) == {federation.port}
+    assert list_listening_ports(list_process_tree(federation.device.pid)) == set()
 
 
 TRY = """
@@ -184,15 +187,15 @@ for one in tries:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_open_a_socket(village):
+def test_another_user_cannot_open_a_socket(federation):
     """Neither that of the server nor that of a device, while its owner can."""
-    for path in village.sockets().values():
+    for path in federation.sockets().values():
         for user, answer in (([], "yes"), ([str(NOBODY)], "no")):
             done = subprocess.run([sys.executable, "-c", TRY, path, *user], capture_output=True, text=True)
             assert done.stdout.split() == [answer] * 3, done
 
 
-def test_tasks_are_given_to_who_knows_the_secret(village):
+def test_tasks_are_given_to_who_knows_the_secret(federation):
     """Even of those who can open the socket, on the server and on a device."""
     import httpx
     from flwr.proto import runtime_pb2
@@ -205,7 +208,7 @@ def test_tasks_are_given_to_who_knows_the_secret(village):
     request = generated.AcquireTaskRequest(supported_task_types=["none"])
     named = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-    for path in village.sockets().values():
+    for path in federation.sockets().values():
         right = Path(path).with_name("superexec.secret").read_bytes()
         for secret in (b"", b"0" * 32, right):
             proof = [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)] if secret else []
@@ -217,7 +220,7 @@ def test_tasks_are_given_to_who_knows_the_secret(village):
                         client.AcquireTask(request)
 
 
-def test_a_device_gives_no_orders(village):
+def test_a_device_gives_no_orders(federation):
     """With its own key one device delivers an order for another, in the name of the server."""
     import httpx
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -236,14 +239,14 @@ def test_a_device_gives_no_orders(village):
 
     fleet: Any = fleet_pb2
     nodes: Any = node_pb2
-    with open_control_client(Path(village.sockets()["superlink"])) as client:
+    with open_control_client(Path(federation.sockets()["superlink"])) as client:
         [run] = client.ListRuns(messages.ListRunsRequest()).run_dict
-    numbers = json.loads((village.folder / "run" / "flower" / "nodes.json").read_text())
+    numbers = json.loads((federation.folder / "run" / "flower" / "nodes.json").read_text())
     other, own = int(numbers["0"]), int(numbers["1"])
-    key: Any = load_ssh_private_key((village.keys / device_key_name(1)).read_bytes(), None)
+    key: Any = load_ssh_private_key((federation.keys / device_key_name(1)).read_bytes(), None)
     proof = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
-    authority = (village.keys / AUTHORITY).read_bytes()
-    with FleetHttpClient.from_server_address(village.address, False, authority, interceptors=proof) as client:
+    authority = (federation.keys / AUTHORITY).read_bytes()
+    with FleetHttpClient.from_server_address(federation.address, False, authority, interceptors=proof) as client:
         for source in (own, SUPERLINK_NODE_ID):
             about = Metadata(run, "", source, other, "", "", time.time(), 60.0, "query.enrol")
             order = make_message(about, RecordDict())
@@ -260,24 +263,24 @@ def test_a_device_gives_no_orders(village):
                     client.PushMessages(request)
 
 
-def test_the_server_runs_no_other_app(village, tmp_path):
+def test_the_server_runs_no_other_app(federation, tmp_path):
     """Not even one that came in by the socket, or was left in the database."""
     from flwr.common.serde import fab_to_proto
     from flwr.supercore.fab import Fab
 
     from shoal.service.flower_control import get_flower_run_status, messages, open_control_client
 
-    stranger = Stranger(tmp_path / "stranger", village.keys / AUTHORITY, village.address)
-    build = [str(BESIDE / "flwr"), "build", "--app", str(stranger.app)]
+    stranger = Stranger(tmp_path / "stranger", federation.keys / AUTHORITY, federation.address)
+    build = [str(BIN_FOLDER / "flwr"), "build", "--app", str(stranger.app)]
     subprocess.run(build, env=stranger.environment, cwd=stranger.folder, check=True)
     [content] = [path.read_bytes() for path in stranger.folder.glob("*.fab")]
-    socket = Path(village.sockets()["superlink"])
+    socket = Path(federation.sockets()["superlink"])
     with open_control_client(socket) as client:
         app = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
         number = str(client.StartRun(messages.StartRunRequest(fab=app)).run_id)
-    assert soon(lambda: get_flower_run_status(socket, number) == "finished", 120), told(village)
+    assert wait_until(lambda: get_flower_run_status(socket, number) == "finished", 120), read_all_logs(federation)
     assert not list(stranger.marks.iterdir())
-    assert "and it is not shoal's own" in read(village.folder / "run" / "flower" / "superexec.log")
+    assert "and it is not shoal's own" in read(federation.folder / "run" / "flower" / "superexec.log")
 
 
 def test_a_device_runs_no_other_app(tmp_path):
@@ -290,20 +293,22 @@ def test_a_device_runs_no_other_app(tmp_path):
     own += ["--ssl-keyfile", str(keys / SERVER_KEY), "--disable-runtime-dependency-installation"]
     near = ["--runtime-api-address", f"127.0.0.1:{port}", "--root-certificates", str(keys / AUTHORITY)]
     log = tmp_path / "flower.log"
-    running = [start_process([str(BESIDE / "flower-superlink"), *address, *own], log, stranger.environment)]
+    running = [start_process([str(BIN_FOLDER / "flower-superlink"), *address, *own], log, stranger.environment)]
     try:
-        running.append(start_process([str(BESIDE / "flower-superexec"), *near], log, stranger.environment))
+        running.append(start_process([str(BIN_FOLDER / "flower-superexec"), *near], log, stranger.environment))
         public = str((keys / device_key_name(0)).with_suffix(".pub"))
-        assert soon(lambda: bool(stranger.flwr("supernode", "register", public, "lab").get("success")), 60), read(log)
-        seat = {"data": "", "folder": str(home)}
+        assert wait_until(lambda: bool(stranger.flwr("supernode", "register", public, "lab").get("success")), 60), read(
+            log
+        )
+        settings = {"data": "", "folder": str(home)}
         running.append(
             start_supernode(
-                f"127.0.0.1:{port}", keys / device_key_name(0), keys / AUTHORITY, seat, PrivateFolder.create()
+                f"127.0.0.1:{port}", keys / device_key_name(0), keys / AUTHORITY, settings, PrivateFolder.create()
             )
         )
-        assert soon(lambda: "SuperNode ID" in read(home / "supernode.log"), 60), read(home / "supernode.log")
+        assert wait_until(lambda: "SuperNode ID" in read(home / "supernode.log"), 60), read(home / "supernode.log")
         assert stranger.flwr("run", str(stranger.app), "lab").get("success")
-        assert soon((stranger.marks / "answers").exists, 120), read(log) + read(home / "supernode.log")
+        assert wait_until((stranger.marks / "answers").exists, 120), read(log) + read(home / "supernode.log")
         assert (stranger.marks / "answers").read_text() == "[1]"  # it could not be loaded
         assert not (stranger.marks / "device").exists()
         assert "and it is not shoal's own" in read(home / "supernode.log")
@@ -312,28 +317,28 @@ def test_a_device_runs_no_other_app(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
-def test_from_outside_devices_come_in_and_nothing_else(village, tmp_path):
+def test_from_outside_devices_come_in_and_nothing_else(federation, tmp_path):
     """Through the proxy a device is let in, while registering one and submitting a run are refused."""
     port = free_port()
     config = tmp_path / "nginx.conf"
-    config.write_text(build_proxy_config(village.keys, f"127.0.0.1:{port}", village.address, tmp_path))
+    config.write_text(build_proxy_config(federation.keys, f"127.0.0.1:{port}", federation.address, tmp_path))
     nginx = start_process([shutil.which("nginx") or "", "-c", str(config)], tmp_path / "nginx.out", os.environ)
-    seat = {"data": "", "folder": str(tmp_path / "home")}
-    key, trusted = village.keys / device_key_name(1), village.keys / AUTHORITY
-    node = start_supernode(f"127.0.0.1:{port}", key, trusted, seat, PrivateFolder.create())
+    settings = {"data": "", "folder": str(tmp_path / "home")}
+    key, trusted = federation.keys / device_key_name(1), federation.keys / AUTHORITY
+    node = start_supernode(f"127.0.0.1:{port}", key, trusted, settings, PrivateFolder.create())
     try:
         log = tmp_path / "home" / "supernode.log"
-        assert soon(lambda: "SuperNode ID" in read(log), 150), read(log)
+        assert wait_until(lambda: "SuperNode ID" in read(log), 150), read(log)
         stranger = Stranger(tmp_path / "stranger", trusted, f"127.0.0.1:{port}")
         make_keys(tmp_path / "own", "", 1)
-        own = str((tmp_path / "own" / device_key_name(0)).with_suffix(".pub"))
-        assert not stranger.flwr("supernode", "register", own, "lab").get("success")
+        public_key = str((tmp_path / "own" / device_key_name(0)).with_suffix(".pub"))
+        assert not stranger.flwr("supernode", "register", public_key, "lab").get("success")
         assert not stranger.flwr("run", str(stranger.app), "lab").get("success")
     finally:
         end_processes([node, nginx])
 
 
-def family(process: int) -> list[int]:
+def list_process_tree(process: int) -> list[int]:
     """A process and all that it started, which may end meanwhile."""
     found = [process]
     for one in found:
@@ -342,7 +347,7 @@ def family(process: int) -> list[int]:
     return found
 
 
-def ports_of(processes: list[int]) -> set[int]:
+def list_listening_ports(processes: list[int]) -> set[int]:
     """The TCP ports at which processes listen."""
     listening = {}
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
@@ -356,6 +361,6 @@ def read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def told(village: Village) -> str:
+def read_all_logs(federation: WaitingFederation) -> str:
     """What everybody there has written."""
-    return "\n".join(f"{path}:\n{read(path)[-2000:]}" for path in village.folder.rglob("*.[lo][ou][gt]"))
+    return "\n".join(f"{path}:\n{read(path)[-2000:]}" for path in federation.folder.rglob("*.[lo][ou][gt]"))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from federation import Nearby, played, recipe, seats
+from federation import InProcessTransport, make_clients, make_recipe, play_with_devices
 
 import shoal
 
@@ -14,11 +14,13 @@ MORE: dict[str, Any] = {"devices": DEVICES, "sample": DEVICES, "rounds": ROUNDS,
 def test_a_third_of_the_devices_fails_in_every_round(tmp_path):
     """30 % in each of 50 rounds, other ones each time."""
 
-    def fails(device: int, round: int, answer: bytes) -> bytes | str:
-        gone = np.random.default_rng(round).choice(DEVICES, 3, replace=False)
-        return "it was late" if device in gone else answer
+    def drop_three(device: int, round: int, reply: bytes) -> bytes | str:
+        failing = np.random.default_rng(round).choice(DEVICES, 3, replace=False)
+        return "it was late" if device in failing else reply
 
-    found = played(recipe("fedavg", tmp_path / "run", **MORE), Nearby(seats(tmp_path, **MORE), fails))
+    found = play_with_devices(
+        make_recipe("fedavg", tmp_path / "run", **MORE), InProcessTransport(make_clients(tmp_path, **MORE), drop_three)
+    )
     assert [len(row["dropped"]) for row in found.history.rows] == [3] * ROUNDS
     base: dict[str, Any] = {
         "data": "digits",

@@ -13,7 +13,19 @@ from typing import Any, cast
 
 import pytest
 import torch
-from federation import BASE, DEVICES, SHOAL, Nearby, free_port, played, recipe, rows, samples_file, seats, soon
+from federation import (
+    BASE,
+    DEVICES,
+    SHOAL,
+    InProcessTransport,
+    free_port,
+    history_rows,
+    make_clients,
+    make_recipe,
+    play_with_devices,
+    wait_until,
+    write_samples_file,
+)
 
 import shoal
 from shoal.core.errors import ShoalError
@@ -121,51 +133,57 @@ class Federation:
         self.keys, self.runs = folder / "keys", folder / "runs"
         self.runs.mkdir()
         make_keys(self.keys, "", DEVICES + 1)
-        self.link = FlowerServer(folder / "flower", self.keys, "127.0.0.1", free_port())
-        self.serving = Supervisor(self.link, self.runs, DEVICES + 1, DeviceTerms(LATE, 1e6, 300))
+        self.flower_server = FlowerServer(folder / "flower", self.keys, "127.0.0.1", free_port())
+        self.supervisor = Supervisor(self.flower_server, self.runs, DEVICES + 1, DeviceTerms(LATE, 1e6, 300))
         self.nodes: list[subprocess.Popen] = []
 
     def join(self, device: int) -> subprocess.Popen:
         code = DEVICE.replace("@DEVICE@", str(device)).replace("@LATE@", str(LATE))
-        samples_file(self.folder, device)
+        write_samples_file(self.folder, device)
         path = self.folder / f"node_{device}.py"
         path.write_text(code)
-        words = ["join", "--server", self.link.local_address, "--key", str(self.keys / device_key_name(device))]
-        words += ["--data", f"{path}:load", "--folder", str(self.folder / f"home-{device}")]
+        command = [
+            "join",
+            "--server",
+            self.flower_server.local_address,
+            "--key",
+            str(self.keys / device_key_name(device)),
+        ]
+        command += ["--data", f"{path}:load", "--folder", str(self.folder / f"home-{device}")]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return start_process([SHOAL, *words], self.folder / f"join-{device}.log", environment)
+        return start_process([SHOAL, *command], self.folder / f"join-{device}.log", environment)
 
-    def terms(self, seconds: float) -> None:
-        """Another patience from the next run on."""
-        self.serving.settings["seconds"] = seconds
-        end_processes([self.serving.processes.pop("exec")])
-        self.serving.restart_dead_processes()
+    def set_reply_timeout(self, timeout: float) -> None:
+        """Let the server wait so many seconds for replies from the next run on."""
+        self.supervisor.settings["seconds"] = timeout
+        end_processes([self.supervisor.processes.pop("exec")])
+        self.supervisor.restart_dead_processes()
 
     def play(self, method: str, name: str, watch: Callable = lambda row: None, **more: object) -> Result:
-        path, lock = prepare_run_folder(recipe(method, self.runs / name, **more))
+        path, lock = prepare_run_folder(make_recipe(method, self.runs / name, **more))
         lock.close()
-        self.serving.play_run(path, watch)
+        self.supervisor.play_run(path, watch)
         return load_result(path)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bare_path():
     """Most people call `.venv/bin/shoal` without entering its environment: no program of Flower's is on the path."""
-    here = Path(sys.executable).parent
-    kept = [place for place in os.environ["PATH"].split(os.pathsep) if Path(place) != here]
+    bin_folder = Path(sys.executable).parent
+    folders = [place for place in os.environ["PATH"].split(os.pathsep) if Path(place) != bin_folder]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", os.pathsep.join(kept))
+        patch.setenv("PATH", os.pathsep.join(folders))
         yield
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory) -> Iterator[Federation]:
     torch.set_num_threads(1)
-    made = Federation(tmp_path_factory.mktemp("federation"))
-    with made.serving:
-        made.nodes = [made.join(device) for device in range(DEVICES)]
-        yield made
-        end_processes(made.nodes)
+    federation = Federation(tmp_path_factory.mktemp("federation"))
+    with federation.supervisor:
+        federation.nodes = [federation.join(device) for device in range(DEVICES)]
+        yield federation
+        end_processes(federation.nodes)
 
 
 METHODS = {
@@ -184,50 +202,53 @@ def test_the_history_is_that_of_a_simulation(method, federation):
     more = METHODS[method]
     if "server_data" in more:
         for device in range(DEVICES):
-            samples_file(federation.folder, device, **more)
+            write_samples_file(federation.folder, device, **more)
     simulated = shoal.run(method, engine="serial", **BASE | more)
     name = "".join(c for c in method if c.isalnum())
     real = federation.play(method, name, **more)
     for device in range(DEVICES):
-        samples_file(federation.folder, device)
-    assert rows(real) == rows(simulated)
+        write_samples_file(federation.folder, device)
+    assert history_rows(real) == history_rows(simulated)
     assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
 
 
 def test_the_state_is_for_its_owner_alone(federation):
-    assert (federation.link.folder / "state.db").stat().st_mode & 0o077 == 0
+    assert (federation.flower_server.folder / "state.db").stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in federation.keys.iterdir())
 
 
 def test_whoever_has_no_right_to_come_is_not_let_in(federation, tmp_path):
     """An unknown key, an unknown authority, and no encryption at all."""
     make_keys(tmp_path / "other", "", 1)
-    stranger, other = tmp_path / "other" / device_key_name(0), tmp_path / "other" / AUTHORITY
-    spare, ours = federation.keys / device_key_name(SPARE), federation.keys / AUTHORITY
-    tries = {"key": (stranger, ours), "authority": (spare, other), "plain": (None, None)}
-    seat = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
-    near = federation.link.local_address
-    nodes = {n: start_supernode(near, key, ca, seat(n), PrivateFolder.create()) for n, (key, ca) in tries.items()}
-    before = online(federation.link)
+    foreign_key, foreign_authority = tmp_path / "other" / device_key_name(0), tmp_path / "other" / AUTHORITY
+    spare, authority = federation.keys / device_key_name(SPARE), federation.keys / AUTHORITY
+    credentials = {"key": (foreign_key, authority), "authority": (spare, foreign_authority), "plain": (None, None)}
+    settings = lambda name: {"data": "", "folder": str(tmp_path / name)}  # noqa: E731
+    address = federation.flower_server.local_address
+    nodes = {
+        n: start_supernode(address, key, ca, settings(n), PrivateFolder.create())
+        for n, (key, ca) in credentials.items()
+    }
+    before = list_online(federation.flower_server)
     try:
         assert nodes["key"].wait(150) and "does not know this key" in explain_refusal(tmp_path / "key")
         assert nodes["authority"].wait(150) and "authority vouches for" in explain_refusal(tmp_path / "authority")
-        assert online(federation.link) == before  # the third one goes on trying in vain
+        assert list_online(federation.flower_server) == before  # the third one goes on trying in vain
     finally:
         end_processes(list(nodes.values()))
 
 
 def test_an_expired_certificate_is_refused(tmp_path):
     make_keys(tmp_path / "keys", "", 1, days=-1)
-    link = FlowerServer(tmp_path / "flower", tmp_path / "keys", "127.0.0.1", free_port())
-    process = link.start_superlink()
-    seat = {"data": "", "folder": str(tmp_path / "home")}
+    flower_server = FlowerServer(tmp_path / "flower", tmp_path / "keys", "127.0.0.1", free_port())
+    process = flower_server.start_superlink()
+    settings = {"data": "", "folder": str(tmp_path / "home")}
     trusted = tmp_path / "keys" / AUTHORITY
     node = start_supernode(
-        link.local_address, tmp_path / "keys" / device_key_name(0), trusted, seat, PrivateFolder.create()
+        flower_server.local_address, tmp_path / "keys" / device_key_name(0), trusted, settings, PrivateFolder.create()
     )
     try:
-        link.wait_until_up(process)
+        flower_server.wait_until_up(process)
         assert node.wait(150) and "has expired" in explain_refusal(tmp_path / "home")
     finally:
         end_processes([node, process])
@@ -240,14 +261,16 @@ def test_every_fault_costs_one_device_one_round(federation):
     plan.write_text(json.dumps(list(FAULTS)))
     found = federation.play("scaffold", "faults", rounds=rounds)
     plan.unlink()
-    told = [row.get("dropped", []) for row in found.history.rows]
-    for (fault, begins), dropped in zip(FAULTS.items(), told):
+    dropped_by_round = [row.get("dropped", []) for row in found.history.rows]
+    for (fault, begins), dropped in zip(FAULTS.items(), dropped_by_round):
         assert [d["device"] for d in dropped] == ([FAULTY] if begins else []), (fault, dropped)
         assert all(d["why"].startswith(begins) for d in dropped), (fault, dropped)
-    silent = lambda device, round, answer: "it was late" if device == FAULTY and round else answer  # noqa: E731
-    place = federation.folder / "reference"
-    place.mkdir()
-    other = played(recipe("scaffold", place / "run", rounds=rounds), Nearby(seats(place), silent))
+    drop_faulty = lambda device, round, answer: "it was late" if device == FAULTY and round else answer  # noqa: E731
+    folder = federation.folder / "reference"
+    folder.mkdir()
+    other = play_with_devices(
+        make_recipe("scaffold", folder / "run", rounds=rounds), InProcessTransport(make_clients(folder), drop_faulty)
+    )
     assert all(torch.equal(found.params[k], v) for k, v in other.params.items())
     log = (federation.runs / "faults" / "server.log").read_text()
     assert "patient" not in log and "secret" not in log
@@ -257,62 +280,66 @@ def test_every_fault_costs_one_device_one_round(federation):
 def test_killed_at_any_moment_the_run_goes_on_as_if_nothing_had_happened(federation):
     """The loop at five moments, the SuperLink once, and every node once."""
     rounds = 5
-    federation.terms(300)
-    path, lock = prepare_run_folder(recipe("scaffold", federation.runs / "killed", rounds=rounds))
+    federation.set_reply_timeout(300)
+    path, lock = prepare_run_folder(make_recipe("scaffold", federation.runs / "killed", rounds=rounds))
     lock.close()
     killed: list[str] = []
 
-    def loop(pause: float) -> None:
-        soon((path / LOOP_PID_FILE).exists, 150)
+    def kill_loop(pause: float) -> None:
+        wait_until((path / LOOP_PID_FILE).exists, 150)
         time.sleep(pause)
         process = int((path / LOOP_PID_FILE).read_text())
         os.kill(process, signal.SIGKILL)
-        soon(lambda: not (path / LOOP_PID_FILE).exists() or (path / LOOP_PID_FILE).read_text() != str(process), 150)
+        wait_until(
+            lambda: not (path / LOOP_PID_FILE).exists() or (path / LOOP_PID_FILE).read_text() != str(process), 150
+        )
         killed.append("loop")
 
-    def hunt() -> None:
-        loop(0)  # before anybody was asked
-        loop(5)  # while devices introduce themselves
+    def kill_processes() -> None:
+        kill_loop(0)  # before anybody was asked
+        kill_loop(5)  # while devices introduce themselves
         for reached, pause in ((1, 0.0), (1, 3.0), (2, 6.0)):  # right after a round, and in the middle of one
-            soon(lambda: len(read_played_rows(path)) >= reached, 400)
-            loop(pause)
-        soon(lambda: len(read_played_rows(path)) >= 3, 400)
+            wait_until(lambda: len(read_played_rows(path)) >= reached, 400)
+            kill_loop(pause)
+        wait_until(lambda: len(read_played_rows(path)) >= 3, 400)
         time.sleep(3)
-        federation.serving.processes["link"].kill()
+        federation.supervisor.processes["link"].kill()
         killed.append("link")
-        soon(lambda: len(read_played_rows(path)) >= 4, 400)
+        wait_until(lambda: len(read_played_rows(path)) >= 4, 400)
         time.sleep(3)
-        for node in nodes_of(federation):
+        for node in list_supernodes(federation):
             os.kill(node, signal.SIGKILL)
             killed.append("node")
 
-    hunter = threading.Thread(target=hunt)
-    hunter.start()
-    federation.serving.play_run(path, lambda row: None)
-    hunter.join()
+    killer = threading.Thread(target=kill_processes)
+    killer.start()
+    federation.supervisor.play_run(path, lambda row: None)
+    killer.join()
     assert killed == ["loop"] * 5 + ["link"] + ["node"] * DEVICES
-    assert rows(load_result(path)) == rows(shoal.run("scaffold", engine="serial", **{**BASE, "rounds": rounds}))
+    assert history_rows(load_result(path)) == history_rows(
+        shoal.run("scaffold", engine="serial", **{**BASE, "rounds": rounds})
+    )
 
 
 def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
     """The whole command, with everything that it started."""
     torch.set_num_threads(1)
-    made = Federation(tmp_path)
+    federation = Federation(tmp_path)
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**BASE, "method": "scaffold"}.items())
     (tmp_path / "recipe.toml").write_text(text)
-    run = made.runs / "run"
-    words = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(run), "--keys", str(made.keys)]
-    words += ["--port", str(made.link.port)]
-    server = start_process(words, tmp_path / "server.out", os.environ)
-    assert soon(lambda: "listening" in (tmp_path / "server.out").read_text(), 150)
-    nodes = [made.join(device) for device in range(DEVICES)]
+    run = federation.runs / "run"
+    command = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(run), "--keys", str(federation.keys)]
+    command += ["--port", str(federation.flower_server.port)]
+    server = start_process(command, tmp_path / "server.out", os.environ)
+    assert wait_until(lambda: "listening" in (tmp_path / "server.out").read_text(), 150)
+    nodes = [federation.join(device) for device in range(DEVICES)]
     try:
-        assert soon(lambda: len(read_played_rows(run)) == 1, 300), (tmp_path / "server.out").read_text()
+        assert wait_until(lambda: len(read_played_rows(run)) == 1, 300), (tmp_path / "server.out").read_text()
         server.kill()
         server.wait()
-        server = start_process(words, tmp_path / "server.out", os.environ)
+        server = start_process(command, tmp_path / "server.out", os.environ)
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
-        assert rows(load_result(run)) == rows(shoal.run("scaffold", engine="serial", **BASE))
+        assert history_rows(load_result(run)) == history_rows(shoal.run("scaffold", engine="serial", **BASE))
         assert "round 2, accuracy" in (tmp_path / "server.out").read_text()
     finally:
         end_processes([server, *nodes])
@@ -321,33 +348,33 @@ def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path):
 def test_sigterm_ends_a_server_and_a_device_in_order(tmp_path):
     """What systemd and container engines send."""
     (tmp_path / "recipe.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in BASE.items()))
-    port, said = str(free_port()), tmp_path / "said"
-    words = ["server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure", "--port", port]
-    server = start_process([SHOAL, *words], said, os.environ)
-    words = ["join", "--server", f"127.0.0.1:{port}", "--data", samples_file(tmp_path, 0), "--insecure"]
-    device = start_process([SHOAL, *words, "--folder", str(tmp_path / "home")], tmp_path / "device", os.environ)
+    port, log_file = str(free_port()), tmp_path / "said"
+    command = ["server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure", "--port", port]
+    server = start_process([SHOAL, *command], log_file, os.environ)
+    command = ["join", "--server", f"127.0.0.1:{port}", "--data", write_samples_file(tmp_path, 0), "--insecure"]
+    device = start_process([SHOAL, *command, "--folder", str(tmp_path / "home")], tmp_path / "device", os.environ)
     try:
-        assert soon(lambda: "listening" in said.read_text(), 150)
-        assert soon(lambda: "waiting for work" in (tmp_path / "device").read_text(), 150)
+        assert wait_until(lambda: "listening" in log_file.read_text(), 150)
+        assert wait_until(lambda: "waiting for work" in (tmp_path / "device").read_text(), 150)
         for process in (device, server):
             process.terminate()
         assert (device.wait(60), server.wait(60)) == (0, 143)
     finally:
         end_processes([server, device])
-    assert "terminated: Stopped.\nThe same command goes on" in said.read_text()
+    assert "terminated: Stopped.\nThe same command goes on" in log_file.read_text()
     assert not any("Traceback" in (tmp_path / name).read_text() for name in ("said", "device"))
 
 
 def test_a_server_whose_processes_keep_dying_says_so(tmp_path):
     """They are not let in by the SuperLink once their secret is another one."""
-    made = Federation(tmp_path)
-    with made.serving, pytest.raises(ShoalError, match=r"died 5 times without a round.*superexec\.log"):
-        made.link.private.secret.write_text("0" * 64)
-        end_processes([made.serving.processes["exec"]])
-        made.play("fedavg", "run")
+    federation = Federation(tmp_path)
+    with federation.supervisor, pytest.raises(ShoalError, match=r"died 5 times without a round.*superexec\.log"):
+        federation.flower_server.private.secret.write_text("0" * 64)
+        end_processes([federation.supervisor.processes["exec"]])
+        federation.play("fedavg", "run")
 
 
-class Doubling:
+class DoublingGrid:
     """A Flower grid with one node, which answers everything twice."""
 
     def get_node_ids(self) -> list[int]:
@@ -356,7 +383,7 @@ class Doubling:
     def push_messages(self, messages):
         for message in messages:
             message.metadata.__dict__["_message_id"] = "asked"
-        self.asked = messages
+        self.messages = messages
         return ["asked"]
 
     def pull_messages(self, numbers):
@@ -364,7 +391,7 @@ class Doubling:
 
         from shoal.service.flower_app import bytes_to_record
 
-        return [Message(bytes_to_record(answer), reply_to=self.asked[0]) for answer in (b"one", b"other")]
+        return [Message(bytes_to_record(answer), reply_to=self.messages[0]) for answer in (b"one", b"other")]
 
 
 def test_of_two_answers_the_first_counts(monkeypatch):
@@ -374,20 +401,26 @@ def test_of_two_answers_the_first_counts(monkeypatch):
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    post = FlowerTransport(cast(Any, Doubling()), {0: 7})
-    assert list(post.exchange({0: b"question"}, "train", 5)) == [(0, b"one")]
+    transport = FlowerTransport(cast(Any, DoublingGrid()), {0: 7})
+    assert list(transport.exchange({0: b"question"}, "train", 5)) == [(0, b"one")]
 
 
 def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
     port = free_port()
     (tmp_path / "recipe.toml").write_text('data = "digits"\ndevices = 2\nsample = 2\nrounds = 1\n')
-    words = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure"]
-    server = start_process([*words, "--port", str(port)], tmp_path / "server.out", os.environ)
+    command = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure"]
+    server = start_process([*command, "--port", str(port)], tmp_path / "server.out", os.environ)
     nodes = []
     for device in range(2):
-        own = ["--data", samples_file(tmp_path, device), "--folder", str(tmp_path / f"home-{device}"), "--insecure"]
-        joined = [SHOAL, "join", "--server", f"127.0.0.1:{port}", *own]
-        nodes.append(start_process(joined, tmp_path / f"join-{device}.log", os.environ))
+        arguments = [
+            "--data",
+            write_samples_file(tmp_path, device),
+            "--folder",
+            str(tmp_path / f"home-{device}"),
+            "--insecure",
+        ]
+        join_command = [SHOAL, "join", "--server", f"127.0.0.1:{port}", *arguments]
+        nodes.append(start_process(join_command, tmp_path / f"join-{device}.log", os.environ))
     try:
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
         [row] = read_played_rows(tmp_path / "run")
@@ -396,13 +429,13 @@ def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
         end_processes([server, *nodes])
 
 
-def online(link: FlowerServer) -> dict[str, str]:
+def list_online(flower_server: FlowerServer) -> dict[str, str]:
     from shoal.service.flower_control import list_devices
 
-    return list_devices(link.private.socket)
+    return list_devices(flower_server.private.socket)
 
 
-def nodes_of(federation: Federation) -> list[int]:
+def list_supernodes(federation: Federation) -> list[int]:
     """The SuperNodes that `shoal join` started."""
     found = []
     for node in federation.nodes:

@@ -43,27 +43,27 @@ class Putting(shoal.Part):
 """
 
 
-def flags() -> tuple:
+def read_flags() -> tuple:
     torch_flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     return *torch_flags, cudnn.deterministic, cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory  # type: ignore
 
 
 def test_the_flags_hold_inside_and_are_as_before_afterwards():
-    before = flags()
+    before = read_flags()
     with pytest.raises(ZeroDivisionError), deterministic_algorithms(True):
-        assert flags() == (True, False, True, False, False)
+        assert read_flags() == (True, False, True, False, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         raise ZeroDivisionError
-    assert flags() == before
+    assert read_flags() == before
     with deterministic_algorithms(False):
-        assert flags() == before
+        assert read_flags() == before
 
 
 @pytest.mark.parametrize("threads, wanted", [(2, True), (1, False)])
 def test_a_run_computes_so_where_it_makes_a_difference(threads, wanted):
-    before, seen = flags(), []
-    shoal.run(engine="serial", watch=lambda *_: seen.append(flags()[0]), **TWO | {"threads": threads})
-    assert seen == [wanted] and flags() == before
+    before, seen = read_flags(), []
+    shoal.run(engine="serial", watch=lambda *_: seen.append(read_flags()[0]), **TWO | {"threads": threads})
+    assert seen == [wanted] and read_flags() == before
 
 
 def test_it_is_part_of_the_pick_and_of_the_fingerprint(tmp_path):
@@ -74,7 +74,7 @@ def test_it_is_part_of_the_pick_and_of_the_fingerprint(tmp_path):
     shoal.run(engine="serial", out=str(tmp_path / "run"), **TWO)
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["deterministic"] is True
     seen = []
-    shoal.resume(tmp_path / "run", rounds=2, watch=lambda *_: seen.append(flags()[0]))
+    shoal.resume(tmp_path / "run", rounds=2, watch=lambda *_: seen.append(read_flags()[0]))
     assert seen == [True]
     assert (
         Recipe(deterministic=True).fingerprint() != Recipe().fingerprint() == Recipe(deterministic=False).fingerprint()
@@ -82,19 +82,19 @@ def test_it_is_part_of_the_pick_and_of_the_fingerprint(tmp_path):
 
 
 def test_on_one_thread_of_a_processor_it_changes_nothing():
-    plain, asked = (shoal.run(engine="serial", **TINY, deterministic=wanted) for wanted in (False, True))
-    assert plain.history.equals_except_wall_time(asked.history)
-    assert all(torch.equal(value, asked.params[name]) for name, value in plain.params.items())
+    plain, deterministic = (shoal.run(engine="serial", **TINY, deterministic=wanted) for wanted in (False, True))
+    assert plain.history.equals_except_wall_time(deterministic.history)
+    assert all(torch.equal(value, deterministic.params[name]) for name, value in plain.params.items())
 
 
-def written(path: Path, text: str) -> str:
+def write_file(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_an_operation_without_such_a_form_is_named(tmp_path, engine):
-    model = written(tmp_path / "unpooling.py", UNPOOLING + "\nmodel = Unpooling()\n") + ":model"
+    model = write_file(tmp_path / "unpooling.py", UNPOOLING + "\nmodel = Unpooling()\n") + ":model"
     shoal.run(model=model, engine=engine, **TINY)
     with pytest.raises(shoal.ShoalError, match="no deterministic form of max_unpooling2d_forward_out") as error:
         shoal.run(model=model, engine=engine, **TWO)
@@ -102,14 +102,14 @@ def test_an_operation_without_such_a_form_is_named(tmp_path, engine):
 
 
 def test_an_operation_of_a_part_is_named_and_the_part_is_not_blamed(tmp_path):
-    part = written(tmp_path / "putting.py", PUTTING)
+    part = write_file(tmp_path / "putting.py", PUTTING)
     with pytest.raises(shoal.ShoalError, match="deterministic is true, and torch has no deterministic form of put_\\."):
         shoal.run("putting", parts=[part], engine="serial", **TWO)
 
 
 def test_a_process_that_has_multiplied_before_is_told_what_to_do():
-    told = "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or ..., but this "
-    told += "operation is not deterministic because it uses CuBLAS and ... CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
-    fault = explain_nondeterminism(RuntimeError(told))
+    text = "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or ..., but this "
+    text += "operation is not deterministic because it uses CuBLAS and ... CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
+    fault = explain_nondeterminism(RuntimeError(text))
     assert fault and "Start a new process" in fault.advice and "CUBLAS_WORKSPACE_CONFIG=:4096:8" in fault.advice
     assert explain_nondeterminism(RuntimeError("something else")) is explain_nondeterminism(ValueError("put_")) is None

@@ -43,38 +43,38 @@ SIZES = (5, 3, 8, 2, 6, 4, 7)
 FORK = multiprocessing.get_context("fork")
 
 
-def course(parts: list[Part], crew: TrainingEngine, rounds: int = 2):
+def play_tiny_run(parts: list[Part], engine: TrainingEngine, rounds: int = 2):
     """Weights, states and memories after some rounds, and the rows."""
     loop, net = build_tiny_run(compose(parts), SIZES, momentum=0.5)
-    get_local_devices(loop).training_engine = crew
+    get_local_devices(loop).training_engine = engine
     try:
-        standing, rows = play_rounds(loop, loop.start(net), 0, rounds)
+        server_state, rows = play_rounds(loop, loop.start(net), 0, rounds)
     finally:
-        crew.close()
+        engine.close()
     memories = [get_memory(loop).get(d) for d in range(len(SIZES))]
-    return [standing.params, standing.states, memories], [drop_wall_seconds(row) for row in rows]
+    return [server_state.params, server_state.states, memories], [drop_wall_seconds(row) for row in rows]
 
 
-def first_round(part: Part, pool: PoolEngine):
+def play_first_round(part: Part, pool: PoolEngine):
     loop, net = build_tiny_run(Method((part,)), SIZES)
     get_local_devices(loop).training_engine = pool
     return loop.play_round(loop.start(net), 0)
 
 
-def gone(process: int) -> bool:
-    """Whether a process has ended, even if nobody has taken note of it yet."""
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, even if nobody has waited for it yet."""
     try:
         return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def opened_by(process: int) -> list[str]:
+def list_open_files(process: int) -> list[str]:
     """What the file descriptors of a process lead to."""
     return [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
 
 
-def soon(condition: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool]) -> bool:
     limit = time.monotonic() + 120
     while not condition() and time.monotonic() < limit:
         time.sleep(0.005)
@@ -85,7 +85,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "parts, inner",
+    "parts, make_engine",
     [
         ([], SerialEngine),
         ([Scaffold()], SerialEngine),
@@ -96,18 +96,18 @@ def soon(condition: Callable[[], bool]) -> bool:
         ([CutOnce(), Remember()], SerialEngine),
     ],
 )
-def test_workers_agree_with_serial(parts, inner):
-    wanted, rows = course(parts, SerialEngine())
-    found, same_rows = course(parts, PoolEngine(2, 3, inner))
+def test_workers_agree_with_serial(parts, make_engine):
+    wanted, rows = play_tiny_run(parts, SerialEngine())
+    found, same_rows = play_tiny_run(parts, PoolEngine(2, 3, make_engine))
     assert_trees_close(found, wanted, 1e-9, "workers train to something else")
     losses = [[row.pop("loss") for row in own] for own in (rows, same_rows)]
     assert same_rows == rows and losses[1] == pytest.approx(losses[0])
 
 
-@pytest.mark.parametrize("inner", [SerialEngine, lambda: BatchedEngine(2)], ids=["serial", "batched"])
-def test_the_number_of_workers_changes_no_bit(inner):
-    courses = [course([Scaffold()], PoolEngine(workers, 2, inner)) for workers in (1, 2, 3)]
-    for one, other in pairwise(courses):
+@pytest.mark.parametrize("make_engine", [SerialEngine, lambda: BatchedEngine(2)], ids=["serial", "batched"])
+def test_the_number_of_workers_changes_no_bit(make_engine):
+    runs = [play_tiny_run([Scaffold()], PoolEngine(workers, 2, make_engine)) for workers in (1, 2, 3)]
+    for one, other in pairwise(runs):
         assert tree.is_same_tree(one[0], other[0]) and one[1] == other[1]
 
 
@@ -117,15 +117,15 @@ def test_nobody_to_train():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 6), st.integers(1, 5))
-def test_chunks_are_whole_or_keep_everybody_busy(work, width, workers):
-    chunks = split_into_chunks(work, width, workers)
-    order = [i for chunk in chunks for i in chunk]
-    assert sorted(order) == list(range(len(work))) and all(chunks)
-    assert all(work[a] >= work[b] for a, b in pairwise(order))
-    if len(work) >= width * workers:
+def test_chunks_are_whole_or_keep_everybody_busy(steps, width, workers):
+    chunks = split_into_chunks(steps, width, workers)
+    flat = [i for chunk in chunks for i in chunk]
+    assert sorted(flat) == list(range(len(steps))) and all(chunks)
+    assert all(steps[a] >= steps[b] for a, b in pairwise(flat))
+    if len(steps) >= width * workers:
         assert all(len(chunk) == width for chunk in chunks[:-1])
     else:
-        assert len(chunks) == min(workers, len(work)) and all(len(chunk) <= width for chunk in chunks)
+        assert len(chunks) == min(workers, len(steps)) and all(len(chunk) <= width for chunk in chunks)
 
 
 # what may happen --------------------------------------------------------------------------------------------------
@@ -148,15 +148,15 @@ class Dies(Part):
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path):
-    wanted, rows = course([Scaffold()], PoolEngine(1, 2, SerialEngine))
-    found, same_rows = course([Scaffold(), Dies(str(tmp_path), 2, os.getpid())], PoolEngine(1, 2, SerialEngine))
+    wanted, rows = play_tiny_run([Scaffold()], PoolEngine(1, 2, SerialEngine))
+    found, same_rows = play_tiny_run([Scaffold(), Dies(str(tmp_path), 2, os.getpid())], PoolEngine(1, 2, SerialEngine))
     assert len(os.listdir(tmp_path)) == 2 and same_rows == rows
     assert tree.is_same_tree(found[0], wanted[0])
 
 
 def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
     with pytest.raises(ShoalError, match=r"3 worker processes died .* devices 2, 6, 4, 0, .* SIGKILL") as error:
-        first_round(Dies(str(tmp_path), 99, os.getpid()), PoolEngine(1, 4, SerialEngine))
+        play_first_round(Dies(str(tmp_path), 99, os.getpid()), PoolEngine(1, 4, SerialEngine))
     assert error.value.kind.name == "bug" and len(os.listdir(tmp_path)) == 3
 
 
@@ -164,21 +164,21 @@ def test_workers_that_die_between_rounds_are_replaced():
     pool = PoolEngine(2, 2, SerialEngine)
     loop, net = build_tiny_run(Method(), SIZES)
     get_local_devices(loop).training_engine = pool
-    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
+    server_state, _ = play_rounds(loop, loop.start(net), 0, 1)
     for worker in pool.workers:
         os.kill(worker.process, signal.SIGKILL)
-    standing, _ = play_rounds(loop, standing, 1, 2)
-    assert tree.is_same_tree(standing.params, course_of_fedavg(2))
+    server_state, _ = play_rounds(loop, server_state, 1, 2)
+    assert tree.is_same_tree(server_state.params, fedavg_params(2))
     pool.close()
 
 
-def course_of_fedavg(rounds: int):
+def fedavg_params(rounds: int):
     loop, net = build_tiny_run(Method(), SIZES)
     return play_rounds(loop, loop.start(net), 0, rounds)[0].params
 
 
-class Odd(Exception):
-    """Cannot be made again from what it keeps."""
+class UnpicklableError(Exception):
+    """An exception that cannot be unpickled: it needs two arguments, and keeps one."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} {two}")
@@ -199,8 +199,8 @@ class Raises(Part):
         return update, state
 
 
-class Careless(SerialEngine):
-    """A crew that raises by itself, with no part to blame."""
+class RaisingEngine(SerialEngine):
+    """An engine that raises by itself, with no part to blame."""
 
     def __init__(self, error: Exception):
         self.error = error
@@ -210,40 +210,40 @@ class Careless(SerialEngine):
 
 
 def test_an_exception_arrives_as_what_it_is():
-    pool = PoolEngine(2, 2, lambda: Careless(ValueError("a wrong number")))
+    pool = PoolEngine(2, 2, lambda: RaisingEngine(ValueError("a wrong number")))
     with pytest.raises(ValueError, match="a wrong number") as error:
-        first_round(FedProx(), pool)
+        play_first_round(FedProx(), pool)
     assert "in a worker process" in error.value.__notes__[0] and "in train" in error.value.__notes__[0]
     pool.close()
-    pool = PoolEngine(2, 2, lambda: Careless(Odd("very", "odd")))
-    with pytest.raises(RuntimeError, match="Odd: very odd"):
-        first_round(FedProx(), pool)
+    pool = PoolEngine(2, 2, lambda: RaisingEngine(UnpicklableError("very", "odd")))
+    with pytest.raises(RuntimeError, match="UnpicklableError: very odd"):
+        play_first_round(FedProx(), pool)
     pool.close()
 
 
 def test_a_part_that_raises_is_blamed():
     pool = PoolEngine(2, 2, SerialEngine)
     with pytest.raises(ShoalError, match="raises ValueError: a wrong number in `step`, line") as error:
-        first_round(Raises("value"), pool)
+        play_first_round(Raises("value"), pool)
     assert error.value.kind.name == "bad-part"
     with pytest.raises(ShoalError, match="It cannot be used. Mend it.") as other:
-        first_round(Raises("shoal"), pool)
+        play_first_round(Raises("shoal"), pool)
     assert other.value.kind.name == "bad-part"
     with pytest.raises(SystemExit):
-        first_round(Raises("exit"), pool)
-    standing, _ = first_round(Raises(), pool)
-    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
+        play_first_round(Raises("exit"), pool)
+    server_state, _ = play_first_round(Raises(), pool)
+    assert tree.is_same_tree(server_state.params, fedavg_params(1))
     pool.close()
 
 
 def test_workers_are_idle_after_an_exception():
     pool = PoolEngine(2, 2, SerialEngine)
     with pytest.raises(ShoalError, match="a wrong number"):
-        first_round(Raises("value"), pool)
+        play_first_round(Raises("value"), pool)
     before = [worker.process for worker in pool.workers]
-    assert all(before) and not any(map(gone, before)) and all(worker.chunk is None for worker in pool.workers)
+    assert all(before) and not any(map(has_ended, before)) and all(worker.chunk is None for worker in pool.workers)
     pool.close()
-    assert all(map(gone, before))
+    assert all(map(has_ended, before))
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def test_ctrl_c_ends_the_workers_at_once_and_the_pool_can_go_on():
     pool, seen = PoolEngine(2, 2, SerialEngine), []
 
     def interrupt():
-        assert soon(lambda: all(worker.chunk is not None for worker in pool.workers))
+        assert wait_until(lambda: all(worker.chunk is not None for worker in pool.workers))
         seen.extend(worker.process for worker in pool.workers)
         for process in (*seen, os.getpid()):
             os.kill(process, signal.SIGINT)
@@ -269,46 +269,46 @@ def test_ctrl_c_ends_the_workers_at_once_and_the_pool_can_go_on():
     began = time.monotonic()
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        first_round(Sleeps(os.getpid()), pool)
+        play_first_round(Sleeps(os.getpid()), pool)
     thread.join()
-    assert len(seen) == 2 and all(map(gone, seen)) and time.monotonic() - began < 300
-    standing, _ = first_round(Raises(), pool)
-    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
+    assert len(seen) == 2 and all(map(has_ended, seen)) and time.monotonic() - began < 300
+    server_state, _ = play_first_round(Raises(), pool)
+    assert tree.is_same_tree(server_state.params, fedavg_params(1))
     pool.close()
 
 
 def test_workers_die_with_their_parent_and_do_not_hold_its_files(tmp_path):
-    near, far = FORK.Pipe()
+    near_end, far_end = FORK.Pipe()
 
     def parent():
         lock = open(tmp_path / ".lock", "wb")
         fcntl.flock(lock, fcntl.LOCK_EX)
         pool = PoolEngine(3, 2, SerialEngine)
-        first_round(Raises(), pool)
-        threading.Thread(target=first_round, args=(Sleeps(os.getpid()), pool), daemon=True).start()
-        assert soon(lambda: all(worker.chunk is not None and worker.process for worker in pool.workers))
-        far.send([worker.process for worker in pool.workers])
+        play_first_round(Raises(), pool)
+        threading.Thread(target=play_first_round, args=(Sleeps(os.getpid()), pool), daemon=True).start()
+        assert wait_until(lambda: all(worker.chunk is not None and worker.process for worker in pool.workers))
+        far_end.send([worker.process for worker in pool.workers])
         time.sleep(900)
 
     process = FORK.Process(target=parent)
     process.start()
-    workers = near.recv()
-    assert len(workers) == 3 and not any(map(gone, workers))
-    assert soon(lambda: not any(".lock" in name for worker in workers for name in opened_by(worker)))
-    assert all(any("memfd:shoal" in name for name in opened_by(worker)) for worker in workers)
+    workers = near_end.recv()
+    assert len(workers) == 3 and not any(map(has_ended, workers))
+    assert wait_until(lambda: not any(".lock" in name for worker in workers for name in list_open_files(worker)))
+    assert all(any("memfd:shoal" in name for name in list_open_files(worker)) for worker in workers)
     process.kill()
     process.join()
     with open(tmp_path / ".lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert soon(lambda: all(map(gone, workers)))
+    assert wait_until(lambda: all(map(has_ended, workers)))
 
 
 def test_a_pool_that_is_forgotten_ends_its_workers():
     pool = PoolEngine(2, 2, SerialEngine)
-    first_round(Raises(), pool)
+    play_first_round(Raises(), pool)
     processes = [worker.process for worker in pool.workers]
     del pool
-    assert soon(lambda: gc.collect() >= 0 and all(map(gone, processes)))
+    assert wait_until(lambda: gc.collect() >= 0 and all(map(has_ended, processes)))
 
 
 def test_a_pool_that_nobody_closes_ends_with_the_interpreter():
@@ -324,11 +324,13 @@ print(*[worker.process for worker in loop.engine.training_engine.workers])
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
-    assert len(ran.stdout.split()) == 2 and all(gone(int(process)) for process in ran.stdout.split())
+    assert len(ran.stdout.split()) == 2 and all(has_ended(int(process)) for process in ran.stdout.split())
 
 
 def test_a_daemon_may_have_workers():
-    process = FORK.Process(target=lambda: sys.exit(bool(course([], PoolEngine(2, 2, SerialEngine))) * 7), daemon=True)
+    process = FORK.Process(
+        target=lambda: sys.exit(bool(play_tiny_run([], PoolEngine(2, 2, SerialEngine))) * 7), daemon=True
+    )
     process.start()
     process.join()
     assert process.exitcode == 7
@@ -342,10 +344,10 @@ def test_what_parts_print_is_not_lost(capfd):
             return params, memory
 
     pool = PoolEngine(2, 2, SerialEngine)
-    first_round(Prints(), pool)
+    play_first_round(Prints(), pool)
     pool.close()
-    said = capfd.readouterr().out
-    assert all(said.count(f"device {d}.") == 1 for d in range(len(SIZES)))
+    output = capfd.readouterr().out
+    assert all(output.count(f"device {d}.") == 1 for d in range(len(SIZES)))
 
 
 def test_where_workers_cannot_be_the_sentence_says_what_to_use(monkeypatch):
@@ -354,19 +356,19 @@ def test_where_workers_cannot_be_the_sentence_says_what_to_use(monkeypatch):
         pool.register_setups([Mock(**{"net.place": torch.device("cuda:1")})])
     with monkeypatch.context() as patch, pytest.raises(ShoalError, match="cannot fork safely. Use --engine") as error:
         patch.setattr("sys.platform", "darwin")
-        first_round(Raises(), pool)
+        play_first_round(Raises(), pool)
     assert error.value.kind.name == "no-device"
     with monkeypatch.context() as patch, pytest.raises(ShoalError, match="could not be started .*Resource"):
         patch.setattr("os.fork", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
-        first_round(Raises(), pool)
+        play_first_round(Raises(), pool)
     with monkeypatch.context() as patch, pytest.raises(ShoalError, match="shared memory .* No space left"):
         patch.setattr("os.posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
-        first_round(Raises(), pool)
+        play_first_round(Raises(), pool)
     with monkeypatch.context() as patch, pytest.raises(ShoalError, match="beside a GPU"):
         patch.setattr("torch.autograd.grad", Mock(side_effect=RuntimeError("Unable to handle autograd's threading")))
-        first_round(Raises(), pool)
-    standing, _ = first_round(Raises(), pool)
-    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
+        play_first_round(Raises(), pool)
+    server_state, _ = play_first_round(Raises(), pool)
+    assert tree.is_same_tree(server_state.params, fedavg_params(1))
     pool.close()
 
 
@@ -379,20 +381,20 @@ DTYPES += [torch.bool, torch.complex64]
 @st.composite
 def tensors(draw):
     shape = draw(st.lists(st.integers(0, 4), max_size=4))
-    made = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
-    made = (made * draw(st.integers(1, 100))).to(draw(st.sampled_from(DTYPES)))
+    tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    tensor = (tensor * draw(st.integers(1, 100))).to(draw(st.sampled_from(DTYPES)))
     match draw(st.sampled_from(["plain", "turned", "expanded", "part", "last", "learned"])):
         case "turned":
-            return made.t() if made.dim() == 2 else made.transpose(0, -1) if made.dim() else made
+            return tensor.t() if tensor.dim() == 2 else tensor.transpose(0, -1) if tensor.dim() else tensor
         case "expanded":
-            return made.expand(3, *made.shape)
+            return tensor.expand(3, *tensor.shape)
         case "part":
-            return made[..., ::2] if made.dim() else made
-        case "last" if made.dim() == 4:
-            return made.contiguous(memory_format=torch.channels_last)
-        case "learned" if made.is_floating_point():
-            return made.requires_grad_()
-    return made
+            return tensor[..., ::2] if tensor.dim() else tensor
+        case "last" if tensor.dim() == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        case "learned" if tensor.is_floating_point():
+            return tensor.requires_grad_()
+    return tensor
 
 
 things = st.recursive(
@@ -404,50 +406,50 @@ things = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(things, max_size=3))
-def test_trees_come_out_of_an_arena_as_they_went_in(told):
-    arena = SharedBuffer()
-    for thing in told:
-        pickled = arena.write_object(thing)
+def test_trees_come_out_of_an_arena_as_they_went_in(contents):
+    buffer = SharedBuffer()
+    for content in contents:
+        pickled = buffer.write_object(content)
         for copy in (False, True):
-            assert tree.is_same_tree(arena.read_object(pickled, copy), thing)
-    arena.write_object([torch.ones(1000)])
+            assert tree.is_same_tree(buffer.read_object(pickled, copy), content)
+    buffer.write_object([torch.ones(1000)])
 
 
 def test_a_tensor_met_twice_is_written_once_and_is_one_again():
-    arena, model, twin = SharedBuffer(), torch.randn(1000), torch.empty(0)
-    pickled = arena.write_object([{"a": model}, [model, model.view(10, 100), twin, torch.empty(0)]])
-    assert arena.end == 2 * 4032 + 2 * 64 and len(pickled) < 500
-    one, (two, view, *empty) = arena.read_object(pickled, copy=True)
+    buffer, model, twin = SharedBuffer(), torch.randn(1000), torch.empty(0)
+    pickled = buffer.write_object([{"a": model}, [model, model.view(10, 100), twin, torch.empty(0)]])
+    assert buffer.end == 2 * 4032 + 2 * 64 and len(pickled) < 500
+    one, (two, view, *empty) = buffer.read_object(pickled, copy=True)
     assert one["a"] is two and view is not two and empty[0] is not empty[1]
 
 
 def test_copies_are_kept_and_the_rest_is_the_arenas_own():
-    arena = SharedBuffer()
-    pickled = arena.write_object(torch.ones(5))
-    kept, lent = arena.read_object(pickled, copy=True), arena.read_object(pickled, copy=False)
-    assert kept.data_ptr() % 64 == lent.data_ptr() % 64 == 0
-    arena.write_object(torch.zeros(5))
-    assert kept.tolist() == [1] * 5 and lent.tolist() == [0] * 5
+    buffer = SharedBuffer()
+    pickled = buffer.write_object(torch.ones(5))
+    copied, view = buffer.read_object(pickled, copy=True), buffer.read_object(pickled, copy=False)
+    assert copied.data_ptr() % 64 == view.data_ptr() % 64 == 0
+    buffer.write_object(torch.zeros(5))
+    assert copied.tolist() == [1] * 5 and view.tolist() == [0] * 5
 
 
 def test_an_arena_grows_on_both_sides_of_a_fork():
-    down, up = SharedBuffer(), SharedBuffer()
-    near, far = FORK.Pipe()
+    requests, replies = SharedBuffer(), SharedBuffer()
+    near_end, far_end = FORK.Pipe()
 
     def echo():
-        while order := far.recv_bytes():
-            far.send_bytes(up.write_object([2 * t for t in down.read_object(order, copy=False)]))
+        while request := far_end.recv_bytes():
+            far_end.send_bytes(replies.write_object([2 * t for t in requests.read_object(request, copy=False)]))
 
     process = FORK.Process(target=echo, daemon=True)
     process.start()
-    kept = []
+    exchanged = []
     for size in (10, 100_000, 3_000_000, 50):
         sent = [torch.full((size,), float(size)), torch.arange(size)]
-        near.send_bytes(down.write_object(sent))
-        kept.append((sent, up.read_object(near.recv_bytes(), copy=True)))
-    near.send_bytes(b"")
+        near_end.send_bytes(requests.write_object(sent))
+        exchanged.append((sent, replies.read_object(near_end.recv_bytes(), copy=True)))
+    near_end.send_bytes(b"")
     process.join()
-    for sent, found in kept:
+    for sent, found in exchanged:
         assert tree.is_same_tree(found, [2 * t for t in sent])
 
 
@@ -460,7 +462,7 @@ def test_what_cannot_be_sent_is_told_and_leaves_the_pool_usable():
             return params, {"what": lambda: 0}
 
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
-        first_round(Local(), pool)
-    standing, _ = first_round(Raises(), pool)
-    assert tree.is_same_tree(standing.params, course_of_fedavg(1))
+        play_first_round(Local(), pool)
+    server_state, _ = play_first_round(Raises(), pool)
+    assert tree.is_same_tree(server_state.params, fedavg_params(1))
     pool.close()

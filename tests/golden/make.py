@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from federation import Nearby, played, recipe, rows, seats
+from federation import InProcessTransport, history_rows, make_clients, make_recipe, play_with_devices
 from safetensors.torch import save_file
 
 import shoal
@@ -51,11 +51,15 @@ def make(target: Path) -> None:
     expected["comparison"] = {method: [numbers(r) for r in own] for method, own in both.results.items()}
     with tempfile.TemporaryDirectory() as name:
         there = Path(name)
-        played(recipe("scaffold", target / "server", rounds=STOPPED), Nearby(seats(there)))
+        play_with_devices(
+            make_recipe("scaffold", target / "server", rounds=STOPPED), InProcessTransport(make_clients(there))
+        )
         for device in range(3):
             shutil.copytree(there / f"home-{device}", target / f"device-{device}")
-        whole_server = played(recipe("scaffold", there / "whole", rounds=WHOLE), Nearby(seats(there)))
-        expected["server"] = rows(whole_server)
+        whole_server = play_with_devices(
+            make_recipe("scaffold", there / "whole", rounds=WHOLE), InProcessTransport(make_clients(there))
+        )
+        expected["server"] = history_rows(whole_server)
     full = Recipe().with_values(method=METHOD, rounds=WHOLE, **RUN)
     (target / "recipe.toml").write_text(full.to_toml())
     expected["fingerprint"] = full.fingerprint()

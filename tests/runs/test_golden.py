@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import Nearby, played, recipe, rows, seats
+from federation import InProcessTransport, history_rows, make_clients, make_recipe, play_with_devices
 from golden.make import WHOLE, numbers
 from safetensors.torch import load_file
 
@@ -61,9 +61,11 @@ def test_devices_go_on_with_what_they_remember(golden, tmp_path):
     there.mkdir()
     for device in range(3):
         shutil.copytree(golden / f"device-{device}", there / f"home-{device}")
-    asked = recipe("scaffold", golden / "server", rounds=WHOLE)
+    asked = make_recipe("scaffold", golden / "server", rounds=WHOLE)
     (golden / "server/recipe.toml").write_text(asked.to_toml())
-    assert_same(rows(played(asked, Nearby(seats(there)))), expected_of(golden)["server"])
+    assert_same(
+        history_rows(play_with_devices(asked, InProcessTransport(make_clients(there)))), expected_of(golden)["server"]
+    )
 
 
 def test_a_recipe_means_what_it_meant(golden):

@@ -1,4 +1,4 @@
-"""Real devices without a network: the same histories as in simulation, and no answer that is trusted."""
+"""Real devices without a network: the same histories as in simulation, and no reply is trusted."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from federation import BASE, Nearby, played, recipe, rows, samples_file, seats
-from hostile_replies import HEADER, HONEST, JOB, NET, STAMP, read_or_refused, spoil
+from federation import (
+    BASE,
+    InProcessTransport,
+    history_rows,
+    make_clients,
+    make_recipe,
+    play_with_devices,
+    write_samples_file,
+)
+from hostile_replies import HEADER, HONEST, JOB, NET, STAMP, assert_read_or_refused, spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,31 +48,35 @@ METHODS = {
 def test_the_history_is_that_of_a_simulation(method, tmp_path):
     more = METHODS[method]
     simulated = shoal.run(method, engine="serial", **BASE | more)
-    real = played(recipe(method, tmp_path / "run", **more), Nearby(seats(tmp_path, **more)))
-    assert rows(real) == rows(simulated)
+    real = play_with_devices(
+        make_recipe(method, tmp_path / "run", **more), InProcessTransport(make_clients(tmp_path, **more))
+    )
+    assert history_rows(real) == history_rows(simulated)
     assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
 
 
 def test_a_server_that_stopped_goes_on_with_what_devices_remember(tmp_path):
     """Also when devices have trained a round that the server does not know of."""
-    whole = played(recipe("scaffold", tmp_path / "whole", rounds=4), Nearby(seats(tmp_path)))
-    there = seats(tmp_path)
+    whole = play_with_devices(
+        make_recipe("scaffold", tmp_path / "whole", rounds=4), InProcessTransport(make_clients(tmp_path))
+    )
+    clients = make_clients(tmp_path)
 
-    class Dies(Nearby):
-        def exchange(self, questions, kind, seconds):
-            answers = list(super().exchange(questions, kind, seconds))
+    class Dies(InProcessTransport):
+        def exchange(self, requests, kind, timeout):
+            replies = list(super().exchange(requests, kind, timeout))
             if self.round == 2:
                 raise KeyboardInterrupt
-            yield from answers
+            yield from replies
 
-    broken = recipe("scaffold", tmp_path / "run", rounds=4)
+    recipe = make_recipe("scaffold", tmp_path / "run", rounds=4)
     with pytest.raises(ShoalError, match="Stopped after 2 rounds"):
-        played(broken, Dies(there))
-    assert rows(played(broken, Nearby(there))) == rows(whole)
+        play_with_devices(recipe, Dies(clients))
+    assert history_rows(play_with_devices(recipe, InProcessTransport(clients))) == history_rows(whole)
 
 
 def test_a_run_on_real_devices_says_so_and_is_not_simulated_on(tmp_path):
-    result = played(recipe("fedavg", tmp_path / "run"), Nearby(seats(tmp_path)))
+    result = play_with_devices(make_recipe("fedavg", tmp_path / "run"), InProcessTransport(make_clients(tmp_path)))
     assert str(result.engine) == str(load_result(tmp_path / "run").engine) == "flower, real devices"
     with pytest.raises(ShoalError, match="real devices") as refusal:
         shoal.resume(tmp_path / "run", rounds=4)
@@ -72,28 +84,28 @@ def test_a_run_on_real_devices_says_so_and_is_not_simulated_on(tmp_path):
 
 
 def test_a_device_that_lost_its_memory_is_left_out_and_said_so(tmp_path):
-    there = seats(tmp_path)
+    clients = make_clients(tmp_path)
 
-    class Thief(Nearby):
-        def exchange(self, questions, kind, seconds):
-            for file in there[1].folder.rglob("*.safetensors"):
+    class Thief(InProcessTransport):
+        def exchange(self, requests, kind, timeout):
+            for file in clients[1].folder.rglob("*.safetensors"):
                 file.unlink()
-            yield from super().exchange(questions, kind, seconds)
+            yield from super().exchange(requests, kind, timeout)
 
-    found = played(recipe("scaffold", tmp_path / "run"), Thief(there))
+    found = play_with_devices(make_recipe("scaffold", tmp_path / "run"), Thief(clients))
     assert found.history.rows[1]["dropped"] == [{"device": 1, "why": "it has lost what it remembered"}]
 
 
 def test_data_that_vanished_cost_one_device(tmp_path):
-    there = seats(tmp_path)
+    clients = make_clients(tmp_path)
 
-    class Vanishes(Nearby):
-        def exchange(self, questions, kind, seconds):
+    class Vanishes(InProcessTransport):
+        def exchange(self, requests, kind, timeout):
             if self.round == 0:
                 (tmp_path / "2.npz").unlink()
-            yield from super().exchange(questions, kind, seconds)
+            yield from super().exchange(requests, kind, timeout)
 
-    found = played(recipe("fedavg", tmp_path / "run"), Vanishes(there))
+    found = play_with_devices(make_recipe("fedavg", tmp_path / "run"), Vanishes(clients))
     assert [row.get("dropped", []) for row in found.history.rows] == [
         [],
         [{"device": 2, "why": "its data are missing or do not fit"}],
@@ -101,14 +113,14 @@ def test_data_that_vanished_cost_one_device(tmp_path):
 
 
 def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
-    """Every kind of bad answer, one in each round."""
-    sent: list[bytes] = []
+    """Every kind of bad reply, one in each round."""
+    earlier_replies: list[bytes] = []
 
-    def bad(device: int, round: int, answer: bytes) -> bytes | str:
+    def tamper(device: int, round: int, reply: bytes) -> bytes | str:
         if device != 1:
-            return answer
-        sent.append(answer)
-        found = tree_bytes.tree_from_bytes(answer, 1 << 30)
+            return reply
+        earlier_replies.append(reply)
+        found = tree_bytes.tree_from_bytes(reply, 1 << 30)
         first = next(iter(found["body"]))
         match round:
             case 0:
@@ -116,11 +128,11 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
             case 1:
                 found["body"][first]["value"] = found["body"][first]["value"][1:]
             case 2:
-                return answer[:-5]
+                return reply[:-5]
             case 3:
                 return bytes(400_000_000)
             case 4:
-                return sent[0]
+                return earlier_replies[0]
             case 5:
                 found["body"][first]["value"] *= 1e30
             case 6:
@@ -143,21 +155,26 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
         "A message counts what cannot be.",
     ]
     rounds = len(why)
-    found = played(recipe("scaffold", tmp_path / "bad", rounds=rounds), Nearby(seats(tmp_path), bad))
-    absent = lambda device, round, answer: "it was late" if device == 1 else answer  # noqa: E731
-    other = played(recipe("scaffold", tmp_path / "without", rounds=rounds), Nearby(seats(tmp_path), absent))
-    told = [row["dropped"][0]["why"] for row in found.history.rows]
-    assert [real.startswith(wanted) for real, wanted in zip(told, why)] == [True] * rounds, told
+    found = play_with_devices(
+        make_recipe("scaffold", tmp_path / "bad", rounds=rounds), InProcessTransport(make_clients(tmp_path), tamper)
+    )
+    drop_device_1 = lambda device, round, reply: "it was late" if device == 1 else reply  # noqa: E731
+    other = play_with_devices(
+        make_recipe("scaffold", tmp_path / "without", rounds=rounds),
+        InProcessTransport(make_clients(tmp_path), drop_device_1),
+    )
+    reasons = [row["dropped"][0]["why"] for row in found.history.rows]
+    assert [real.startswith(wanted) for real, wanted in zip(reasons, why)] == [True] * rounds, reasons
     assert all(torch.equal(found.params[k], v) for k, v in other.params.items())
 
 
-class Boasts(Nearby):
+class Boasts(InProcessTransport):
     """Device 1 counts what it never had: samples when it introduces itself, operations when it has trained."""
 
-    def exchange(self, questions, kind, seconds):
-        for device, answer in super().exchange(questions, kind, seconds):
-            assert isinstance(answer, bytes)
-            found = tree_bytes.tree_from_bytes(answer, 1 << 30)
+    def exchange(self, requests, kind, timeout):
+        for device, reply in super().exchange(requests, kind, timeout):
+            assert isinstance(reply, bytes)
+            found = tree_bytes.tree_from_bytes(reply, 1 << 30)
             if device == 1 and kind == "enrol":
                 found["size"] = 10**7
             elif device == 1:
@@ -166,10 +183,12 @@ class Boasts(Nearby):
 
 
 def test_a_device_counts_for_no_more_samples_than_the_server_allows(tmp_path):
-    there, most = seats(tmp_path), 100
-    with_boast = played(recipe("fedavg", tmp_path / "boast"), Boasts(there), max_samples=most)
-    without = played(recipe("fedavg", tmp_path / "honest"), Nearby(there), max_samples=most)
-    unbound = played(recipe("fedavg", tmp_path / "unbound"), Boasts(there))
+    clients, max_samples = make_clients(tmp_path), 100
+    with_boast = play_with_devices(make_recipe("fedavg", tmp_path / "boast"), Boasts(clients), max_samples=max_samples)
+    without = play_with_devices(
+        make_recipe("fedavg", tmp_path / "honest"), InProcessTransport(clients), max_samples=max_samples
+    )
+    unbound = play_with_devices(make_recipe("fedavg", tmp_path / "unbound"), Boasts(clients))
     assert accuracies(with_boast) == accuracies(without) != accuracies(unbound)
 
 
@@ -178,8 +197,8 @@ def accuracies(result: Result) -> list[float]:
 
 
 def test_a_device_cannot_spend_the_budget_of_a_run(tmp_path):
-    asked = recipe("fedavg", tmp_path / "run", rounds=3, until_macs=10**15)
-    assert len(played(asked, Boasts(seats(tmp_path)), max_samples=1000).history) == 3
+    recipe = make_recipe("fedavg", tmp_path / "run", rounds=3, until_macs=10**15)
+    assert len(play_with_devices(recipe, Boasts(make_clients(tmp_path)), max_samples=1000).history) == 3
 
 
 def test_an_answer_does_not_wait_for_the_next_message(monkeypatch):
@@ -213,14 +232,14 @@ def test_an_answer_does_not_wait_for_the_next_message(monkeypatch):
 
 def test_devices_run_nothing_that_a_server_names(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    seat = DeviceClient(samples_file(tmp_path, 0), tmp_path / "home")
+    client = DeviceClient(write_samples_file(tmp_path, 0), tmp_path / "home")
     setup = {"method": "fedavg", "model": f"{tmp_path}/evil.py:Evil", "seed": 0, "momentum": 0.0, "weight_decay": 0.0}
     setup |= {"clip": 0.0, "augment": "", "precision": "float32", "shape": [1, 8, 8], "classes": 10}
-    question = tree_bytes.tree_to_bytes(
+    request = tree_bytes.tree_to_bytes(
         {"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": setup | {"mean": None, "std": None}}
     )
-    for own in (question, question.replace(b"evil.py:Evil", b"none.py:Evil")):
-        assert tree_bytes.tree_from_bytes(seat.answer_request(own, "enrol"), 1 << 20)["problem"] == "unread"
+    for own in (request, request.replace(b"evil.py:Evil", b"none.py:Evil")):
+        assert tree_bytes.tree_from_bytes(client.answer_request(own, "enrol"), 1 << 20)["problem"] == "unread"
     assert not (tmp_path / "ran").exists()
 
 
@@ -235,17 +254,17 @@ def test_a_server_cannot_lead_a_device_out_of_its_folder(run):
 def test_no_text_of_a_device_travels(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def load():\n    raise RuntimeError('patient 17 in /secret')\n")
-    seat = DeviceClient(f"{path}:load", tmp_path / "home")
-    question = tree_bytes.tree_to_bytes({"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": {}})
-    answer = seat.answer_request(question, "enrol")
-    assert b"patient" not in answer and b"secret" not in answer
-    assert tree_bytes.tree_from_bytes(answer, 1 << 20)["problem"] == "data"
+    client = DeviceClient(f"{path}:load", tmp_path / "home")
+    request = tree_bytes.tree_to_bytes({"stamp": vars(RequestStamp("r", 0, 0, "n")), "setup": {}})
+    reply = client.answer_request(request, "enrol")
+    assert b"patient" not in reply and b"secret" not in reply
+    assert tree_bytes.tree_from_bytes(reply, 1 << 20)["problem"] == "data"
 
 
 @pytest.mark.parametrize("metric", ["devices", "local"])
 def test_metrics_that_need_samples_of_devices_are_refused(metric, tmp_path):
     with pytest.raises(ShoalError, match="stay with them"):
-        recipe("fedavg", tmp_path / "run", metrics=[metric])
+        make_recipe("fedavg", tmp_path / "run", metrics=[metric])
 
 
 def test_commands_say_what_is_missing(tmp_path):
@@ -313,14 +332,14 @@ def test_an_honest_answer_is_read():
 
 @settings(max_examples=2000)
 @given(st.data(), st.booleans())
-def test_a_fuzzed_answer_is_read_or_refused(data, coded):
+def test_a_fuzzed_answer_is_read_or_refused(data, has_codecs):
     """Changed, cut, doubled and inserted bytes, mostly where they tell something."""
     content = bytearray(HONEST)
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, HEADER) | st.integers(0, len(content)))
-        some = data.draw(st.binary(max_size=6))
-        spoil(content, place, some, data.draw(st.integers(0, 3)))
-    read_or_refused(bytes(content), coded)
+        position = data.draw(st.integers(0, HEADER) | st.integers(0, len(content)))
+        inserted = data.draw(st.binary(max_size=6))
+        spoil(content, position, inserted, data.draw(st.integers(0, 3)))
+    assert_read_or_refused(bytes(content), has_codecs)
 
 
 TREES = st.recursive(
@@ -332,10 +351,10 @@ TREES = st.recursive(
 
 @settings(max_examples=500)
 @given(TREES, st.sampled_from(["", "stamp", "numbers", "remembers", "body", "beside", "problem"]), st.booleans())
-def test_any_other_tree_is_read_or_refused(content, field, coded):
+def test_any_other_tree_is_read_or_refused(content, field, has_codecs):
     if field:
         content = tree_bytes.tree_from_bytes(HONEST, 1 << 20) | {field: content}
-    read_or_refused(tree_bytes.tree_to_bytes(content), coded)
+    assert_read_or_refused(tree_bytes.tree_to_bytes(content), has_codecs)
 
 
 @given(st.binary(max_size=200))
@@ -349,9 +368,9 @@ def test_an_order_is_read_as_it_was_written():
     job = replace(
         JOB, plan=plan, message=messages.Message({"x": {"value": torch.ones(2)}}, {"p": {"q": torch.ones(1)}})
     )
-    order = TrainRequest(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
-    found = TrainRequest.from_bytes(order.to_bytes(), 1 << 20)
-    assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.sent == frozenset({"x"})
+    request = TrainRequest(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
+    found = TrainRequest.from_bytes(request.to_bytes(), 1 << 20)
+    assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.earlier_replies == frozenset({"x"})
     assert torch.equal(found.job.message.body["x"]["value"], torch.ones(2)) and found.job.work == job.work
     assert found.cuts[0].level and torch.equal(found.cuts[0].kept["a"], torch.arange(3))
 
