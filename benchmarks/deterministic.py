@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--deterministic", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.play_and_print:
+    if args.play:
         return play_and_print(args)
     lines = [
         "| model | deterministic | equal rows | weights | accuracies | s a round | ratio | engine |",

@@ -27,7 +27,7 @@ def measure(devices: int, rounds: int) -> None:
         split="virtual:60", devices=devices, sample=100, batch=10, eval_every=10**6, rounds=10**6
     )
     assembly = assemble_run(recipe)
-    server_state = assembly.loop.setup_seconds(assembly.net)
+    server_state = assembly.loop.start(assembly.net)
     setup_seconds = time.perf_counter() - began
     seconds = []
     for number in range(rounds + 1):

@@ -93,7 +93,7 @@ def play_with_devices(
 
 def history_rows(result: Result) -> list[dict]:
     """The rows of a history without `wall_seconds`."""
-    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.history_rows]
+    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in result.history.rows]
 
 
 def free_port() -> int:

@@ -145,18 +145,22 @@ def test_masked_and_sliced_models_are_the_same(make):
     cut = net.slicer.take(net.initial, plan)
     masked = net.slicer.place(cut, net.initial, plan)
     torch.testing.assert_close(net.forward(masked, x)[0], small.forward(cut, x)[0])
-    covers = {k: net.slicer.covered(k, masked[k], plan) for k in masked}
+    covers = {k: net.slicer.covered_mask(k, masked[k], plan) for k in masked}
     masks = {k: m.double() for k, m in covers.items() if m is not None}
     lr = {"lr": torch.tensor(0.1, dtype=torch.float64)}
     ends = []
     for each, start, mask in ((net, masked, masks), (small, cut, {})):
         rule = StepRule(each, Method(), Optimiser(momentum=0.9, weight_decay=0.01))
-        course = rule.init_state(start, {})
+        local_state = rule.init_state(start, {})
         for _ in range(3):
-            course, _ = advance(
-                rule, course, Batch(x, ((y, None),)), StepContext(start, {}, lr, {}, mask), compute_autograd_gradient
+            local_state, _ = advance(
+                rule,
+                local_state,
+                Batch(x, ((y, None),)),
+                StepContext(start, {}, lr, {}, mask),
+                compute_autograd_gradient,
             )
-        ends.append(course.params)
+        ends.append(local_state.params)
     torch.testing.assert_close(net.slicer.take(ends[0], plan), ends[1])
 
 

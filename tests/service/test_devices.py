@@ -370,7 +370,7 @@ def test_an_order_is_read_as_it_was_written():
     )
     request = TrainRequest(STAMP, {"seed": 1}, job, (plan,), (2, 0), 5.0)
     found = TrainRequest.from_bytes(request.to_bytes(), 1 << 20)
-    assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.earlier_replies == frozenset({"x"})
+    assert found.stamp == STAMP and found.since == (2, 0) and found.job.plan.sent == frozenset({"x"})
     assert torch.equal(found.job.message.body["x"]["value"], torch.ones(2)) and found.job.work == job.work
     assert found.cuts[0].level and torch.equal(found.cuts[0].kept["a"], torch.arange(3))
 
