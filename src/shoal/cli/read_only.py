@@ -40,7 +40,7 @@ def show_split_command(
 ) -> None:
     """Draw how a data set is spread over devices: shoal data show split=dirichlet:0.1 devices=20."""
     from shoal.report.plots import draw_split
-    from shoal.runs.build import describe_split
+    from shoal.runs.recipe_data import describe_split
 
     recipe = Recipe().with_values(**parse_recipe_pairs(sets or []))
     found = describe_split(recipe)

@@ -22,15 +22,10 @@ from shoal.core.round import Loop
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser, Samples, Work
 from shoal.data.augment import parse_augment
-from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
+from shoal.data.dataset import Dataset
 from shoal.data.noniid_degree import count_labels_by_device, summarise_population
 from shoal.data.plausibility import Doubt, find_doubts
-from shoal.data.population import Population, StoredPopulation
-from shoal.data.server_data import draw_server_samples, draw_withheld_samples
-from shoal.data.sources import SOURCES, load_dataset
-from shoal.data.splits import parse_split
-from shoal.data.user_data import build_user_dataset as own_dataset
-from shoal.data.user_data import hold_out_validation
+from shoal.data.population import Population
 from shoal.engines.deterministic import fix_cublas_workspace
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
@@ -40,8 +35,8 @@ from shoal.models import build_model
 from shoal.plugins.load import load_method, smoke_test_user_parts
 from shoal.plugins.metrics import load_metric_factories
 from shoal.plugins.smoke_run import make_smoke_setup
-from shoal.runs.given_objects import refuse_missing_objects
 from shoal.runs.recipe import Recipe, parse_amount
+from shoal.runs.recipe_data import convert_dataset, load_recipe_dataset, split_dataset
 from shoal.storage.files import read_tensors
 from shoal.storage.memory import DeviceMemory
 
@@ -128,19 +123,6 @@ def assemble_run(
     return Assembly(recipe, method, net, loop, memory, judge, split, lambda: find_doubts(dataset, held.sizes))
 
 
-def describe_split(recipe: Recipe) -> dict:
-    """What the split of a recipe looks like; nothing else of the recipe is put together."""
-    streams = RandomStreams(recipe.seed)
-    dataset = load_recipe_dataset(recipe, streams)
-    held, server = split_dataset(recipe, dataset, streams)
-    return summarise_population(dataset.targets.numpy(), held, server, dataset.classes)
-
-
-def convert_dataset(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
-    dataset = dataset.to(dtype, place)
-    return dataset.normalise() if normalise else dataset
-
-
 def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
     """The type of weights and inputs, and whether layers compute in bfloat16; sets how a GPU multiplies float32."""
     gpu = place.type == "cuda"
@@ -166,46 +148,6 @@ def parse_compute_device(name: str) -> torch.device:
             "no-device", f"There is no compute device {name}: {count} GPUs were found.", "Use --compute cpu."
         )
     return place
-
-
-def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
-    """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
-    refuse_missing_objects(recipe)
-    own = Path(recipe.data).expanduser()
-    if recipe.data in HANDED_OVER:
-        dataset = HANDED_OVER[recipe.data]
-    elif recipe.data in DATASETS:
-        dataset = DATASETS[recipe.data]()
-    elif recipe.data not in SOURCES and (own.is_dir() or own.suffix == ".csv"):
-        dataset = own_dataset(own)
-    elif recipe.data.partition(":")[0] not in SOURCES:
-        raise unknown_name_error("data set", recipe.data, [*DATASETS, *SOURCES])
-    else:
-        dataset = load_dataset(recipe.data, recipe.data_dir)
-    return (
-        hold_out_validation(dataset, recipe.validation, streams.derive_seed("validation"))
-        if recipe.validation
-        else dataset
-    )
-
-
-def split_dataset(
-    recipe: Recipe, dataset: Dataset, streams: RandomStreams, elsewhere: bool = False
-) -> tuple[Population, np.ndarray]:
-    """The samples of each device and of the server."""
-    labels = dataset.targets.numpy()
-    left = np.arange(len(labels))
-    server = np.zeros(0, dtype=np.int64)
-    if recipe.server_data:
-        server = draw_server_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
-        left = np.setdiff1d(
-            left, draw_withheld_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
-        )
-    if elsewhere:
-        return StoredPopulation(left[:0], np.zeros(recipe.devices, dtype=np.int64)), server
-    owners = None if dataset.owners is None else dataset.owners[left]
-    split = parse_split(recipe.split)
-    return split(labels[left], recipe.devices, streams.make_numpy_generator("split"), owners).renumber(left), server
 
 
 def build_first_net(

@@ -15,11 +15,12 @@ from shoal.core.model.tree import Params
 from shoal.core.streams import RandomStreams
 from shoal.core.version import VERSION
 from shoal.data.dataset import Dataset
-from shoal.runs.build import DatasetCache, assemble_run, load_recipe_dataset
+from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import EngineChoice, parse_engine_choice, use_engine_settings
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_data import load_recipe_dataset
 from shoal.runs.session import Result, blame_user_parts
 from shoal.runs.store import RunFolder
 from shoal.storage.files import explain_disk_errors
