@@ -12,29 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import torch
-from torch import Tensor
-
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.model.plan import Plan, Slicer
-from shoal.core.model.tree import Tree
 from shoal.core.server_state import ServerState
+from shoal.runs.checkpoint import FORMAT, Checkpoint, make_checkpoint_tree, restore_checkpoint
 from shoal.runs.given_objects import describe_way_to_resume
 from shoal.runs.history import History, encode_row, read_history, write_history
 from shoal.runs.recipe import Recipe, read_recipe_file
 from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
-from shoal.storage.memory import DeviceMemory, MemoryVersion
+from shoal.storage.memory import DeviceMemory
 
 try:
     import fcntl
 except ImportError:  # Windows has no such lock; two processes in one folder are then the user's care
     fcntl = None
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,23 +124,13 @@ class RunFolder:
         with self.guard_writes():
             append_to_file(self.history_file, encode_row(row))
 
-    def save_checkpoint(self, recipe: Recipe, standing: ServerState, rounds: int, memory: DeviceMemory) -> None:
+    def save_checkpoint(self, recipe: Recipe, server_state: ServerState, rounds: int, memory: DeviceMemory) -> None:
         """A checkpoint after so many rounds: memories and history first, then the checkpoint, then old memories go."""
         with self.guard_writes():
-            index = memory.flush()
+            versions = memory.flush()
             sync_paths([self.history_file])
-            state = {
-                "format": FORMAT,
-                "recipe": recipe.fingerprint(),
-                "rounds": rounds,
-                "params": standing.params,
-                "states": standing.states,
-                "cards": standing.cards,
-                "cuts": [{"kept": dict(cut.kept), "masks": dict(cut.masks)} for cut in standing.cuts],
-                "memory": {"versions": [list(version) for version in index]},
-                "history": torch.frombuffer(bytearray(self.lines), dtype=torch.uint8),
-            }
-            replace_file(self.checkpoint_file, tree_as_bytes(state), confirm=self.require_present)
+            content = make_checkpoint_tree(recipe.fingerprint(), rounds, server_state, versions, self.lines)
+            replace_file(self.checkpoint_file, tree_as_bytes(content), confirm=self.require_present)
             memory.forget_old_versions()
 
     @contextmanager
@@ -173,7 +156,7 @@ class RunFolder:
             advice = "If it was moved, `shoal resume` goes on with it where it is now; else start the run again."
             raise ShoalError("disk", problem, advice)
 
-    def read_checkpoint(self, recipe: Recipe, net: Net, parts: Iterable[str]) -> "Checkpoint | None":
+    def read_checkpoint(self, recipe: Recipe, net: Net, parts: Iterable[str]) -> Checkpoint | None:
         """The last checkpoint; None before the first one."""
         if not self.checkpoint_file.exists():
             return None
@@ -193,7 +176,7 @@ class RunFolder:
             )
         return found
 
-    def roll_back(self, found: "Checkpoint | None", memory: DeviceMemory) -> History:
+    def roll_back(self, found: Checkpoint | None, memory: DeviceMemory) -> History:
         """Remove what came after the checkpoint; the history up to it."""
         history = self.read_history_until(found) if found else History()
         with explain_disk_errors(self.path):
@@ -203,49 +186,9 @@ class RunFolder:
         self.lines[:] = b"".join(map(encode_row, history.rows))
         return history
 
-    def read_history_until(self, found: "Checkpoint") -> History:
+    def read_history_until(self, found: Checkpoint) -> History:
         """The history up to a checkpoint, which keeps the rows that the file may lack."""
         return read_history(self.history_file, found.rounds, found.lines)
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """Where a run stood after so many rounds."""
-
-    rounds: int
-    server_state: ServerState
-    cuts: list[tuple[Slicer, Plan]]
-    memory: list[MemoryVersion]
-    lines: bytes
-    """The rows of the history up to then; none in checkpoints of former versions."""
-
-
-def restore_checkpoint(state: Tree, net: Net, parts: set[str]) -> Checkpoint:
-    """The standing that a checkpoint describes; the net is cut as it was then."""
-    rounds, cards, versions = state["rounds"], state["cards"], [MemoryVersion(*v) for v in state["memory"]["versions"]]
-    if type(rounds) is not int or rounds < 0:
-        raise ValueError("its number of rounds is no such number")
-    if not isinstance(state["states"], dict) or set(state["states"]) != parts:
-        raise ValueError("its states are not those of the method's parts")
-    if not isinstance(cards, dict) or not all(type(d) is int and isinstance(c, dict) for d, c in cards.items()):
-        raise ValueError("its cards are not those of devices")
-    for version in versions:
-        if any(type(n) is not int for n in version) or version.round >= rounds or version.cuts > len(state["cuts"]):
-            raise ValueError("its index of memories does not fit")
-    lines = state.get("history", torch.empty(0, dtype=torch.uint8))
-    if not isinstance(lines, Tensor) or lines.dtype != torch.uint8 or lines.dim() != 1:
-        raise ValueError("its history is no text")
-    cuts, plans = [], []
-    for cut in state["cuts"]:
-        plan = Plan(cut["kept"], cut["masks"])
-        cuts.append((net.slicer, plan))
-        plans.append(plan)
-        net = net.cut(plan)
-    params, states = tree.map_tensors(lambda t: t.to(net.place), [state["params"], state["states"]])
-    if {k: (v.shape, v.dtype) for k, v in params.items()} != {k: (v.shape, v.dtype) for k, v in net.initial.items()}:
-        raise ValueError("its tensors are not those of the model")
-    standing = ServerState(net, params, states, cards, tuple(plans))
-    return Checkpoint(rounds, standing, cuts, versions, lines.numpy().tobytes())
 
 
 def refuse_nonempty_folder(path: Path) -> None:
