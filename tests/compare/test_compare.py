@@ -14,7 +14,7 @@ from rich.console import Console
 
 import shoal
 from shoal import History, Recipe, Result
-from shoal.cli.budgets import format_block_traffic, make_budget_tables
+from shoal.cli.comparison_tables import format_block_traffic, make_budget_tables
 from shoal.compare.budgets import Budgets
 from shoal.compare.comparison import Comparison, resume_comparison, run_comparison
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import shoal
 from shoal import Recipe, ShoalError
-from shoal.cli.commands import resolve_recipe
+from shoal.cli.recipe_flags import resolve_recipe
 from shoal.core.streams import RandomStreams
 from shoal.models import build_model
 from shoal.runs.build import make_work_schedule

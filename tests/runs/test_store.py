@@ -480,8 +480,8 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
-# the reader of CIFAR's batches, whose unpickler knows arrays and containers only; the pipes between a process and its own
-# children, which nobody else can write to; and what goes to a Ray cluster, which unpickles anyway
+# the reader of CIFAR's batches, whose unpickler knows arrays and containers only; the pipes between a process and its
+# own children, which nobody else can write to; and what goes to a Ray cluster, which unpickles anyway
 MAY_PICKLE = (
     "data/safe_unpickle.py",
     "engines/workers/shared_memory.py",

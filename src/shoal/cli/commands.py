@@ -1,13 +1,10 @@
-"""The command line: run, compare, reproduce and resume; what only looks is in `read_only.py`."""
+"""The command line `shoal`: run, compare, reproduce, resume and export, and how errors become exit codes."""
 
-import inspect
 import json
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,22 +12,16 @@ import typer
 from rich.console import Console
 
 from shoal.cli import federation, read_only
-from shoal.cli.budgets import format_block_traffic, make_budget_tables
-from shoal.cli.render import (
-    BY_BLOCKS,
-    Progress,
-    make_comparison_table,
-    make_listing,
-    make_sheet_tables,
-    make_summary_table,
-)
+from shoal.cli.comparison_tables import print_comparison
+from shoal.cli.listings import make_listing
+from shoal.cli.progress import Progress, combine_watchers, hide_finished_bars
+from shoal.cli.recipe_flags import add_recipe_flags, resolve_recipe
+from shoal.cli.render import make_sheet_tables, make_summary_table
 from shoal.core.errors import ERROR_KINDS, ShoalError
 from shoal.core.interrupts import stop_on_sigterm, was_terminated
-from shoal.reproduce.run import reproduce_table as reproduced
+from shoal.reproduce.run import reproduce_table
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
-from shoal.runs.history import History
-from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file
-from shoal.runs.session import Watcher
+from shoal.runs.recipe import parse_recipe_pairs
 
 app = typer.Typer(
     add_completion=False,
@@ -38,15 +29,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Federated learning when neither data nor devices are alike.",
 )
-PANELS = {
-    "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
-    "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
-    "When to look": "eval_every metrics validation target",
-    "When to stop": "until_accuracy until_seconds until_bytes until_macs",
-    "Where it runs": "engine width threads address compute precision deterministic fleet failures deadline over_select",
-    "What is kept": "out checkpoint_every memory_mb",
-}
-METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
 Log = Annotated[
@@ -56,40 +38,6 @@ Workers = Annotated[
     int, typer.Option(help="Divide the runs among so many processes; pays for small models on a GPU.", min=1, max=256)
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
-
-
-def add_recipe_flags(command: Callable) -> Callable:
-    """Give a command a flag for every field of the recipe; what was given arrives as the keyword `given`."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
-    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
-    flags = []
-    for f in fields(Recipe):
-        kind = list[str] if isinstance(f.default, tuple) else type(f.default)
-        name = "--" + f.name.replace("_", "-")
-        shown = "" if f.default in ("", ()) else f" [dim]\\[{f.default}][/dim]"
-        option = typer.Option(
-            f"{name}/--no-{f.name}" if kind is bool else name,
-            help=f.metadata["help"] + shown,
-            show_default=False,
-            metavar=METAVARS[type(f.default)],
-            rich_help_panel=panels[f.name],
-        )
-        annotation = Annotated[kind | None, option]
-        flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-
-    def call_command(**values: Any) -> None:
-        given = {f.name: values.pop(f.name) for f in fields(Recipe)}
-        command(**values, given={k: v for k, v in given.items() if v not in (None, [])})
-
-    call_command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-    call_command.__doc__, call_command.__name__ = command.__doc__, command.__name__
-    return call_command
-
-
-def resolve_recipe(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
-    """Defaults, then the file, then -s, then flags."""
-    found = read_recipe_file(file) if file else {}
-    return Recipe().with_values(**found | parse_recipe_pairs(sets or []) | dict(given))
 
 
 @app.command("run")
@@ -104,10 +52,10 @@ def run_command(
     given: dict[str, Any],
 ) -> None:
     """Run one method."""
-    from shoal.runs.start import run_recipe as start
+    from shoal.runs.start import run_recipe
 
     with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
-        result = start(resolve_recipe(file, sets, given), combine_watchers(progress, log))
+        result = run_recipe(resolve_recipe(file, sets, given), combine_watchers(progress, log))
         warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if not (quiet or as_json):
         Console().print(make_summary_table(result))
@@ -144,7 +92,7 @@ def compare_command(
 ) -> None:
     """Run several methods on the same data, devices and seeds, and draw them side by side."""
     from shoal.compare.budgets import Budgets
-    from shoal.compare.comparison import run_comparison as start
+    from shoal.compare.comparison import run_comparison
     from shoal.compare.spec import ComparisonSpec
     from shoal.report.write import require_matplotlib
 
@@ -157,7 +105,9 @@ def compare_command(
     runs = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary or ())).make_recipes()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
-        comparison = start(methods, recipe, seeds, combine_watchers(progress, log), vary or (), budgets, workers)
+        comparison = run_comparison(
+            methods, recipe, seeds, combine_watchers(progress, log), vary or (), budgets, workers
+        )
         warn_of_failed_runs(comparison.results, unless_all_void=True)
     print_comparison(comparison, recipe.out, quiet, as_json)
 
@@ -179,14 +129,14 @@ def reproduce_command(
     if table is None:
         return Console().print(make_listing("tables", ()))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
-        sheet = reproduced(
+        sheet = reproduce_table(
             table, scale, seeds, only or (), out, parse_recipe_pairs(sets or []), hide_finished_bars(progress)
         )
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:
-        for part in make_sheet_tables(sheet):
-            Console().print(part)
+        for table_or_remark in make_sheet_tables(sheet):
+            Console().print(table_or_remark)
 
 
 @app.command("resume")
@@ -204,19 +154,21 @@ def resume_command(
     from shoal.compare.comparison import resume_comparison
     from shoal.compare.spec import COMPARISON_FILE
     from shoal.report.write import require_matplotlib
-    from shoal.runs.start import resume_run as again
+    from shoal.runs.start import resume_run
 
-    whole = (folder / COMPARISON_FILE).is_file()
-    if workers > 1 and not whole:
+    is_comparison = (folder / COMPARISON_FILE).is_file()
+    if workers > 1 and not is_comparison:
         raise ShoalError("bad-value", f"{folder} is no comparison: there is one run to do.", "Leave out --workers.")
-    with Progress(quiet or as_json, as_json and not whole, runs=2 if whole else 1, quiet=quiet) as progress:
-        if whole:
+    with Progress(
+        quiet or as_json, as_json and not is_comparison, runs=2 if is_comparison else 1, quiet=quiet
+    ) as progress:
+        if is_comparison:
             require_matplotlib()
             comparison = resume_comparison(folder, progress.show_row, parse_recipe_pairs(sets or []), workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
         else:
-            comparison, result = None, again(folder, progress.show_row, parse_recipe_pairs(sets or []))
+            comparison, result = None, resume_run(folder, progress.show_row, parse_recipe_pairs(sets or []))
             warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if comparison:
         print_comparison(comparison, str(folder), quiet, as_json)
@@ -245,58 +197,11 @@ def export_command(
 
     [bold].safetensors[/bold] holds the tensors alone, also to start another run from (--init).
     """
-    from shoal.runs.export import export as write
+    from shoal.runs.export import export
 
-    made = write(run, file, force=force)
+    exported = export(run, file, force=force)
     if not quiet:
-        typer.echo(made)
-
-
-def combine_watchers(progress: Progress, log: str | None) -> Watcher:
-    """Who is told of every round: the bar, and a logger where one is asked for."""
-    if not log:
-        return progress.show_row
-    from shoal.runs.loggers import open_logger
-
-    also = open_logger(log)
-
-    def watch_both(recipe: Recipe, row: dict[str, Any], history: History) -> None:
-        progress.show_row(recipe, row, history)
-        also(recipe, row, history)
-
-    return watch_both
-
-
-def hide_finished_bars(progress: Progress) -> Watcher:
-    """A table has more cells than a screen has lines: the bar of a run that is over goes away."""
-
-    def show_row(recipe: Recipe, row: dict[str, Any], history: History) -> None:
-        progress.show_row(recipe, row, history)
-        if len(history) >= recipe.rounds:
-            progress.bar.update(progress.tasks[recipe.fingerprint()], visible=False)
-
-    return show_row
-
-
-def print_comparison(comparison, out: str, quiet: bool, as_json: bool) -> None:
-    """The table, and the picture where there is a folder for it."""
-    if as_json:
-        typer.echo(json.dumps(comparison.table()))
-    elif not quiet:
-        console = Console()
-        console.print(make_comparison_table(comparison))
-        if tables := make_budget_tables(comparison):
-            console.print(*tables, comparison.budgets.describe(), sep="", highlight=False)
-        if told := format_block_traffic(comparison):
-            console.print(f"{BY_BLOCKS}: {told}", markup=False, highlight=False)
-    if out:
-        from shoal.report.write import draw_comparison
-
-        picture = Path(out) / "comparison.png"
-        draw_comparison(comparison, picture)
-        if not (quiet or as_json):
-            typer.echo(f"picture: {picture}")
-    refuse_all_void(result.history for results in comparison.results.values() for result in results)
+        typer.echo(exported)
 
 
 app.command("list")(read_only.list_command)

@@ -1,4 +1,4 @@
-"""The commands for real devices: keys, server, proxy and join."""
+"""The commands for training on real devices: keys, server, proxy and join."""
 
 import time
 from ipaddress import ip_address
@@ -42,9 +42,9 @@ def keys_command(
     days: Annotated[int, typer.Option(help="How long the certificates are good.", metavar="N", min=1)] = 730,
 ) -> None:
     """Make the certificates of a server and a key for every device."""
-    made = make_keys(folder, host, devices, days)
+    written = make_keys(folder, host, devices, days)
     console = Console(soft_wrap=True)
-    console.print(f"{len(made)} files written to {folder}." if made else f"Everything was in {folder} already.")
+    console.print(f"{len(written)} files written to {folder}." if written else f"Everything was in {folder} already.")
     console.print(f"Each device gets {AUTHORITY} and its own device-N.key; all else stays on the server.")
 
 
@@ -84,24 +84,24 @@ def server_command(
         problem = f"--host {host} can be reached from other machines, and a server is not to be reached directly."
         advice = "Leave it out and let devices in by `shoal proxy`; --behind-proxy is for a proxy on another machine."
         raise ShoalError("bad-value", problem, advice)
-    found = Recipe().with_values(**read_recipe_file(recipe) | parse_recipe_pairs(sets or []) | {"out": str(out)})
-    found = adapt_recipe_to_devices(found)
-    secured = None if insecure else check_key_folder(keys, found.devices)
-    path, lock = prepare_run_folder(found)
+    settings = Recipe().with_values(**read_recipe_file(recipe) | parse_recipe_pairs(sets or []) | {"out": str(out)})
+    settings = adapt_recipe_to_devices(settings)
+    key_folder = None if insecure else check_key_folder(keys, settings.devices)
+    path, lock = prepare_run_folder(settings)
     console = Console(soft_wrap=True)
-    link = FlowerServer((path / FLOWER_FOLDER).resolve(), secured, host, port)
+    flower_server = FlowerServer((path / FLOWER_FOLDER).resolve(), key_folder, host, port)
     terms = DeviceTerms(patience, bound, wait, max_samples)
 
     def print_round(row: Row) -> None:
-        right = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"
-        console.print(f"round {row['round'] + 1}{right}, {row['wall_seconds']:.0f} s")
-        for gone in row.get("dropped", ()):
-            console.print(f"  device {gone['device']}: {gone['why']}")
+        accuracy = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"
+        console.print(f"round {row['round'] + 1}{accuracy}, {row['wall_seconds']:.0f} s")
+        for reply in row.get("dropped", ()):
+            console.print(f"  device {reply['device']}: {reply['why']}")
 
     try:
-        with lock, Supervisor(link, path.parent, found.devices, terms) as serving:
+        with lock, Supervisor(flower_server, path.parent, settings.devices, terms) as supervisor:
             console.print(f"listening on {host}:{port}, {'NOT ENCRYPTED' if insecure else 'TLS and device keys'}")
-            serving.play_run(path, print_round)
+            supervisor.play_run(path, print_round)
     except KeyboardInterrupt as error:
         raise stop_error(error, "Stopped.", "The same command goes on from the last round.") from None
     console.print(f"The run is over: {path}")
@@ -126,20 +126,20 @@ def join_command(
         authority = authority or key.with_name(AUTHORITY)
         if not authority.is_file():
             raise ShoalError("unreachable", f"There is no {authority}.", "Give the server's ca.crt with --authority.")
-    place, _, name = data.partition(".py:")
-    if not Path(place + ".py" if name else place).expanduser().exists():
-        raise ShoalError("no-data", f"There is no {place}{'.py' if name else ''}.", "Correct --data.")
+    data_path, _, function = data.partition(".py:")
+    if not Path(data_path + ".py" if function else data_path).expanduser().exists():
+        raise ShoalError("no-data", f"There is no {data_path}{'.py' if function else ''}.", "Correct --data.")
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-    whole = str(Path(place).expanduser().resolve()) + (f".py:{name}" if name else "")
-    seat = {"data": whole, "folder": str(folder.resolve())}
+    source = str(Path(data_path).expanduser().resolve()) + (f".py:{function}" if function else "")
+    device_config = {"data": source, "folder": str(folder.resolve())}
     console = Console(soft_wrap=True)
-    x, y = DeviceClient(whole, folder).load_samples()
+    x, y = DeviceClient(source, folder).load_samples()
     console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
     private = PrivateFolder.create()
     while True:
-        process = start_supernode(server, key, authority, seat, private)
+        process = start_supernode(server, key, authority, device_config, private)
         console.print(f"waiting for work from {server}" + (", NOT ENCRYPTED" if insecure else ""))
         try:
             code = process.wait()

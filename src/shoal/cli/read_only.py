@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: list, report, data show."""
+"""Commands that change no run: `list`, `report` and `data show`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shoal.cli.render import make_listing
+from shoal.cli.listings import make_listing
 from shoal.runs.recipe import Recipe, parse_recipe_pairs
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
@@ -43,9 +43,9 @@ def show_split_command(
     from shoal.runs.recipe_data import describe_split
 
     recipe = Recipe().with_values(**parse_recipe_pairs(sets or []))
-    found = describe_split(recipe)
-    draw_split(found, out)
-    sizes = found["sizes"]
+    split = describe_split(recipe)
+    draw_split(split, out)
+    sizes = split["sizes"]
     typer.echo(f"{recipe.data}, {recipe.split}: {recipe.devices} devices, {min(sizes)} to {max(sizes)} samples each")
-    typer.echo(f"mean non-IID degree {found['degree']:.4f} (0: all alike, 1: nothing in common)")
+    typer.echo(f"mean non-IID degree {split['degree']:.4f} (0: all alike, 1: nothing in common)")
     typer.echo(f"picture: {out}")

@@ -1,0 +1,108 @@
+"""What the command line prints about a comparison: methods side by side, their accuracy at equal cost, a picture."""
+
+import json
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shoal.cli.render import BY_BLOCKS
+from shoal.compare.comparison import Comparison
+from shoal.report.quantities import format_number, format_seconds, format_size
+from shoal.runs.failed_runs import refuse_all_void
+
+
+def print_comparison(comparison: Comparison, out: str, quiet: bool, as_json: bool) -> None:
+    """Print the tables of a comparison, and draw its picture into the folder `out` where there is one."""
+    if as_json:
+        typer.echo(json.dumps(comparison.table()))
+    elif not quiet:
+        console = Console()
+        console.print(make_comparison_table(comparison))
+        if tables := make_budget_tables(comparison):
+            console.print(*tables, comparison.budgets.describe(), sep="", highlight=False)
+        if traffic := format_block_traffic(comparison):
+            console.print(f"{BY_BLOCKS}: {traffic}", markup=False, highlight=False)
+    if out:
+        from shoal.report.write import draw_comparison
+
+        picture = Path(out) / "comparison.png"
+        draw_comparison(comparison, picture)
+        if not (quiet or as_json):
+            typer.echo(f"picture: {picture}")
+    refuse_all_void(result.history for results in comparison.results.values() for result in results)
+
+
+def make_comparison_table(comparison: Comparison) -> Table:
+    """Accuracy and costs of every method; the best accuracy is bold."""
+    rows = comparison.table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("method", overflow="fold", min_width=12)
+    for head in ("accuracy", "bytes", "simulated"):
+        table.add_column(head, justify="right", no_wrap=True)
+    if comparison.target:
+        table.add_column(f"to {comparison.target:g}", justify="right", no_wrap=True)
+    top = max((row["accuracy"] for row in rows if row["accuracy"] is not None), default=None)
+    for row in rows:
+        accuracy = format_mean_accuracy(row)
+        cells = [row["method"], f"[bold]{accuracy}[/bold]" if row["accuracy"] == top else accuracy]
+        cells += [format_size(row["bytes"]), format_seconds(row["sim_seconds"])]
+        if comparison.target:
+            cells.append(format_cost_to_target(row))
+        table.add_row(*cells)
+    return table
+
+
+def format_cost_to_target(row: dict[str, Any]) -> str:
+    """Rounds and bytes to the target, as means over the seeds that reached it, and how many did where not all."""
+    if not row["reached"]:
+        return "not reached"
+    cost = f"{row['rounds_to_target']:.0f} rounds, {format_size(row['bytes_to_target'])}"
+    return cost if row["reached"] == row["seeds"] else f"{row['reached']}/{row['seeds']}: {cost}"
+
+
+def make_budget_tables(comparison: Comparison) -> list[Table]:
+    """The accuracy of methods at equal cost, in tables of at most four budgets; the best at each budget is bold."""
+    reached = comparison.at_budgets()
+    if len(reached) < 2 and not comparison.budgets:
+        return []
+    columns = list(zip(*reached.values()))
+    kinds = [list(group) for _, group in groupby(columns, lambda column: column[0]["cost"])]
+    kinds = [columns] if len(columns) <= 4 else kinds
+    tables = []
+    for shown in (group[first : first + 4] for group in kinds for first in range(0, len(group), 4)):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("at equal cost", overflow="fold", min_width=12)
+        for at in (column[0] for column in shown):
+            format_cost = format_seconds if at["cost"] == "seconds" else format_size
+            table.add_column(f"within {format_cost(at['budget'])}", justify="right")
+        best = [max((at["accuracy"] for at in column if at["seeds"]), default=None) for column in shown]
+        for nth, (method, results) in enumerate(comparison.results.items()):
+            cells = [format_reached_accuracy(column[nth], len(results)) for column in shown]
+            is_best = [column[nth]["seeds"] and column[nth]["accuracy"] == top for column, top in zip(shown, best)]
+            table.add_row(escape(method), *(f"[bold]{c}[/bold]" if top else c for c, top in zip(cells, is_best)))
+        tables.append(table)
+    return tables
+
+
+def format_reached_accuracy(at_budget: Mapping[str, Any], seeds: int) -> str:
+    """The mean accuracy over the seeds that have a round within the budget, and how many have where not all."""
+    accuracy = format_mean_accuracy(at_budget)
+    return accuracy if at_budget["seeds"] in (0, seeds) else f"{at_budget['seeds']}/{seeds}: {accuracy}"
+
+
+def format_mean_accuracy(row: Mapping[str, Any]) -> str:
+    """The mean accuracy over seeds, and its deviation where there are several."""
+    return format_number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
+
+
+def format_block_traffic(comparison: Comparison) -> str:
+    """By method, the bytes sent down if all blocks of a model were of one size; empty where no run counts them so."""
+    rows = [row for row in comparison.table() if "bytes_down_by_blocks" in row]
+    return ", ".join(f"{row['method']} {format_size(row['bytes_down_by_blocks'])}" for row in rows)

@@ -1,0 +1,57 @@
+"""Recipe fields as flags of the command line, and the recipe that a file, `-s key=value` and flags make together."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file
+
+PANELS = {
+    "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
+    "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
+    "When to look": "eval_every metrics validation target",
+    "When to stop": "until_accuracy until_seconds until_bytes until_macs",
+    "Where it runs": "engine width threads address compute precision deterministic fleet failures deadline over_select",
+    "What is kept": "out checkpoint_every memory_mb",
+}
+"""Recipe keys by the panel of the help page that shows their flags."""
+METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
+"""What stands for the value of a flag in the help, by the type of the field's default."""
+
+
+def add_recipe_flags(command: Callable) -> Callable:
+    """Give a command a flag for every recipe field; the values of flags in use arrive as the keyword `given`."""
+    own_parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    flags = []
+    for f in fields(Recipe):
+        kind = list[str] if isinstance(f.default, tuple) else type(f.default)
+        name = "--" + f.name.replace("_", "-")
+        default = "" if f.default in ("", ()) else f" [dim]\\[{f.default}][/dim]"
+        option = typer.Option(
+            f"{name}/--no-{f.name}" if kind is bool else name,
+            help=f.metadata["help"] + default,
+            show_default=False,
+            metavar=METAVARS[type(f.default)],
+            rich_help_panel=panels[f.name],
+        )
+        annotation = Annotated[kind | None, option]
+        flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+
+    def call_command(**values: Any) -> None:
+        given = {f.name: values.pop(f.name) for f in fields(Recipe)}
+        command(**values, given={k: v for k, v in given.items() if v not in (None, [])})
+
+    call_command.__signature__ = inspect.Signature([*own_parameters, *flags])  # type: ignore[attr-defined]
+    call_command.__doc__, call_command.__name__ = command.__doc__, command.__name__
+    return call_command
+
+
+def resolve_recipe(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
+    """The recipe of defaults, then the file, then -s, then flags; the later go over the earlier."""
+    from_file = read_recipe_file(file) if file else {}
+    return Recipe().with_values(**from_file | parse_recipe_pairs(sets or []) | dict(given))
