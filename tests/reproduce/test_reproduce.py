@@ -21,16 +21,8 @@ from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import draw_server_samples, draw_withheld_samples
 from shoal.parts import PRESETS, find_shipped_parts
-from shoal.reproduce.figures import (
-    NEVER,
-    Figure,
-    find_published,
-    make_figures,
-    measure_metric,
-    parse_published_value,
-    parse_size,
-    read_published,
-)
+from shoal.reproduce.figures import Figure, find_published, make_figures, measure_metric, read_published
+from shoal.reproduce.metric_readers import NEVER, parse_published_value, parse_size
 from shoal.reproduce.run import reproduce_table
 from shoal.reproduce.sheet import (
     MEANINGLESS,

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.reproduce.figures import DEVIATION, READERS, Figure, Value, find_reader
+from shoal.reproduce.figures import DEVIATION, Figure
+from shoal.reproduce.metric_readers import READERS, Value, find_reader
 from shoal.reproduce.table import PaperTable
 from shoal.storage.files import write_bytes
 
