@@ -1,4 +1,4 @@
-"""From a recipe to a loop that can be played: data, split, model, method, engine, fleet."""
+"""Build a run from its recipe: data, split, model, method, fleet, evaluator and the loop that plays its rounds."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -14,8 +14,7 @@ from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.ledger import Deadlines
 from shoal.core.local.device import TrainingSetup
 from shoal.core.measures.evaluate import TEST_METRICS, Evaluator
-from shoal.core.measures.local_models import LOCAL_METRICS as LOCAL
-from shoal.core.measures.local_models import LocalModelEvaluator, select_local_metrics
+from shoal.core.measures.local_models import LOCAL_METRICS, LocalModelEvaluator, select_local_metrics
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
@@ -45,31 +44,34 @@ log = logging.getLogger("shoal")
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """All that a recipe stands for."""
+    """A run put together from its recipe, before its first round."""
 
     recipe: Recipe
     method: Method
     net: Net
     loop: Loop
     memory: DeviceMemory
-    judge: Evaluator
+    evaluator: Evaluator
     split: Callable[[], dict]
-    """What the split looks like, ready for JSON."""
+    """Summarises how samples lie on devices, ready for JSON."""
     doubts: Callable[[], Iterable[Doubt]]
-    """What the user should hear about the data before a first round."""
+    """Finds what is implausible about the data, to be told before the first round."""
 
 
 DatasetCache = dict[tuple, Dataset]
-"""Data sets as they are trained on; runs that share a shelf share them."""
+"""Data sets as they are trained on, shared by the runs of a comparison; the key is all that they depend on."""
 
 
 @use_threads(1)
 def assemble_run(
-    recipe: Recipe, memory_folder: Path | None = None, shelf: DatasetCache | None = None, elsewhere: bool = False
+    recipe: Recipe,
+    memory_folder: Path | None = None,
+    dataset_cache: DatasetCache | None = None,
+    elsewhere: bool = False,
 ) -> Assembly:
-    """Put the pieces together; whatever is wrong with the recipe is told here, before anything is computed.
+    """Build all pieces of a run; whatever is wrong with the recipe is refused here, before anything is trained.
 
-    With `elsewhere` devices hold their own samples, and nobody here knows how many.
+    With `elsewhere` the samples lie on real devices, and the sizes of all of them are 0 here.
     """
     method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
@@ -79,52 +81,52 @@ def assemble_run(
     dtype, half = set_precision(recipe.precision, place)
     dataset = load_recipe_dataset(recipe, streams)
     labels = dataset.targets.numpy()
-    held, server = split_dataset(recipe, dataset, streams, elsewhere)
+    population, server_index = split_dataset(recipe, dataset, streams, elsewhere)
     key = (recipe.data, recipe.data_dir, recipe.normalise, dtype, place, recipe.validation and recipe.seed)
-    shelf = {} if shelf is None else shelf
-    if key not in shelf:
-        shelf[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
-    dataset = shelf[key]
+    dataset_cache = {} if dataset_cache is None else dataset_cache
+    if key not in dataset_cache:
+        dataset_cache[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
+    dataset = dataset_cache[key]
     kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
     net = replace(build_first_net(recipe, dataset, streams, dtype, place), half=half)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
 
     def get_samples(device: int) -> Samples:
-        index = server if device == SERVER else held[device]
+        index = server_index if device == SERVER else population[device]
         return Samples(dataset.inputs, dataset.targets, torch.from_numpy(index))
 
-    sizes = held.sizes
+    sizes = population.sizes
     if net.mixes_batch:
         if recipe.batch < 2:
             raise ShoalError("bad-value", "batch is 1, and batch norm needs several samples.", "Give 2 or more.")
         sizes = np.where(sizes < 2, 0, sizes)
-    shared = get_samples(SERVER) if len(server) else None
+    server_samples = get_samples(SERVER) if len(server_index) else None
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    site = TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment), kind=kind)
+    setup = TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment), kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
-    judge = build_evaluator(recipe, dataset, labels, held, dtype)
+    evaluator = build_evaluator(recipe, dataset, labels, population, dtype)
     loop = Loop(
         method=method,
-        engine=LocalDevices(site, memory, SerialEngine()),
+        engine=LocalDevices(setup, memory, SerialEngine()),
         fleet=parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
         streams=streams,
         sizes=sizes,
         sample=recipe.sample,
         work=make_work_schedule(recipe, streams),
-        judge=judge,
+        judge=evaluator,
         evaluates=lambda row: True,
         optimiser=optimiser,
         patience=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
-        server=shared,
-        look=LocalModelEvaluator(judge, get_samples, select_local_metrics(recipe.metrics)),
+        server=server_samples,
+        look=LocalModelEvaluator(evaluator, get_samples, select_local_metrics(recipe.metrics)),
     )
-    split = lambda: summarise_population(labels, held, server, dataset.classes)  # noqa: E731
-    return Assembly(recipe, method, net, loop, memory, judge, split, lambda: find_doubts(dataset, held.sizes))
+    split = lambda: summarise_population(labels, population, server_index, dataset.classes)  # noqa: E731
+    return Assembly(recipe, method, net, loop, memory, evaluator, split, lambda: find_doubts(dataset, population.sizes))
 
 
 def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
-    """The type of weights and inputs, and whether layers compute in bfloat16; sets how a GPU multiplies float32."""
+    """The dtype of weights and inputs, and whether layers compute in bfloat16; sets whether a GPU uses TF32."""
     gpu = place.type == "cuda"
     if precision == "auto" and gpu:
         log.info("numbers: float32 with products in TF32; --precision float32 for exact ones")
@@ -136,6 +138,7 @@ def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, boo
 
 
 def parse_compute_device(name: str) -> torch.device:
+    """The torch device of a recipe's `compute`; one that this machine lacks is refused."""
     try:
         place = torch.device(name)
     except RuntimeError:
@@ -153,52 +156,52 @@ def parse_compute_device(name: str) -> torch.device:
 def build_first_net(
     recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device
 ) -> Net:
-    """The model with its first weights: drawn from the stream `init`, or read from a file."""
+    """The net with its initial weights, drawn from the stream `init` or read from the recipe's file."""
     net = build_model(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"))
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
-        given = read_tensors(Path(recipe.init))
+        weights = read_tensors(Path(recipe.init))
         for name, value in net.initial.items():
-            if name not in given or given[name].shape != value.shape:
-                found = f"shape {tuple(given[name].shape)}" if name in given else "nothing"
+            if name not in weights or weights[name].shape != value.shape:
+                shape = f"shape {tuple(weights[name].shape)}" if name in weights else "nothing"
                 raise ShoalError(
                     "no-data",
-                    f"{recipe.init} has {found} for {name}, the model needs {tuple(value.shape)}.",
+                    f"{recipe.init} has {shape} for {name}, the model needs {tuple(value.shape)}.",
                     "Give weights of the same model.",
                 )
-        net.module.load_state_dict({k: given[k] for k in net.initial})
+        net.module.load_state_dict({k: weights[k] for k in net.initial})
     net = replace(net, module=net.module.to(device=place, dtype=dtype))
     for name, value in net.initial.items():
         if not tree.is_tree_finite(value):
-            whose = recipe.init or f"The model {recipe.model}"
+            source = recipe.init or f"The model {recipe.model}"
             raise ShoalError(
                 "bad-value",
-                f"{whose} has first weights that are not finite ({name}), and nothing can be learnt from them.",
+                f"{source} has first weights that are not finite ({name}), and nothing can be learnt from them.",
                 "Give finite ones; a constant such as a mask belongs into a buffer with persistent=False.",
             )
     return net
 
 
 def build_evaluator(
-    recipe: Recipe, dataset: Dataset, labels: np.ndarray, held: Population, dtype: torch.dtype
+    recipe: Recipe, dataset: Dataset, labels: np.ndarray, population: Population, dtype: torch.dtype
 ) -> Evaluator:
-    """The test half and the metrics that the recipe asks for; of a huge population the first devices are looked at."""
+    """The evaluator on the test set with the recipe's metrics; per device it knows the labels of the first 1,000."""
     for metric in recipe.metrics:
-        if ".py:" not in metric and metric not in TEST_METRICS | LOCAL:
-            raise unknown_name_error("metric", metric, TEST_METRICS | LOCAL)
+        if ".py:" not in metric and metric not in TEST_METRICS | LOCAL_METRICS:
+            raise unknown_name_error("metric", metric, TEST_METRICS | LOCAL_METRICS)
     specs = [metric for metric in recipe.metrics if ".py:" in metric]
-    own = load_metric_factories(specs, dataset, dtype)
+    user_metrics = load_metric_factories(specs, dataset, dtype)
     by_device = None
     if {"devices", "local"} & set(recipe.metrics):
-        by_device = count_labels_by_device(labels, held, dataset.classes, min(len(held), 1000))
-    tests = torch.arange(len(dataset.test_targets))
-    samples = Samples(dataset.test_inputs, dataset.test_targets, tests)
-    return Evaluator(samples, dataset.classes, recipe.metrics, by_device, own)
+        by_device = count_labels_by_device(labels, population, dataset.classes, min(len(population), 1000))
+    index = torch.arange(len(dataset.test_targets))
+    samples = Samples(dataset.test_inputs, dataset.test_targets, index)
+    return Evaluator(samples, dataset.classes, recipe.metrics, by_device, user_metrics)
 
 
 def make_work_schedule(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Work]:
-    """How much each device trains in each round; unequal amounts come from the stream `work`."""
+    """The function that gives the work of a device in a round; unequal amounts are drawn from the stream `work`."""
     epochs, steps = parse_amount("epochs", recipe.epochs), parse_amount("steps", recipe.steps)
 
     def draw_amount(ends: tuple[float, float], round: int, device: int) -> float:

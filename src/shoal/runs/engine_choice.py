@@ -1,4 +1,4 @@
-"""Which engine trains: as the recipe says, or, where it says `auto`, the one that is quickest for this run."""
+"""Which engine trains a run: the one that the recipe names, or, where it says `auto`, the quickest."""
 
 import logging
 import os
@@ -31,19 +31,20 @@ LONG = 100_000
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and its settings; stored with a run, so that it goes on as it began."""
+    """An engine and its settings; stored with a run, so that a resume computes in the same way."""
 
     engine: str
     width: int = 1
-    """Devices in one call."""
+    """Devices that are trained in one call."""
     workers: int = 1
-    """Processes."""
+    """Worker processes."""
     compiled: bool = False
     why: str = ""
+    """The reason for the choice, for people to read."""
     address: str = ""
-    """Of a Ray cluster; none for this machine."""
+    """The address of a Ray cluster; empty for this machine."""
     threads: int = 1
-    """Threads of every process, that of the server's own work included; 0: as many as the program has."""
+    """Threads of every process, the main one included; 0: as many as the program has."""
     deterministic: bool = False
     """Only operations that give the same bits every time."""
 
@@ -51,53 +52,54 @@ class EngineChoice:
         return asdict(self)
 
     def __str__(self) -> str:
-        many = f"{self.width} devices" if self.width > 1 else "one device"
-        told = {
+        devices = f"{self.width} devices" if self.width > 1 else "one device"
+        cluster = f"the cluster at {self.address}" if self.address else "on this machine"
+        text = {
             "serial": "serial",
-            "batched": f"batched, {many} in a call",
-            "pool": f"pool, {self.workers} processes with {many} in a call",
-            "ray": f"ray, {f'the cluster at {self.address}' if self.address else 'on this machine'}, {many} in a call",
+            "batched": f"batched, {devices} in a call",
+            "pool": f"pool, {self.workers} processes with {devices} in a call",
+            "ray": f"ray, {cluster}, {devices} in a call",
             "flower": "flower, real devices",
         }[self.engine]
-        told += ", compiled" if self.compiled else ""
-        told += f", {self.threads} threads" if self.threads > 1 else ""
-        told += ", deterministic" if self.deterministic else ""
-        return told + (f" ({self.why})" if self.why else "")
+        text += ", compiled" if self.compiled else ""
+        text += f", {self.threads} threads" if self.threads > 1 else ""
+        text += ", deterministic" if self.deterministic else ""
+        return text + (f" ({self.why})" if self.why else "")
 
 
-def parse_engine_choice(found: Mapping[str, Any] | None) -> EngineChoice | None:
-    """The pick that a run was begun with; None where there is none, or none that can be used here."""
-    given: dict[str, Any] = {"threads": 0} | dict(found or {})  # earlier versions took as many as the program had
+def parse_engine_choice(stored: Mapping[str, Any] | None) -> EngineChoice | None:
+    """The engine choice that was stored as JSON; None where there is none, or none that is valid."""
+    values: dict[str, Any] = {"threads": 0} | dict(stored or {})  # earlier versions took as many as the program had
     try:
-        pick = EngineChoice(**given)
+        pick = EngineChoice(**values)
     except TypeError:
         return None
     numbers = ((pick.width, 1, 10**6), (pick.workers, 1, 10**4), (pick.threads, 0, 10**4))
-    sound = all(type(number) is int and low <= number < high for number, low, high in numbers)
-    sound = sound and pick.engine in ("serial", "batched", "pool", "ray", "flower") and isinstance(pick.address, str)
-    return pick if sound else None
+    is_valid = all(type(number) is int and low <= number < high for number, low, high in numbers)
+    is_known = pick.engine in ("serial", "batched", "pool", "ray", "flower")
+    return pick if is_valid and is_known and isinstance(pick.address, str) else None
 
 
-def restore_engine_choice(found: Mapping[str, Any] | None, assembly: "Assembly") -> EngineChoice:
-    """How a run is taken up again: as it was begun; where nobody knows how, as its recipe says."""
-    pick = parse_engine_choice(found) or choose_engine(assembly)
+def restore_engine_choice(stored: Mapping[str, Any] | None, assembly: "Assembly") -> EngineChoice:
+    """The engine choice for a resumed run: the stored one, or, where none can be read, a new one by the recipe."""
+    pick = parse_engine_choice(stored) or choose_engine(assembly)
     if pick.threads or assembly.net.place.type != "cpu":
         return pick
     pick = replace(pick, threads=torch.get_num_threads())
-    told = "This run does not say with how many threads it was begun; it goes on with %d, and remembers that. "
-    log.warning(told + "If they were not so many, its last digits may differ.", pick.threads)
+    warning = "This run does not say with how many threads it was begun; it goes on with %d, and remembers that. "
+    log.warning(warning + "If they were not so many, its last digits may differ.", pick.threads)
     return pick
 
 
 @contextmanager
 def use_engine_settings(pick: EngineChoice) -> Iterator[None]:
-    """Compute in here as a run does that was picked so; as before afterwards."""
+    """Inside, torch has the threads and the determinism of this choice; afterwards those from before."""
     with use_threads(pick.threads), deterministic_algorithms(pick.deterministic):
         yield
 
 
 def build_engine(pick: EngineChoice, runs: int = 1) -> TrainingEngine:
-    """Who trains; for several runs at once, with room for the devices of all of them."""
+    """The engine of a choice; for several runs at once, as many times as wide."""
     keep_freed_memory()
     match pick.engine:
         case "batched":
@@ -110,23 +112,23 @@ def build_engine(pick: EngineChoice, runs: int = 1) -> TrainingEngine:
 
 
 def build_ray_engine(pick: EngineChoice, runs: int) -> TrainingEngine:
-    """A Ray cluster: one device after the other, as `serial` does it, or many in a call."""
+    """An engine on a Ray cluster, whose workers train one device after the other or many in a call."""
     try:
         from shoal.engines.workers.ray_engine import RayEngine
     except ImportError:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
-    lanes = pick.width * runs if pick.width > 1 else 1
+    width = pick.width * runs if pick.width > 1 else 1
 
     def make_inner_engine() -> TrainingEngine:
         if pick.deterministic:
             require_deterministic_algorithms()
-        return BatchedEngine(lanes, compiled=pick.compiled) if pick.width > 1 else SerialEngine()
+        return BatchedEngine(width, compiled=pick.compiled) if pick.width > 1 else SerialEngine()
 
-    return RayEngine(pick.address, make_inner_engine, lanes)
+    return RayEngine(pick.address, make_inner_engine, width)
 
 
 def choose_engine(assembly: "Assembly") -> EngineChoice:
-    """The recipe's engine with its settings."""
+    """The engine choice of a run, which is logged where the recipe says `auto`."""
     recipe, pick = assembly.recipe, choose_engine_by_recipe(assembly)
     if recipe.deterministic and (assembly.net.place.type != "cpu" or pick.threads > 1):  # a single thread always is
         pick = replace(pick, deterministic=True)
@@ -136,7 +138,7 @@ def choose_engine(assembly: "Assembly") -> EngineChoice:
 
 
 def choose_engine_by_recipe(assembly: "Assembly") -> EngineChoice:
-    """The engine that was asked for, or that is quickest."""
+    """The engine that the recipe names, or for `auto` the quickest, before determinism is considered."""
     recipe, net = assembly.recipe, assembly.net
     refuse_contradictory_settings(recipe)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -151,18 +153,18 @@ def choose_engine_by_recipe(assembly: "Assembly") -> EngineChoice:
         compiled = steps > LONG and not recipe.deterministic  # compilers choose by the clock
         pick = EngineChoice("batched", width, compiled=compiled, why="on a GPU", threads=recipe.threads)
         return replace(pick, engine="ray", address=recipe.address) if recipe.engine == "ray" else pick
-    usual = recipe.width or min(recipe.sample, 1 if has_convolutions(net) else 10)
+    width = recipe.width or min(recipe.sample, 1 if has_convolutions(net) else 10)
     if recipe.engine == "batched":
-        return EngineChoice("batched", usual, threads=threads)
+        return EngineChoice("batched", width, threads=threads)
     if recipe.engine == "pool":
-        return EngineChoice("pool", usual, cores)
-    from shoal.runs.engine_trial import find_quickest_engine  # which needs picks and crews itself
+        return EngineChoice("pool", width, cores)
+    from shoal.runs.engine_trial import find_quickest_engine  # which imports this module
 
     return find_quickest_engine(assembly, cores)
 
 
 def refuse_contradictory_settings(recipe: Recipe) -> None:
-    """Settings that the recipe's engine has no use for."""
+    """Refuse settings that the recipe's engine has no use for."""
     if recipe.address and recipe.engine != "ray":
         problem = f"address is {recipe.address!r}, and engine is {recipe.engine}, which knows no cluster."
         raise ShoalError("bad-value", problem, "Add --engine ray, or leave the address out.")
@@ -179,12 +181,12 @@ def refuse_contradictory_settings(recipe: Recipe) -> None:
 
 
 def has_convolutions(net: Net) -> bool:
-    """Convolutions of several devices in one call are slow on a processor."""
+    """Whether a net has convolutions; those of several devices in one call are slow on a CPU."""
     return any(isinstance(m, _ConvNd) for m in net.module.modules())
 
 
 def estimate_local_steps(assembly: "Assembly") -> float:
-    """About how many steps a device takes in a round."""
+    """About how many local steps a device takes in a round."""
     loop = assembly.loop
     work, sizes = loop.work(0, 0), loop.sizes[loop.sizes > 0]
     return work.steps or max(1.0, work.epochs * float(sizes.mean()) / work.batch) if len(sizes) else 1.0

@@ -1,6 +1,4 @@
-"""Trials of engines in the past, in the user's cache folder. One is believed while it is young and the machine is as
-busy as it was then.
-"""
+"""Results of engine trials in the user's cache folder; one holds for a week, while the machine is as busy as then."""
 
 import json
 import os
@@ -21,44 +19,45 @@ if TYPE_CHECKING:
 OLD = 7 * 24 * 3600.0
 """Seconds after which a trial is made again."""
 CHANGED = 1.3
-"""How many times as long as then, or as short, the machine takes for the same work when its load has changed."""
+"""The ratio of two loads from which on the load counts as changed."""
 
 
 class TrialCache:
-    """One file of trials, by all that they depend on."""
+    """A JSON file of trials, by a hash of all that they depend on."""
 
     def __init__(self, assembly: "Assembly", cores: int):
         recipe = assembly.recipe
-        depends = (recipe.method, recipe.model, recipe.batch, recipe.sample, recipe.precision, assembly.net.input_shape)
+        shape = assembly.net.input_shape
+        settings = (recipe.method, recipe.model, recipe.batch, recipe.sample, recipe.precision, shape)
         machine = (cores, recipe.threads, torch.__version__, torch.backends.cpu.get_cpu_capability())
-        self.key = blake2b(repr((depends, machine)).encode(), digest_size=12).hexdigest()
+        self.key = blake2b(repr((settings, machine)).encode(), digest_size=12).hexdigest()
         self.file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "engines.json"
 
     def read(self, load: float) -> EngineChoice | None:
-        """What such a trial found, if it still holds."""
-        found = self._read_recent().get(self.key)
-        if not found or not 1 / CHANGED < found["load"] / load < CHANGED:
+        """The engine choice of a trial for this run, if it still holds at this load."""
+        trial = self._read_recent().get(self.key)
+        if not trial or not 1 / CHANGED < trial["load"] / load < CHANGED:
             return None
-        return parse_engine_choice(found["pick"])
+        return parse_engine_choice(trial["pick"])
 
     def write(self, pick: EngineChoice, load: float) -> None:
-        """Best effort: a cache that cannot be written costs another trial, nothing else. What is old goes."""
-        found = {"when": time.time(), "load": load, "pick": pick.to_dict()}
+        """Store a trial and drop old ones; errors are ignored, since a missing cache only costs another trial."""
+        trial = {"when": time.time(), "load": load, "pick": pick.to_dict()}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(self._read_recent() | {self.key: found}))
+            temporary.write_text(json.dumps(self._read_recent() | {self.key: trial}))
             temporary.replace(self.file)
         except OSError:
             pass
 
     def _read_recent(self) -> dict[str, dict[str, Any]]:
-        """The trials that are not too old; a file that makes no sense has none."""
+        """The valid trials that are not too old; none where the file cannot be read."""
         try:
-            found = json.loads(self.file.read_text())
+            content = json.loads(self.file.read_text())
         except (OSError, ValueError, RecursionError):
             return {}
-        entries = found.items() if isinstance(found, dict) else ()
+        entries = content.items() if isinstance(content, dict) else ()
         return {
             key: entry for key, entry in entries if is_valid_trial(entry) and 0 <= time.time() - entry["when"] < OLD
         }
@@ -74,18 +73,16 @@ def is_valid_trial(entry: Any) -> bool:
 
 
 def measure_load(cores: int) -> float:
-    """The seconds that all cores together take for a fixed piece of work: more where others work beside, or where
-    the machine is slower for another reason.
-    """
+    """The seconds that all cores together take for a fixed piece of work; more where other programs run."""
     square, times = torch.ones(256, 256), []
 
     def multiply_matrices(_: int) -> None:
         for _ in range(20):
             torch.mm(square, square)
 
-    with use_threads(1), ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as team:
+    with use_threads(1), ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for _ in range(4):
-            began = time.perf_counter()
-            list(team.map(multiply_matrices, range(cores)))
-            times.append(time.perf_counter() - began)
+            start = time.perf_counter()
+            list(pool.map(multiply_matrices, range(cores)))
+            times.append(time.perf_counter() - start)
     return min(times[1:])

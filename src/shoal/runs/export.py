@@ -1,4 +1,4 @@
-"""Take the model of a run elsewhere: to PyTorch without shoal, to an ONNX runtime, or as bare tensors."""
+"""Export the model of a run to a file: a PyTorch program, an ONNX model, or bare tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ WRITERS: dict[str, Callable[[TrainedModel], ExportOutput]] = {
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A file with a model in it; as text, what somebody who uses it has to know."""
+    """A file with a model in it; `str` of it is a description for whoever uses the file."""
 
     path: Path
     about: dict[str, Any]
-    """The facts that are in the file, too."""
+    """Facts about the model, which are in the file, too."""
     deviation: ExportDeviation | None
-    """How far what the file computes is from what the model does; None where nobody looked."""
+    """How far the file's logits are from the model's; None where they were not compared."""
 
     def __str__(self) -> str:
         return "\n".join(describe_export(self))
@@ -59,18 +59,18 @@ def export(
         trained = load_trained_model(folder)
     if write is export_onnx:
         trained = trained.to_float32()
-    content, tried = write(trained)
+    content, deviation = write(trained)
     write_bytes(path, content)
-    return ExportedModel(path, trained.about, tried)
+    return ExportedModel(path, trained.about, deviation)
 
 
 def refuse_overwrite(path: Path, folder: Path, force: bool) -> None:
-    """A file that is there is replaced only when asked for, and the checkpoint never."""
+    """Refuse to replace a file unless forced, and the run's checkpoint always."""
     with explain_disk_errors(path):
-        there, own = path.exists(), path.resolve() == (folder / "checkpoint.safetensors").resolve()
-    if own:
+        exists, is_checkpoint = path.exists(), path.resolve() == (folder / "checkpoint.safetensors").resolve()
+    if is_checkpoint:
         raise ShoalError("bad-value", f"{path} is where the run keeps its checkpoint.", "Give another name.")
-    if there and not force:
+    if exists and not force:
         advice = "Give another name, or --force to replace it (force=True in Python)."
         raise ShoalError("bad-value", f"{path} is already there.", advice)
 
@@ -82,14 +82,14 @@ def get_run_folder(run: str | Path | Result) -> Path:
     return Path(where)
 
 
-def describe_export(made: ExportedModel) -> list[str]:
-    """A few lines about a file."""
-    about, bare = made.about, made.path.suffix.lower() == ".safetensors"
+def describe_export(exported: ExportedModel) -> list[str]:
+    """Lines that describe an exported file: model, accuracy, inputs, outputs, and how it was checked."""
+    about, is_bare = exported.about, exported.path.suffix.lower() == ".safetensors"
     rounds, after = about["rounds"], about["accuracy_after"]
     judged = f"accuracy {about['accuracy']:.4f} after round {after}" if after else "not evaluated yet"
     low, high = about["input_range"]
     lines = [
-        f"{made.path}: {about['model']} trained by {about['method']} for {rounds} round{'s' * (rounds != 1)}",
+        f"{exported.path}: {about['model']} trained by {about['method']} for {rounds} round{'s' * (rounds != 1)}",
         f"{about['parameters']:,} numbers, {judged}",
         f"takes {about['input_dtype']} {format_shape(about['input_shape'])} as read from the data, {low:g} to {high:g}",
         f"gives logits {format_shape(about['output_shape'])}",
@@ -99,14 +99,14 @@ def describe_export(made: ExportedModel) -> list[str]:
     if "normalise" in about:
         few = len(about["normalise"]["mean"]) <= 4
         values = [f"{k} {' '.join(f'{v:.4g}' for v in vs)}" for k, vs in about["normalise"].items()]
-        what = " and ".join(values) if few else "the mean and the deviation in its metadata"
-        lines.append(f"normalise inputs first, by {what}" if bare else f"normalises inputs itself, by {what}")
-    if made.deviation:
-        sizes, (apart, reach) = " and ".join(map(str, BATCHES)), made.deviation
+        moments = " and ".join(values) if few else "the mean and the deviation in its metadata"
+        lines.append(f"normalise inputs first, by {moments}" if is_bare else f"normalises inputs itself, by {moments}")
+    if exported.deviation:
+        sizes, (max_error, max_logit) = " and ".join(map(str, BATCHES)), exported.deviation
         lines.append(
-            f"tried on batches of {sizes}: logits up to {reach:.2g}, at most {apart:.1g} away from the model's"
+            f"tried on batches of {sizes}: logits up to {max_logit:.2g}, at most {max_error:.1g} away from the model's"
         )
-    elif not bare:
+    elif not is_bare:
         lines.append("not tried: onnxruntime is not installed")
     return lines
 

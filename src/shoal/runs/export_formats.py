@@ -1,4 +1,4 @@
-"""The files that a trained model can be written to. Each one is tried on a few inputs before it is handed out."""
+"""File formats of an exported model: safetensors, pt2 and ONNX; programs are checked on a few inputs when made."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ from shoal.runs.trained_model import BATCHES, TrainedModel
 
 
 class ExportDeviation(NamedTuple):
-    """How far what a file computes is from what the model does, at most, and how large that gets."""
+    """The largest difference between the file's logits and the model's, and the model's largest logit."""
 
     max_error: float
     max_logit: float
 
 
 ExportOutput = tuple[bytes, ExportDeviation | None]
-"""What goes into the file, and what came of trying it; None where nobody did."""
+"""The bytes of the file, and its deviation from the model; None where it was not tried."""
 
 
 def export_safetensors(model: TrainedModel) -> ExportOutput:
@@ -58,7 +58,7 @@ def export_pt2(model: TrainedModel) -> ExportOutput:
 def export_onnx(model: TrainedModel) -> ExportOutput:
     """An ONNX model with one input, `input`, and one output, `logits`; `about` is in its metadata."""
     with wrap_export_errors(model):
-        made = torch.onnx.export(
+        program = torch.onnx.export(
             trace_program(model),
             dynamo=True,
             verbose=False,
@@ -66,23 +66,23 @@ def export_onnx(model: TrainedModel) -> ExportOutput:
             input_names=["input"],
             output_names=["logits"],
         )
-        assert made
-        made.model.metadata_props["about"] = json.dumps(model.about)
-        for node in made.model.graph.all_nodes():
+        assert program
+        program.model.metadata_props["about"] = json.dumps(model.about)
+        for node in program.model.graph.all_nodes():
             node.metadata_props.clear()
-        content = made.model_proto.SerializeToString()
+        content = program.model_proto.SerializeToString()
         if find_spec("onnxruntime") is None:
             return content, None
         import onnxruntime
 
-        quiet = onnxruntime.SessionOptions()
-        quiet.log_severity_level = 3
-        session = onnxruntime.InferenceSession(content, quiet, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         return content, compare_outputs(model, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
 
 
 def require_onnx() -> None:
-    """Say what is missing before anything is read."""
+    """Refuse to go on without the packages that write ONNX, before anything is read."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
             problem = f"An .onnx file is written with {package}, which is not installed."
@@ -91,7 +91,7 @@ def require_onnx() -> None:
 
 # what both programs share ---------------------------------------------------------------------------------------------
 def trace_program(model: TrainedModel) -> torch.export.ExportedProgram:
-    """The model as a graph of tensor operations, followed on zeros; the paths of source files do not stay in it."""
+    """The model as a graph of tensor operations, traced on zeros; paths of source files are removed from it."""
     zeros, sizes = torch.zeros_like(model.samples[:2]), ({0: torch.export.Dim("batch")},)
     with torch.no_grad():
         try:
@@ -105,22 +105,22 @@ def trace_program(model: TrainedModel) -> torch.export.ExportedProgram:
 
 @torch.no_grad()
 def compare_outputs(model: TrainedModel, loaded: Callable[[Tensor], Tensor] | Module) -> ExportDeviation:
-    """Compare what a file computes with what the model does, on batches of several sizes."""
-    most = ExportDeviation(0.0, 0.0)
+    """The largest deviation of a file's logits from the model's on batches of several sizes; a large one is refused."""
+    deviation = ExportDeviation(0.0, 0.0)
     for size in BATCHES:
-        wanted, found = model.module(model.samples[:size]), loaded(model.samples[:size])
-        finite = wanted.isfinite()
-        gap, reach = (float(torch.where(finite, v, 0).abs().max()) for v in (found - wanted, wanted))
-        most = ExportDeviation(max(most.max_error, gap), max(most.max_logit, reach))
-        if not torch.equal(found.isfinite(), finite) or gap > 1e-3 * max(1.0, reach):
-            why = f"what the file computes is up to {gap:.1g} away from what the model does"
+        expected, actual = model.module(model.samples[:size]), loaded(model.samples[:size])
+        finite = expected.isfinite()
+        max_error, max_logit = (float(torch.where(finite, v, 0).abs().max()) for v in (actual - expected, expected))
+        deviation = ExportDeviation(max(deviation.max_error, max_error), max(deviation.max_logit, max_logit))
+        if not torch.equal(actual.isfinite(), finite) or max_error > 1e-3 * max(1.0, max_logit):
+            why = f"what the file computes is up to {max_error:.1g} away from what the model does"
             raise not_exportable_error(model, why, "Take what is drawn at random out of its forward")
-    return most
+    return deviation
 
 
 @contextmanager
 def wrap_export_errors(model: TrainedModel) -> Iterator[None]:
-    """What torch says on the way is for its developers; what it cannot do is told in one sentence."""
+    """Inside, torch prints and logs nothing, and what it raises becomes one sentence about the model."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

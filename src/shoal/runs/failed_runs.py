@@ -1,4 +1,4 @@
-"""Runs that failed to learn: every round was void, so that the model is what it was, or it ended without a loss."""
+"""Runs that failed to learn: every round was void, so that the model never changed, or the last loss is not finite."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ ADVICE = {
     "it failed": "Give a smaller --failures.",
     "it was late": "Give a longer --deadline or quicker devices.",
 }
-"""What helps against the usual reasons why replies cannot be used."""
+"""What helps, by the reason why a reply was dropped."""
 
 
 def are_all_rounds_void(history: History) -> bool:
@@ -21,9 +21,9 @@ def are_all_rounds_void(history: History) -> bool:
 
 
 def has_diverged(history: History) -> bool:
-    """Whether the model that was judged last has a loss that is not finite, which a history stores as nothing."""
-    judged = [row for row in history.rows if row.get("accuracy") is not None]
-    return bool(judged) and judged[-1].get("loss") is None
+    """Whether the loss at the last evaluation is not finite, which a history stores as None."""
+    evaluated = [row for row in history.rows if row.get("accuracy") is not None]
+    return bool(evaluated) and evaluated[-1].get("loss") is None
 
 
 def explain_failure(history: History) -> tuple[str, str] | None:
@@ -38,33 +38,33 @@ def explain_failure(history: History) -> tuple[str, str] | None:
 
 
 def explain_void_rounds(history: History) -> tuple[str, str]:
-    """Why nothing was learnt, and what may help."""
-    dropped = [gone for row in history.rows for gone in row.get("dropped", ())]
-    whys = Counter(gone.get("why") for gone in dropped if isinstance(gone, Mapping)).most_common(1)
+    """Why all rounds were void, by the most frequent reason, and what may help."""
+    dropped = [reply for row in history.rows for reply in row.get("dropped", ())]
+    whys = Counter(reply.get("why") for reply in dropped if isinstance(reply, Mapping)).most_common(1)
     if whys:
         why, _ = whys[0]
-        told, advice = f"no reply could be used ({why})", ADVICE.get(str(why), "See `dropped` in its history.")
+        reason, advice = f"no reply could be used ({why})", ADVICE.get(str(why), "See `dropped` in its history.")
     elif any(row.get("devices") for row in history.rows):
-        told, advice = "the new model was not finite", "Give a smaller lr, or another value to the method's parts."
+        reason, advice = "the new model was not finite", "Give a smaller lr, or another value to the method's parts."
     else:
-        told, advice = "no device took part", "Give a --fleet in which more devices are available."
-    return f"In all {len(history)} rounds {told}: the model is as it was before the run.", advice
+        reason, advice = "no device took part", "Give a --fleet in which more devices are available."
+    return f"In all {len(history)} rounds {reason}: the model is as it was before the run.", advice
 
 
 def warn_of_failed_runs(runs: Mapping[str, Sequence[Result]], unless_all_void: bool = False) -> None:
-    """One line for each kind of run that failed to learn, whatever the number of seeds."""
+    """Log one warning for each method whose runs failed to learn, with the number of seeds that did."""
     if unless_all_void and all(are_all_rounds_void(r.history) for results in runs.values() for r in results):
         return
     for label, results in runs.items():
-        failed = [why for why in (explain_failure(result.history) for result in results) if why]
-        if failed:
-            problem, advice = failed[0]
-            seeds = f" ({len(failed)} of {len(results)} seeds)" if len(results) > 1 else ""
+        failures = [why for why in (explain_failure(result.history) for result in results) if why]
+        if failures:
+            problem, advice = failures[0]
+            seeds = f" ({len(failures)} of {len(results)} seeds)" if len(results) > 1 else ""
             warn_once(f"{label}{seeds}: {problem} {advice}")
 
 
 def refuse_all_void(histories: Iterable[History]) -> None:
-    """Where not one of the runs has learnt anything, the program ends with a code of its own; what it wrote stays."""
+    """Raise `nothing-learnt` where all rounds of all runs are void; what was written stays."""
     histories = list(histories)
     if histories and all(map(are_all_rounds_void, histories)):
         raise ShoalError("nothing-learnt", *explain_void_rounds(histories[0]))

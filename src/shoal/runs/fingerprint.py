@@ -1,4 +1,4 @@
-"""What tells one data set or module from another: hashes of their contents, made without a pickle."""
+"""Fingerprints of data sets and modules: hashes of their contents, made without pickle."""
 
 import ast
 import inspect
@@ -16,19 +16,19 @@ from torch.nn.parameter import is_lazy
 from shoal.data.dataset import Dataset
 
 PIECE = 2**26
-"""Bytes that are hashed at a time, so that nothing large is copied."""
+"""Bytes that are hashed at a time, which bounds what is copied."""
 NOT_OWN = frozenset(vars(nn.Module()))
-"""What every module keeps about itself."""
+"""Attributes that every module has, which say nothing about its settings."""
 
 
 def fingerprint_dataset(dataset: Dataset) -> str:
-    """16 digits for the contents, shapes and types of both halves, the owners and the number of classes."""
-    found = sha256(f"{dataset.classes} classes".encode())
+    """16 digits for the contents, shapes and types of training and test set, the owners and the number of classes."""
+    digest = sha256(f"{dataset.classes} classes".encode())
     for name in ("inputs", "targets", "test_inputs", "test_targets"):
-        hash_tensor(found, name, getattr(dataset, name))
+        hash_tensor(digest, name, getattr(dataset, name))
     if dataset.owners is not None:
-        hash_tensor(found, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
-    return found.hexdigest()[:16]
+        hash_tensor(digest, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
+    return digest.hexdigest()[:16]
 
 
 def fingerprint_architecture(module: nn.Module) -> str:
@@ -46,11 +46,11 @@ def fingerprint_architecture(module: nn.Module) -> str:
 
 def fingerprint_weights(module: nn.Module) -> str:
     """8 digits for the values of all parameters and buffers."""
-    found = sha256()
+    digest = sha256()
     for name, tensor in iterate_tensors(module):
         if not is_lazy(tensor):
-            hash_tensor(found, name, tensor)
-    return found.hexdigest()[:8]
+            hash_tensor(digest, name, tensor)
+    return digest.hexdigest()[:8]
 
 
 def iterate_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -58,17 +58,17 @@ def iterate_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
-def hash_tensor(found: Any, name: str, tensor: Tensor) -> None:
-    """A tensor's name, type, shape and bytes."""
-    found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+def hash_tensor(digest: Any, name: str, tensor: Tensor) -> None:
+    """Add a tensor's name, dtype, shape and bytes to a hash."""
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
     if rows.numel():
         for piece in rows.split(max(1, PIECE // (rows[0].numel() * rows.element_size()))):
-            found.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def describe_layer(layer: nn.Module) -> Iterator[str]:
-    """What a layer is, in lines that are the same in every program."""
+    """The class, settings and code of a layer, in lines that are the same in every process."""
     yield type(layer).__qualname__
     yield layer.extra_repr()
     for name, value in sorted(vars(layer).items()):
@@ -98,8 +98,8 @@ def describe_setting(value: Any) -> str:
         case nn.Parameter():
             return "Parameter"  # its values are weights
         case Tensor() if value.layout == torch.strided and not value.is_quantized and not is_lazy(value):
-            hash_tensor(found := sha256(), "tensor", value)
-            return found.hexdigest()
+            hash_tensor(digest := sha256(), "tensor", value)
+            return digest.hexdigest()
     function = getattr(value, "__func__", value)
     if inspect.isfunction(function):
         return function.__qualname__ if is_from_torch(function) else read_source_code(function)

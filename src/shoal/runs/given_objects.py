@@ -1,4 +1,4 @@
-"""Data and models that a program hands over as objects: named after their contents, so no others pass for them."""
+"""Data and models that a program gives as objects: recipes name them by a fingerprint of their contents."""
 
 import logging
 import re
@@ -23,15 +23,15 @@ from shoal.storage.files import explain_disk_errors, write_bytes
 
 log = logging.getLogger("shoal")
 NUMBERED = r"own-\d{1,9}"
-"""What objects were called before they had fingerprints."""
+"""Names of objects in folders of former versions, which had no fingerprints."""
 OWN = rf"{NUMBERED}|own-[0-9a-f]{{16}}|own-[0-9a-f]{{8}}-[0-9a-f]{{8}}"
 FIRST_WEIGHTS = "first_weights.safetensors"
-"""What a handed-over model began with, in the folder of a run."""
+"""The file in a run's folder with the first weights of a model that was given as an object."""
 
 
 @dataclass(frozen=True, eq=False)
 class HandedOverModel:
-    """Makes nets from a program's own module."""
+    """A user's module as a model that nets are built from."""
 
     module: nn.Module
 
@@ -40,16 +40,17 @@ class HandedOverModel:
 
 
 def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe in which data and models that are objects have got names; they live as long as the program."""
-    given = dict(recipe)
-    if not isinstance(given.get("data", ""), (str, Path)):
-        given["data"] = hand_over_data(given["data"])
-    if isinstance(given.get("model"), nn.Module):
-        given["model"] = hand_over_model(given["model"])
-    return given
+    """The recipe values with names in place of objects; the objects are registered as long as the program lives."""
+    values = dict(recipe)
+    if not isinstance(values.get("data", ""), (str, Path)):
+        values["data"] = hand_over_data(values["data"])
+    if isinstance(values.get("model"), nn.Module):
+        values["model"] = hand_over_model(values["model"])
+    return values
 
 
 def hand_over_data(data: Any) -> str:
+    """Register data for recipes of this program; the name that stands for them."""
     dataset = build_user_dataset(data)
     name = f"own-{fingerprint_dataset(dataset)}"
     datasets.HANDED_OVER[name] = dataset
@@ -57,6 +58,7 @@ def hand_over_data(data: Any) -> str:
 
 
 def hand_over_model(model: Any) -> str:
+    """Register a model for recipes of this program; the name that stands for it."""
     module = model.module if isinstance(model, HandedOverModel) else model
     if not isinstance(module, nn.Module):
         raise ShoalError("bad-value", f"A {type(module).__name__} is no model.", "Give a torch.nn.Module.")
@@ -66,27 +68,27 @@ def hand_over_model(model: Any) -> str:
 
 
 def is_handed_over(name: str) -> bool:
-    """Whether a recipe's data or model stands for an object of some program."""
+    """Whether the name of data or model in a recipe stands for an object of a program."""
     return bool(re.fullmatch(OWN, name))
 
 
 def list_handed_over_keys(recipe: Recipe) -> list[str]:
-    """Which of `data` and `model` are objects in a recipe."""
+    """Those of the keys `data` and `model` that name objects in a recipe."""
     return [key for key in ("data", "model") if is_handed_over(getattr(recipe, key))]
 
 
 def describe_way_to_resume(path: Path, recipe: Recipe | None = None) -> str:
-    """How a run or a comparison is taken up again: by a command, or by the program that has what it works on."""
+    """How a run or a comparison is resumed: by a command, or by a call in the program that has its objects."""
     try:
         keys = list_handed_over_keys(recipe or read_folder_recipe(path))
     except ShoalError:
         keys = []
-    given = "".join(f", {key}=..." for key in keys)
-    return f"shoal.resume({str(path)!r}{given}) in the program" if given else f"`shoal resume {path}`"
+    arguments = "".join(f", {key}=..." for key in keys)
+    return f"shoal.resume({str(path)!r}{arguments}) in the program" if arguments else f"`shoal resume {path}`"
 
 
 def read_folder_recipe(path: Path) -> Recipe:
-    """What the folder of a run says, or that of a comparison says of all its runs."""
+    """The recipe of a run folder, or the one that the runs of a comparison share."""
     if not (path / COMPARISON_FILE).is_file():
         return Recipe().with_values(**read_recipe_file(path / "recipe.toml"))
     known = Recipe().__dataclass_fields__
@@ -96,53 +98,53 @@ def read_folder_recipe(path: Path) -> Recipe:
 
 
 def refuse_missing_objects(recipe: Recipe, path: Path | None = None, call: str = "shoal.resume({}{})") -> None:
-    """Objects that a program handed over are gone when it ends; only a program can give them again, in such a call."""
-    there = {"data": datasets.HANDED_OVER, "model": models.HANDED_OVER}
-    lost = [key for key in list_handed_over_keys(recipe) if getattr(recipe, key) not in there[key]]
-    if not lost:
+    """Refuse a recipe whose objects this program does not have; the advice is the call that gives them again."""
+    handed_over = {"data": datasets.HANDED_OVER, "model": models.HANDED_OVER}
+    missing = [key for key in list_handed_over_keys(recipe) if getattr(recipe, key) not in handed_over[key]]
+    if not missing:
         return
-    what = " and ".join({"data": "data", "model": "a model"}[key] for key in lost)
+    objects = " and ".join({"data": "data", "model": "a model"}[key] for key in missing)
     if path is None:
-        problem = f"The recipe names {what} that a Python program had made, and that went with the program."
-        raise ShoalError("no-data", problem, f"Hand over {' and '.join(lost)} again: shoal.run({lost[0]}=...).")
-    problem = f"{path} used {what} that a Python program had made, and that went with the program."
-    again = call.format(repr(str(path)), "".join(f", {key}=..." for key in lost))
-    raise ShoalError("no-data", problem, f"Call {again} in a program that makes the same.")
+        problem = f"The recipe names {objects} that a Python program had made, and that went with the program."
+        raise ShoalError("no-data", problem, f"Hand over {' and '.join(missing)} again: shoal.run({missing[0]}=...).")
+    problem = f"{path} used {objects} that a Python program had made, and that went with the program."
+    repeated_call = call.format(repr(str(path)), "".join(f", {key}=..." for key in missing))
+    raise ShoalError("no-data", problem, f"Call {repeated_call} in a program that makes the same.")
 
 
 @contextmanager
 def hand_over_again(path: Path, data: Any = None, model: Any = None) -> Iterator[None]:
-    """Inside, what a run or a comparison was begun with is there: given now, or kept by this program since then.
+    """Inside, the objects of a run or a comparison are registered: those given now, or those this program still has.
 
-    What differs from then is refused. A folder without fingerprints takes what it is given, and that is said.
+    Objects that differ from the recorded ones are refused; for a folder without fingerprints a warning is logged.
     """
     with explain_disk_errors(path):
-        begun = any((path / name).is_file() for name in ("recipe.toml", COMPARISON_FILE))
-    if not begun:
+        has_run = any((path / name).is_file() for name in ("recipe.toml", COMPARISON_FILE))
+    if not has_run:
         yield  # whoever opens the folder says that it holds no run
         return
     recipe = read_folder_recipe(path)
-    given: list[tuple[str, Any, dict[str, Any], Callable[[Any], str]]] = [
+    kinds: list[tuple[str, Any, dict[str, Any], Callable[[Any], str]]] = [
         ("data", data, datasets.HANDED_OVER, hand_over_data),
         ("model", model, models.HANDED_OVER, hand_over_model),
     ]
-    with ExitStack() as lent:
-        for key, thing, there, hand_over in given:
-            asked, named = getattr(recipe, key), isinstance(thing, (str, Path))
-            if named and str(thing) != asked:
+    with ExitStack() as cleanup:
+        for key, value, handed_over, hand_over in kinds:
+            recorded, is_name = getattr(recipe, key), isinstance(value, (str, Path))
+            if is_name and str(value) != recorded:
                 raise ShoalError("bad-value", f"{key} of a run cannot be changed.", f"Leave out `{key}`.")
-            if not (named or thing is None or is_handed_over(asked)):
-                problem = f"{path} was begun with the {key} {asked}, and not with an object."
+            if not (is_name or value is None or is_handed_over(recorded)):
+                problem = f"{path} was begun with the {key} {recorded}, and not with an object."
                 raise ShoalError("other-recipe", problem, f"Leave out `{key}`.")
-            if named or not is_handed_over(asked) or (thing is None and asked not in there):
+            if is_name or not is_handed_over(recorded) or (value is None and recorded not in handed_over):
                 continue
-            name = hand_over(there[asked] if thing is None else thing)
-            if re.fullmatch(NUMBERED, asked):
+            name = hand_over(handed_over[recorded] if value is None else value)
+            if re.fullmatch(NUMBERED, recorded):
                 log.warning("%s keeps no fingerprint of its %s: nobody can tell whether it is the same.", path, key)
-                there[asked] = there[name]
-                lent.callback(there.pop, asked)
-            elif name != asked:
-                raise other_data_error(path) if key == "data" else other_model_error(path, asked, name)
+                handed_over[recorded] = handed_over[name]
+                cleanup.callback(handed_over.pop, recorded)
+            elif name != recorded:
+                raise other_data_error(path) if key == "data" else other_model_error(path, recorded, name)
         yield
 
 
@@ -163,7 +165,7 @@ def other_model_error(path: Path, then: str, now: str) -> ShoalError:
 
 
 def save_first_weights(recipe: Recipe, path: Path) -> None:
-    """Beside the recipe, what a handed-over model begins with: whoever made it without a seed can make it again."""
+    """Write the first weights of a model that was given as an object, so that it can be made again without a seed."""
     model = models.HANDED_OVER.get(recipe.model)
     if isinstance(model, HandedOverModel):
         tensors = {k: v for k, v in model.module.state_dict().items() if isinstance(v, Tensor)}

@@ -1,4 +1,4 @@
-"""The history of a run: one row per round, and what it cost to get anywhere."""
+"""The history of a run: one row per round, totals, costs to a target, and the file that stores it."""
 
 import json
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from shoal.runs.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
 from shoal.storage.files import damaged_file_error, explain_disk_errors, write_bytes
 
 WALL = ("wall_seconds",)
-"""What differs between two runs of the same recipe."""
+"""Columns that differ between two runs of the same recipe."""
 
 
 class History:
-    """Rows in the order of rounds; a plain table for whoever wants one."""
+    """The rows of a run in the order of rounds; `history[column]` is the list of a column's values."""
 
     def __init__(self, rows: Sequence[Row] = ()):
         self.rows: list[Row] = []
@@ -49,7 +49,7 @@ class History:
         return DataFrame(self.to_dict())
 
     def last(self, column: str) -> Any:
-        """The newest value of a column that is there."""
+        """The newest value of a column that is not None."""
         return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
 
     @property
@@ -58,34 +58,34 @@ class History:
         return max((a for a in self["accuracy"] if a is not None), default=None)
 
     def total(self, *columns: str) -> float:
-        """What these columns add up to over all rounds."""
+        """The sum of these columns over all rounds."""
         return sum(self._sums[c] for c in columns)
 
     def cost_to_target(self, accuracy: float) -> dict[str, float] | None:
-        """What it cost until the accuracy was first reached; None if it never was."""
-        for at, row in enumerate(self.rows):
+        """Rounds, simulated seconds, bytes and MACs until the accuracy was first reached; None if it never was."""
+        for number, row in enumerate(self.rows):
             if row.get("accuracy") is not None and row["accuracy"] >= accuracy:
-                until = History(self.rows[: at + 1])
+                spent = History(self.rows[: number + 1])
                 return {
-                    "rounds": at + 1,
-                    "sim_seconds": until.total("sim_seconds"),
-                    "bytes": until.total("bytes_down", "bytes_up"),
-                    "macs": until.total("macs_work"),
+                    "rounds": number + 1,
+                    "sim_seconds": spent.total("sim_seconds"),
+                    "bytes": spent.total("bytes_down", "bytes_up"),
+                    "macs": spent.total("macs_work"),
                 }
         return None
 
     def accuracy_at_budget(self, budget: float, *columns: str) -> float | None:
         """The accuracy of the last evaluated round until which these columns add up to no more than the budget."""
-        found, spent = None, dict.fromkeys(columns, 0)
+        accuracy, spent = None, dict.fromkeys(columns, 0)
         for row in self.rows:
             spent = {c: before + (row.get(c) or 0) for c, before in spent.items()}
             if sum(spent.values()) > budget:
                 break
-            found = found if row.get("accuracy") is None else row["accuracy"]
-        return found
+            accuracy = accuracy if row.get("accuracy") is None else row["accuracy"]
+        return accuracy
 
     def equals_except_wall_time(self, other: "History") -> bool:
-        """Equal in everything but wall time."""
+        """Whether two histories agree in every column but wall time."""
         return [drop_wall_time(r) for r in self.rows] == [drop_wall_time(r) for r in other.rows]
 
 
@@ -98,14 +98,14 @@ def encode_row(row: Row) -> bytes:
 
 
 def clear_nonfinite_values(row: Row) -> Row:
-    """A row as JSON can hold it: a number that is not finite is no number."""
+    """A row as JSON can hold it: None in place of numbers that are not finite."""
     return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
 
-def read_history(path: Path, rounds: int | None = None, kept: bytes = b"") -> History:
-    """The first `rounds` rows of a file, or all; an unfinished last line is what a kill leaves, and is left out.
+def read_history(path: Path, rounds: int | None = None, more_lines: bytes = b"") -> History:
+    """The first `rounds` rows of a file, or all; an unfinished last line, which a kill leaves, is ignored.
 
-    Where the file has fewer rows, those that follow are taken from the rows `kept` elsewhere.
+    Where the file has fewer rows, those that follow are taken from `more_lines`, which a checkpoint keeps.
     """
     if not path.exists():
         lines: list[bytes] = []
@@ -115,7 +115,7 @@ def read_history(path: Path, rounds: int | None = None, kept: bytes = b"") -> Hi
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     if rounds is not None and len(lines) < rounds:
-        lines += kept.splitlines(keepends=True)[len(lines) :]
+        lines += more_lines.splitlines(keepends=True)[len(lines) :]
     rows = []
     for number, text in enumerate(lines if rounds is None else lines[:rounds]):
         try:

@@ -1,4 +1,4 @@
-"""The rows of a history file: what must be in one, for whoever reads it, be it to resume, to report or to export."""
+"""Rows of a history file: their columns, and the checks when one is read to resume, report or export."""
 
 from math import isfinite
 from typing import Any
@@ -7,9 +7,9 @@ from shoal.core.ledger import Row
 from shoal.storage.strict_json import parse_json
 
 SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
-"""What adds up over rounds."""
+"""Columns that add up over rounds."""
 SUMMED_WHERE_TOLD = ("bytes_down_by_blocks",)
-"""What adds up too, in the runs that tell it."""
+"""Columns that add up, too, in the runs that have them."""
 METRICS = (
     "accuracy",
     "loss",
@@ -21,11 +21,11 @@ METRICS = (
     "local_risk",
     "class_kl",
 )
-"""What evaluations tell in one number."""
+"""Columns with one number of an evaluation."""
 
 
 def parse_row(text: bytes, number: int) -> Row:
-    """One line of a history as the row of that round; a ValueError says what is wrong with it."""
+    """The row of round `number` from a line of a history; a ValueError says what is wrong with it."""
     row = parse_json(text)
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != number:
         raise ValueError("it is not the row of its round")
@@ -37,7 +37,7 @@ def parse_row(text: bytes, number: int) -> Row:
 
 
 def check_row(row: Row) -> None:
-    """Costs are amounts, evaluations are numbers or missing, and no number anywhere is infinite."""
+    """Raise a ValueError unless costs are at least 0, evaluations numbers or missing, and all numbers finite."""
     for column in SUMMED:
         require_amount(row.get(column), column)
     for column in (c for c in (*SUMMED_WHERE_TOLD, "macs_forward", "joules") if c in row):
@@ -85,7 +85,7 @@ def require_table(value: Any, name: str) -> dict[str, Any]:
 
 
 def require_finite(value: Any, name: str) -> None:
-    """A number such as 1e999 is infinite to Python, and could not be written again."""
+    """Raise a ValueError where a number is not finite, such as 1e999, which JSON can hold and Python cannot write."""
     if isinstance(value, float) and not isfinite(value):
         raise ValueError(f"{name} is not finite")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

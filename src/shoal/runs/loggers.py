@@ -1,4 +1,4 @@
-"""Loggers: every round of a run, told to TensorBoard, MLflow or Weights & Biases as it happens."""
+"""Loggers: every round of a run is sent to TensorBoard, MLflow or Weights & Biases when it is over."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from shoal.storage.files import explain_disk_errors
 
 LogStep = Callable[[int, dict[str, float]], None]
 OpenLoggerRun = Callable[[Recipe, str], tuple[LogStep, Callable[[], None]]]
-"""Begins one run of a logger: how to log a step, and how to end it."""
+"""Opens a run of a logger under a name: the functions that log a step and that end the run."""
 
 
 def open_logger(spec: str) -> Watcher:
@@ -34,7 +34,7 @@ def open_logger(spec: str) -> Watcher:
 
 
 def make_logging_watcher(kind: str, open_run: OpenLoggerRun) -> Watcher:
-    """One run of the logger per method and seed, begun with its first row and ended with its last."""
+    """A watcher that opens one run of the logger per method and seed, and ends it with its last row."""
     running: dict[str, tuple[LogStep, Callable[[], None]]] = {}
 
     def watch(recipe: Recipe, row: Row, history: History) -> None:
@@ -53,7 +53,7 @@ def make_logging_watcher(kind: str, open_run: OpenLoggerRun) -> Watcher:
 
 @contextmanager
 def blame_logger(kind: str) -> Iterator[None]:
-    """Whatever goes wrong in a logger, told in one sentence."""
+    """Inside, whatever a logger raises becomes an error that names the logger."""
     try:
         yield
     except ShoalError:
@@ -86,8 +86,8 @@ def open_tensorboard(where: str) -> OpenLoggerRun:
             writer = SummaryWriter(str(Path(where) / name))
         writer.add_text("recipe", "".join(f"    {line}\n" for line in recipe.to_toml().splitlines()))
 
-        def log_step(step: int, found: dict[str, float]) -> None:
-            for key, value in found.items():
+        def log_step(step: int, values: dict[str, float]) -> None:
+            for key, value in values.items():
                 writer.add_scalar(key, value, step)
             writer.flush()
 
@@ -104,15 +104,17 @@ def open_mlflow(where: str) -> OpenLoggerRun:
     client = MlflowClient(where or None)
 
     def begin_run(recipe: Recipe, name: str):
-        found = client.get_experiment_by_name("shoal")
-        run = client.create_run(found.experiment_id if found else client.create_experiment("shoal"), run_name=name)
-        at = run.info.run_id
-        client.log_batch(at, params=[Param(key, str(value)[:500]) for key, value in asdict(recipe).items()])
+        experiment = client.get_experiment_by_name("shoal")
+        run = client.create_run(
+            experiment.experiment_id if experiment else client.create_experiment("shoal"), run_name=name
+        )
+        run_id = run.info.run_id
+        client.log_batch(run_id, params=[Param(key, str(value)[:500]) for key, value in asdict(recipe).items()])
 
-        def log_step(step: int, found: dict[str, float]) -> None:
-            client.log_batch(at, [Metric(key, value, get_milliseconds(), step) for key, value in found.items()])
+        def log_step(step: int, values: dict[str, float]) -> None:
+            client.log_batch(run_id, [Metric(key, value, get_milliseconds(), step) for key, value in values.items()])
 
-        return log_step, lambda: client.set_terminated(at)
+        return log_step, lambda: client.set_terminated(run_id)
 
     return begin_run
 
@@ -123,7 +125,7 @@ def open_wandb(where: str) -> OpenLoggerRun:
 
     def begin_run(recipe: Recipe, name: str):
         run: Any = wandb.init(project=where, name=name, config=asdict(recipe), reinit="create_new")
-        return lambda step, found: run.log(found, step=step), run.finish
+        return lambda step, values: run.log(values, step=step), run.finish
 
     return begin_run
 
@@ -137,7 +139,7 @@ EXAMPLES = {"tensorboard": "tensorboard:runs/board", "mlflow": "mlflow:", "wandb
 
 
 def require_package(package: str, extra: str) -> None:
-    """Say what is missing before anything is computed."""
+    """Refuse to go on without a package, before anything is computed."""
     try:
         import_module(package)
     except ImportError:
@@ -146,10 +148,10 @@ def require_package(package: str, extra: str) -> None:
 
 
 def get_milliseconds() -> int:
-    """Milliseconds, as MLflow wants them."""
+    """The time now in milliseconds since 1970, as MLflow wants it."""
     return int(time() * 1000)
 
 
 def sanitise_name(name: str) -> str:
-    """A name that every logger takes, and every file system."""
+    """A name with only characters that every logger and every file system takes."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "run"

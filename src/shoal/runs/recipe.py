@@ -1,4 +1,4 @@
-"""A recipe: everything that decides how a run goes, resolved from Python, a TOML file or the command line."""
+"""The recipe of a run: all its settings with defaults, limits and help texts, read from TOML or `key=value` words."""
 
 import json
 import re
@@ -15,15 +15,15 @@ from shoal.runs.recipe_values import bad_value_error, fit_value, format_toml, pa
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 COMPARISON_FILE = "compare.toml"
-"""The file that says what a comparison consists of, and the recipe that its runs share."""
+"""The file in a comparison's folder with its methods and seeds, and the recipe that its runs share."""
 MAX_RECIPE_BYTES = 1 << 16
-"""Bytes of a recipe file; to read a hostile one of a megabyte could take minutes."""
+"""The largest recipe file in bytes; to parse a hostile one of a megabyte could take minutes."""
 
 
 def recipe_field(
     default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), **more
 ) -> Any:
-    """A field with its help text and the values it may take."""
+    """A field with its help text and the values it may take; `steers=False` keeps it out of the fingerprint."""
     return field(default=default, metadata={"help": help, "low": low, "high": high, "among": among, **more})
 
 
@@ -115,35 +115,35 @@ class Recipe:
             raise bad_value_error("sample", self.sample, f"at most devices, which is {self.devices}")
 
     def fingerprint(self) -> str:
-        """A short hash of what decides the course of a run; how long it runs and where it lies do not.
+        """16 hexadecimal digits for the keys that decide what is computed; not for budgets and paths.
 
         A key that came `later` counts only where it is set, so that checkpoints from before it still fit.
         """
         unset = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
-        steers = [f.name for f in fields(self) if f.metadata.get("steers", True) and f.name not in unset]
-        steering = {name: getattr(self, name) for name in steers}
-        return blake2b(json.dumps(steering, sort_keys=True).encode(), digest_size=8).hexdigest()
+        names = [f.name for f in fields(self) if f.metadata.get("steers", True) and f.name not in unset]
+        values = {name: getattr(self, name) for name in names}
+        return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def to_toml(self) -> str:
         return "".join(f"{key} = {format_toml(value)}\n" for key, value in asdict(self).items())
 
-    def with_values(self, /, **given: Any) -> "Recipe":
-        """The same recipe with other values, each of its field's type."""
-        for key in given:
+    def with_values(self, /, **values: Any) -> "Recipe":
+        """The recipe with other values; unknown keys and values of a wrong type are refused."""
+        for key in values:
             if key not in DEFAULTS:
                 raise unknown_name_error("recipe key", key, DEFAULTS)
-        return replace(self, **given)
+        return replace(self, **values)
 
 
 DEFAULTS = {f.name: f.default for f in fields(Recipe)}
 
 
 def read_recipe_file(path: Path) -> dict[str, Any]:
-    """The keys of a TOML recipe."""
+    """The keys and values of a TOML recipe file, not yet checked against the fields of a recipe."""
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:
             raise ValueError(f"it has more than {MAX_RECIPE_BYTES} bytes")
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        keys = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ShoalError("bad-recipe", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     except (ValueError, RecursionError) as error:
@@ -151,31 +151,31 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise ShoalError(
             "bad-recipe", f"{path} is not a TOML file: {reason}.", "Write one `key = value` per line."
         ) from error
-    nested = [k for k, v in found.items() if isinstance(v, dict)]
+    nested = [k for k, v in keys.items() if isinstance(v, dict)]
     if nested:
         raise ShoalError(
             "bad-recipe", f"{path} has a table [{nested[0]}].", "A recipe has no tables, only `key = value` lines."
         )
-    return found
+    return keys
 
 
 def parse_recipe_pairs(pairs: list[str]) -> dict[str, Any]:
     """`key=value` words, as they follow -s on the command line; the field's type decides how a value is read."""
-    found = split_pairs(pairs)
-    return {key: parse_value(key, text, DEFAULTS[key]) if key in DEFAULTS else text for key, text in found.items()}
+    texts = split_pairs(pairs)
+    return {key: parse_value(key, text, DEFAULTS[key]) if key in DEFAULTS else text for key, text in texts.items()}
 
 
 def split_pairs(pairs: list[str]) -> dict[str, str]:
     """The text of each key in `key=value` words; the last word about a key wins."""
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign:
             raise ShoalError(
                 "bad-recipe", f"{pair[:80]!r} is not of the form key=value.", "Write for example -s rounds=50."
             )
-        given[key.strip().replace("-", "_")] = value.strip()
-    return given
+        texts[key.strip().replace("-", "_")] = value.strip()
+    return texts
 
 
 def check_field_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
@@ -189,11 +189,11 @@ def check_field_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
 
 
 def parse_amount(name: str, text: str) -> tuple[float, float] | None:
-    """`3` or `1-5` as the lowest and the highest amount; None when nothing is said."""
+    """`3` or `1-5` as the lowest and the highest amount; None for an empty text."""
     if not text:
         return None
-    found = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
-    ends = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
+    match = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
+    ends = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
     if name == "steps" and any(end != int(end) for end in ends):
         raise bad_value_error(name, text, "a whole number of steps")
     if not (0 < ends[0] <= ends[1] < 1e6):

@@ -19,23 +19,23 @@ from shoal.runs.recipe import Recipe
 
 
 def describe_split(recipe: Recipe) -> dict:
-    """What the split of a recipe looks like; nothing else of the recipe is put together."""
+    """How the samples of a recipe lie on devices, ready for JSON; nothing else of the run is built."""
     streams = RandomStreams(recipe.seed)
     dataset = load_recipe_dataset(recipe, streams)
-    held, server = split_dataset(recipe, dataset, streams)
-    return summarise_population(dataset.targets.numpy(), held, server, dataset.classes)
+    population, server = split_dataset(recipe, dataset, streams)
+    return summarise_population(dataset.targets.numpy(), population, server, dataset.classes)
 
 
 def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
-    """The data set by its name, or a user's folder or table; with a validation share in place of the test half."""
+    """The data set by its name, or from a user's folder or table; a validation share replaces the test set."""
     refuse_missing_objects(recipe)
-    own = Path(recipe.data).expanduser()
+    path = Path(recipe.data).expanduser()
     if recipe.data in HANDED_OVER:
         dataset = HANDED_OVER[recipe.data]
     elif recipe.data in DATASETS:
         dataset = DATASETS[recipe.data]()
-    elif recipe.data not in SOURCES and (own.is_dir() or own.suffix == ".csv"):
-        dataset = build_user_dataset(own)
+    elif recipe.data not in SOURCES and (path.is_dir() or path.suffix == ".csv"):
+        dataset = build_user_dataset(path)
     elif recipe.data.partition(":")[0] not in SOURCES:
         raise unknown_name_error("data set", recipe.data, [*DATASETS, *SOURCES])
     else:
@@ -50,22 +50,23 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
 def split_dataset(
     recipe: Recipe, dataset: Dataset, streams: RandomStreams, elsewhere: bool = False
 ) -> tuple[Population, np.ndarray]:
-    """The samples of each device and of the server."""
+    """The samples of each device, and the indices of the samples that the server keeps."""
     labels = dataset.targets.numpy()
-    left = np.arange(len(labels))
+    index = np.arange(len(labels))
     server = np.zeros(0, dtype=np.int64)
     if recipe.server_data:
         server = draw_server_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
-        left = np.setdiff1d(
-            left, draw_withheld_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
+        index = np.setdiff1d(
+            index, draw_withheld_samples(recipe.server_data, labels, streams.make_numpy_generator("server-data"))
         )
     if elsewhere:
-        return StoredPopulation(left[:0], np.zeros(recipe.devices, dtype=np.int64)), server
-    owners = None if dataset.owners is None else dataset.owners[left]
+        return StoredPopulation(index[:0], np.zeros(recipe.devices, dtype=np.int64)), server
+    owners = None if dataset.owners is None else dataset.owners[index]
     split = parse_split(recipe.split)
-    return split(labels[left], recipe.devices, streams.make_numpy_generator("split"), owners).renumber(left), server
+    return split(labels[index], recipe.devices, streams.make_numpy_generator("split"), owners).renumber(index), server
 
 
 def convert_dataset(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
+    """The data set in another dtype and on another compute device, normalised where asked."""
     dataset = dataset.to(dtype, place)
     return dataset.normalise() if normalise else dataset

@@ -1,4 +1,4 @@
-"""Values of recipe keys: from Python and TOML they must have their key's type, from the command line they are text."""
+"""Values of recipe keys: checked against their key's type, parsed from the command line, written as TOML."""
 
 import json
 from numbers import Integral, Real
@@ -8,26 +8,26 @@ from typing import Any
 from shoal.core.errors import ShoalError
 
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of texts"}
-"""What belongs to a key, by the type of its default."""
+"""Words for what a key takes, by the type of its default."""
 EXAMPLES = {bool: True, str: "...", tuple: ("...", "...")}
-"""What to write, for keys whose default is nothing."""
+"""Example values for keys whose default is empty, by type."""
 AMOUNTS = ("epochs", "steps")
 """Keys with text such as 1-5, where a plain number will do as well."""
 
 
 def fit_value(key: str, value: Any, default: Any) -> Any:
-    """A value from Python or TOML as the type of its key; text is no number, and true is no whole number."""
+    """A value from Python or TOML in its key's type; text for a number, or a bool for an int, is refused."""
     kind = type(default)
     try:
         if kind is bool and isinstance(value, bool):
             return value
         if kind is tuple and isinstance(value, (str, list, tuple)):
-            given = value.split(",") if isinstance(value, str) else value
-            if all(isinstance(text, str) for text in given):
-                return tuple(text for text in given if text)
+            texts = value.split(",") if isinstance(value, str) else value
+            if all(isinstance(text, str) for text in texts):
+                return tuple(text for text in texts if text)
         if kind is str and isinstance(value, (str, PathLike)):
-            found = fspath(value)
-            return found if isinstance(found, str) else found.decode()
+            path = fspath(value)
+            return path if isinstance(path, str) else path.decode()
         if isinstance(value, Real) and not isinstance(value, bool):
             if kind is float:
                 return float(value)
@@ -41,7 +41,7 @@ def fit_value(key: str, value: Any, default: Any) -> Any:
 
 
 def parse_value(key: str, text: str, default: Any) -> Any:
-    """A value from the command line, where all is text."""
+    """The value of a key from the text that the command line gives."""
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
@@ -51,18 +51,18 @@ def parse_value(key: str, text: str, default: Any) -> Any:
 
 
 def wrong_type_error(key: str, value: Any, default: Any) -> ShoalError:
-    """One sentence about a value of another type than its key's, and what to write instead."""
-    kind, shown = type(default), short_repr(value)
+    """The error for a value of another type than its key's, with what to write instead."""
+    kind, text = type(default), short_repr(value)
     advice = f"Write for example {key} = {format_toml(default or EXAMPLES.get(kind, default))}."
     if isinstance(value, str):
-        shown = f"the text {shown}"
+        text = f"the text {text}"
         try:
             advice = f"Write {key} = {format_toml(parse_value(key, value, default))}, without quotes."
         except ShoalError:
             pass
     elif kind is str and type(value) in (int, float):
         advice = f'Write it in quotes: {key} = "{short_repr(value)}".'
-    return ShoalError("bad-value", f"{key} is {shown}, and must be {WANTED[kind]}.", advice)
+    return ShoalError("bad-value", f"{key} is {text}, and must be {WANTED[kind]}.", advice)
 
 
 def bad_value_error(key: str, value: Any, wanted: str) -> ShoalError:

@@ -1,4 +1,4 @@
-"""Runs in progress, one or several side by side: their devices train together, everything else is each run's own."""
+"""Runs in progress, one or several at a time: one engine trains the devices of all, round by round."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ Watcher = Callable[[Recipe, Row, History], None]
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run gave: its history, its model, and how it was trained."""
+    """What a run gave: its history, its trained model, and the engine that trained it."""
 
     recipe: Recipe
     history: History
@@ -52,14 +52,14 @@ class Result:
 
 
 class ActiveRun:
-    """One run between two rounds. Only whole rounds count."""
+    """A run in progress, between two rounds; a round counts once it is complete."""
 
     def __init__(
         self,
         assembly: Assembly,
         pick: EngineChoice,
         folder: RunFolder | None = None,
-        standing: ServerState | None = None,
+        server_state: ServerState | None = None,
         history: History | None = None,
         watch: Watcher | None = None,
     ):
@@ -67,7 +67,7 @@ class ActiveRun:
         self.recipe, self.memory = assembly.recipe, assembly.memory
         self.history = rows = history or History()
         self.loop = replace(assembly.loop, evaluates=lambda row: is_evaluation_due(assembly.recipe, rows, row))
-        self.standing = standing
+        self.server_state = server_state
         self.saver = CheckpointSaver(assembly, folder, len(self.history))
 
     @property
@@ -80,112 +80,114 @@ class ActiveRun:
         return is_run_over(self.recipe, self.history)
 
     def begin_round(self) -> PendingRound:
-        """What devices are told in the next round."""
+        """Open the next round: select devices and prepare what is sent to them."""
         with blame_user_parts(self.assembly):
-            self.standing = self.standing or self.loop.start(self.assembly.net)
-            return self.loop.open_round(self.standing, len(self.history))
+            self.server_state = self.server_state or self.loop.start(self.assembly.net)
+            return self.loop.open_round(self.server_state, len(self.history))
 
-    def finish_round(self, asked: PendingRound, outcomes: Sequence[Outcome], wall: float) -> None:
-        """What came back; the round is over and kept."""
+    def finish_round(self, pending: PendingRound, outcomes: Sequence[Outcome], wall: float) -> None:
+        """Close a round with what devices sent back and the wall seconds it took; store its row and memories."""
         with blame_user_parts(self.assembly):
-            after, row = self.loop.close_round(asked, outcomes, wall)
+            server_state, row = self.loop.close_round(pending, outcomes, wall)
         with delay_signals():
             self.saver.halfway = True
             self.memory.commit(len(self.history), kept=not row.get("void"))
-            self.loop.follow_pruning(asked.server_state, after)
-            self.standing, row = after, clear_nonfinite_values(row)
+            self.loop.follow_pruning(pending.server_state, server_state)
+            self.server_state, row = server_state, clear_nonfinite_values(row)
             self.history.append(row)
             self.saver.halfway = False
             if self.folder:
                 self.folder.append_row(row)
-            self.saver.save_if_due(after, len(self.history))
+            self.saver.save_if_due(server_state, len(self.history))
         if self.watch:
             self.watch(self.recipe, row, self.history)
 
     def finish(self) -> Result:
-        """The run is over."""
+        """Save the run at its end, and return its result."""
         self.save_progress()
         with blame_user_parts(self.assembly):
-            standing = self.standing or self.loop.start(self.assembly.net)
-            final = self.loop.make_final_params(standing, len(self.history))
+            server_state = self.server_state or self.loop.start(self.assembly.net)
+            params = self.loop.make_final_params(server_state, len(self.history))
         if self.folder and "devices" in self.recipe.metrics:
             self.folder.write_note(
-                "devices", {"accuracy": self.assembly.judge.evaluate_per_device(standing.net, final)}
+                "devices", {"accuracy": self.assembly.evaluator.evaluate_per_device(server_state.net, params)}
             )
-        return Result(self.recipe, self.history, standing.net, final, self.pick)
+        return Result(self.recipe, self.history, server_state.net, params, self.pick)
 
     def save_progress(self) -> None:
-        """What a broken round left is dropped, what is whole is on disk."""
+        """Discard what an incomplete round left, and write a checkpoint of the complete ones."""
         self.memory.discard()
         with delay_signals():
-            if self.standing:
-                self.saver.save(self.standing, len(self.history))
+            if self.server_state:
+                self.saver.save(self.server_state, len(self.history))
 
 
-def play_runs(rides: Sequence[ActiveRun], crew: TrainingEngine) -> list[Result]:
-    """Play rounds until every recipe says stop; the devices of all runs go to one crew, round by round.
+def play_runs(runs: Sequence[ActiveRun], engine: TrainingEngine) -> list[Result]:
+    """Play rounds until every run is over; in each round one engine trains the devices of all runs.
 
-    They compute in the way of the first one's pick, so all must have been picked alike.
+    Threads and determinism are those of the first run's engine choice, so all choices must agree in them.
     """
-    for ride in rides:
-        ride.local_devices.training_engine = crew
-    often = gc.get_threshold()
-    gc.set_threshold(100_000, *often[1:])  # a round makes many small objects, and no cycles worth looking for
+    for run in runs:
+        run.local_devices.training_engine = engine
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, *thresholds[1:])  # a round makes many small objects, and no cycles worth looking for
     try:
-        with stop_on_sigterm(once=True), use_engine_settings(rides[0].pick):
+        with stop_on_sigterm(once=True), use_engine_settings(runs[0].pick):
             try:
-                while going := [ride for ride in rides if not ride.is_over]:
-                    play_round_of_each(going, crew)
-                return [ride.finish() for ride in rides]
+                while unfinished := [run for run in runs if not run.is_over]:
+                    play_round_of_each(unfinished, engine)
+                return [run.finish() for run in runs]
             except BaseException:
-                save_all_progress(rides)
+                save_all_progress(runs)
                 raise
     except KeyboardInterrupt as error:
-        folder = rides[0].folder
-        where = (
+        folder = runs[0].folder
+        advice = (
             f"{describe_way_to_resume(folder.path)} goes on from there."
             if folder
             else "Give `out` to be able to resume."
         )
-        rounds = " and ".join(sorted({str(len(ride.history)) for ride in rides}))
-        raise stop_error(error, f"Stopped after {rounds} rounds.", where) from None
+        rounds = " and ".join(sorted({str(len(run.history)) for run in runs}))
+        raise stop_error(error, f"Stopped after {rounds} rounds.", advice) from None
     finally:
-        gc.set_threshold(*often)
-        crew.close()
-        for ride in rides:
-            if ride.folder:
-                ride.folder.close()
+        gc.set_threshold(*thresholds)
+        engine.close()
+        for run in runs:
+            if run.folder:
+                run.folder.close()
 
 
-def save_all_progress(rides: Sequence[ActiveRun]) -> None:
-    """Keep what every run has reached; one that cannot be written does not cost the others theirs."""
+def save_all_progress(runs: Sequence[ActiveRun]) -> None:
+    """Save what every run has reached; the first error is raised after all have been tried."""
     failures = []
     with delay_signals():
-        for ride in rides:
+        for run in runs:
             try:
-                ride.save_progress()
+                run.save_progress()
             except ShoalError as error:
                 failures.append(error)
     if failures:
         raise failures[0]
 
 
-def play_round_of_each(rides: Sequence[ActiveRun], crew: TrainingEngine) -> None:
-    """One round of each run."""
-    asked = [ride.begin_round() for ride in rides]
-    began = perf_counter()
-    tasks = [ride.local_devices.make_tasks(own.jobs_to_train) for ride, own in zip(rides, asked)]
-    with blame_user_parts(*(ride.assembly for ride in rides)):
-        done = iter(crew.train([task for own in tasks for task in own]))
-    outcomes = [ride.local_devices.store_results([next(done) for _ in own]) for ride, own in zip(rides, tasks)]
-    wall, total = perf_counter() - began, max(1, sum(map(len, tasks)))
-    for ride, own, made in zip(rides, asked, outcomes):
-        ride.finish_round(own, made, wall * len(made) / total)
+def play_round_of_each(runs: Sequence[ActiveRun], engine: TrainingEngine) -> None:
+    """Play one round of each run; wall time is divided by the number of devices that trained."""
+    pending = [run.begin_round() for run in runs]
+    start = perf_counter()
+    tasks = [run.local_devices.make_tasks(round.jobs_to_train) for run, round in zip(runs, pending)]
+    with blame_user_parts(*(run.assembly for run in runs)):
+        results = iter(engine.train([task for tasks_of_run in tasks for task in tasks_of_run]))
+    outcomes = [
+        run.local_devices.store_results([next(results) for _ in tasks_of_run]) for run, tasks_of_run in zip(runs, tasks)
+    ]
+    wall, total = perf_counter() - start, max(1, sum(map(len, tasks)))
+    for run, round, outcomes_of_run in zip(runs, pending, outcomes):
+        run.finish_round(round, outcomes_of_run, wall * len(outcomes_of_run) / total)
 
 
 @contextmanager
 def blame_user_parts(*assemblies: Assembly) -> Iterator[None]:
-    """What a stranger's part raises is told as its fault."""
+    """Inside, what a part from outside the package raises is reported as an error of that part."""
     try:
         yield
     except ShoalError:
@@ -199,26 +201,26 @@ def blame_user_parts(*assemblies: Assembly) -> Iterator[None]:
 
 
 class CheckpointSaver:
-    """Decides when to write a checkpoint: as told, or so often that it costs about 5 % of the time."""
+    """Writes checkpoints every `checkpoint_every` rounds, or so often that they cost about 5 % of the time."""
 
     def __init__(self, assembly: Assembly, folder: RunFolder | None, rounds: int):
         self.assembly, self.folder = assembly, folder
         self.every = assembly.recipe.checkpoint_every
         self.rounds, self.cost, self.last = rounds, 0.0, perf_counter()
         self.halfway = False
-        """Whether a round is in the memories of devices and not yet in the history: nothing is saved then."""
+        """Whether a round is in the device memories but not yet in the history; nothing is saved then."""
 
-    def save_if_due(self, standing: ServerState, rounds: int) -> None:
+    def save_if_due(self, server_state: ServerState, rounds: int) -> None:
         due = rounds % self.every == 0 if self.every else perf_counter() - self.last > 20 * self.cost
         if due:
-            self.save(standing, rounds)
+            self.save(server_state, rounds)
 
-    def save(self, standing: ServerState, rounds: int) -> None:
+    def save(self, server_state: ServerState, rounds: int) -> None:
         if self.folder and rounds > self.rounds and not self.halfway:
-            began = perf_counter()
-            self.folder.save_checkpoint(self.assembly.recipe, standing, rounds, self.assembly.memory)
+            start = perf_counter()
+            self.folder.save_checkpoint(self.assembly.recipe, server_state, rounds, self.assembly.memory)
             self.rounds, self.last = rounds, perf_counter()
-            self.cost = self.last - began
+            self.cost = self.last - start
 
 
 def is_evaluation_due(recipe: Recipe, history: History, row: Row) -> bool:
@@ -228,7 +230,7 @@ def is_evaluation_due(recipe: Recipe, history: History, row: Row) -> bool:
 
 
 def is_run_over(recipe: Recipe, history: History, row: Row | None = None) -> bool:
-    """Whether a run has reached its rounds or one of its budgets, with a row that is not in the history yet."""
+    """Whether a run has reached its rounds or a budget, counting a row that is not in the history yet."""
 
     def sum_columns(*columns: str) -> float:
         return history.total(*columns) + sum(row[c] for c in columns if row)

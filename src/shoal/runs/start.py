@@ -1,4 +1,4 @@
-"""Runs: start one, take one up again; what a kill leaves behind is always enough to go on."""
+"""Start a run, resume one from its folder, or load the result of one."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,24 +32,27 @@ BUDGET_KEYS = (
     "checkpoint_every",
     "memory_mb",
 )
+"""Recipe keys that may change when a run is resumed."""
 
 
 def run_recipe(recipe: Recipe, watch: Watcher | None = None) -> Result:
-    """A new run, in memory or, where the recipe says `out`, in a folder."""
+    """Play a new run to its end, in memory or, where the recipe has `out`, in a folder."""
     with suppress_repeated_warnings():
-        ride = prepare_new_run(recipe, watch)
-        return play_runs([ride], build_engine(ride.pick))[0]
+        run = prepare_new_run(recipe, watch)
+        return play_runs([run], build_engine(run.pick))[0]
 
 
 def resume_run(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
-    """Go on with a run from its last checkpoint; how long it runs may be changed, nothing else."""
-    ride = prepare_resumed_run(path, watch, changes)
-    return play_runs([ride], build_engine(ride.pick))[0]
+    """Play a run from its last checkpoint to its end; `changes` may only be of BUDGET_KEYS."""
+    run = prepare_resumed_run(path, watch, changes)
+    return play_runs([run], build_engine(run.pick))[0]
 
 
-def prepare_new_run(recipe: Recipe, watch: Watcher | None = None, shelf: DatasetCache | None = None) -> ActiveRun:
-    """A new run before its first round."""
-    assembly = assemble_run(recipe, Path(recipe.out) / "memory" if recipe.out else None, shelf)
+def prepare_new_run(
+    recipe: Recipe, watch: Watcher | None = None, dataset_cache: DatasetCache | None = None
+) -> ActiveRun:
+    """A new run before its first round; its folder is made where the recipe has `out`."""
+    assembly = assemble_run(recipe, Path(recipe.out) / "memory" if recipe.out else None, dataset_cache)
     for wording, values in assembly.doubts():
         warn_once(wording, *values)
     if not recipe.out:
@@ -70,9 +73,9 @@ def prepare_resumed_run(
     path: Path,
     watch: Watcher | None = None,
     changes: Mapping[str, Any] | None = None,
-    shelf: DatasetCache | None = None,
+    dataset_cache: DatasetCache | None = None,
 ) -> ActiveRun:
-    """A run as its last checkpoint left it, about to go on."""
+    """A run as its last checkpoint left it, rolled back to that and ready for the next round."""
     folder = RunFolder.open(path)
     try:
         pick = parse_engine_choice(folder.read_note("engine"))
@@ -85,11 +88,11 @@ def prepare_resumed_run(
             )
         recipe = change_budgets(folder.read_recipe(), changes or {})
         refuse_missing_objects(recipe, path)
-        assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, shelf)
-        found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
-        if found and found.server_state.cuts:  # before memories are taken up, which come with all cuts
-            assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), found.server_state)
-        history = folder.roll_back(found, assembly.memory)
+        assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, dataset_cache)
+        checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
+        if checkpoint and checkpoint.server_state.cuts:  # before memories are restored with all cuts
+            assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), checkpoint.server_state)
+        history = folder.roll_back(checkpoint, assembly.memory)
         if changes:
             folder.replace_recipe(recipe)
         pick = restore_engine_choice(folder.read_note("engine"), assembly)
@@ -97,11 +100,11 @@ def prepare_resumed_run(
     except BaseException:
         folder.close()
         raise
-    return ActiveRun(assembly, pick, folder, found.server_state if found else None, history, watch)
+    return ActiveRun(assembly, pick, folder, checkpoint.server_state if checkpoint else None, history, watch)
 
 
 def change_budgets(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with other budgets."""
+    """The recipe with other budgets; changes of any other key are refused."""
     fixed = sorted(changes.keys() - set(BUDGET_KEYS))
     if fixed:
         raise ShoalError("bad-value", f"{fixed[0]} of a run cannot be changed.", f"Only {', '.join(BUDGET_KEYS)} can.")
@@ -109,20 +112,20 @@ def change_budgets(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def load_result(path: Path) -> Result:
-    """A run as its last checkpoint left it; nothing is trained and nothing is changed."""
+    """The result of a run at its last checkpoint; nothing is trained and nothing is written."""
     folder = RunFolder.open(path, to_write=False)
     recipe = folder.read_recipe()
     refuse_missing_objects(recipe, path)
     assembly = assemble_run(recipe)
-    found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
-    if found is None:
+    checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
+    if checkpoint is None:
         raise ShoalError(
             "no-run",
             f"{path} has no checkpoint yet.",
             f"Go on with it by {describe_way_to_resume(path, recipe)} first.",
         )
-    history = folder.read_history_until(found)
+    history = folder.read_history_until(checkpoint)
     pick = parse_engine_choice(folder.read_note("engine"))
     with use_engine_settings(pick or EngineChoice("serial", threads=recipe.threads or 1)):
-        final = assembly.loop.make_final_params(found.server_state, found.rounds)
-    return Result(recipe, history, found.server_state.net, final, pick)
+        params = assembly.loop.make_final_params(checkpoint.server_state, checkpoint.rounds)
+    return Result(recipe, history, checkpoint.server_state.net, params, pick)

@@ -1,7 +1,7 @@
-"""A run on disk: recipe, history, checkpoint, device memories. Killed at any moment, it can be taken up again.
+"""The folder of a run: recipe, history, checkpoint, device memories. A run that is killed can always be resumed.
 
-After a power cut it can be, too: what a checkpoint needs is brought to disk before it, and what only the checkpoint
-before needs is removed after it.
+After a power cut, too: what a checkpoint needs is synced to disk before it, and what only the checkpoint before needs
+is removed after it.
 """
 
 import json
@@ -37,11 +37,11 @@ class RunFolder:
     path: Path
     lock: IO[bytes] | None
     lines: bytearray = field(default_factory=bytearray)
-    """The history as it is on disk or should be."""
+    """The rows of the history as bytes, which every checkpoint repeats."""
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunFolder":
-        """A new folder, held by this process."""
+        """A new folder, locked by this process."""
         path = Path(recipe.out)
         refuse_nonempty_folder(path)
         with explain_disk_errors(path):
@@ -59,7 +59,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, to_write: bool = True) -> "RunFolder":
-        """The folder of a run, held by this process if it is to be written to."""
+        """The folder of a run that is there, locked by this process if it is to be written to."""
         if not (path / "recipe.toml").is_file():
             raise ShoalError(
                 "no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run."
@@ -71,7 +71,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the lock."""
         if self.lock:
             self.lock.close()
 
@@ -101,31 +101,31 @@ class RunFolder:
         return Recipe().with_values(**read_recipe_file(self.recipe_file))
 
     def replace_recipe(self, recipe: Recipe) -> None:
-        """The recipe with other budgets, for whoever resumes next."""
+        """Store the recipe with other budgets, so that the next resume knows them."""
         with self.guard_writes():
             replace_file(self.recipe_file, recipe.to_toml().encode(), confirm=self.require_present)
 
-    def write_note(self, name: str, what: dict) -> None:
-        """A small file of facts beside the history, for the report."""
+    def write_note(self, name: str, note: dict) -> None:
+        """Write NAME.json beside the history, such as `split` or `engine`."""
         with self.guard_writes():
-            replace_file(self.path / f"{name}.json", json.dumps(what).encode(), confirm=self.require_present)
+            replace_file(self.path / f"{name}.json", json.dumps(note).encode(), confirm=self.require_present)
 
     def read_note(self, name: str) -> dict | None:
-        """Such a file; None where there is none that can be read."""
+        """The contents of NAME.json; None where there is none that can be read."""
         try:
-            found = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
+            note = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return note if isinstance(note, dict) else None
 
     def append_row(self, row: Row) -> None:
-        """A row of the history; a power cut may take it until the next checkpoint, which keeps it."""
+        """Append a row to the history, unsynced: a power cut may lose it until the next checkpoint repeats it."""
         self.lines.extend(encode_row(row))
         with self.guard_writes():
             append_to_file(self.history_file, encode_row(row))
 
     def save_checkpoint(self, recipe: Recipe, server_state: ServerState, rounds: int, memory: DeviceMemory) -> None:
-        """A checkpoint after so many rounds: memories and history first, then the checkpoint, then old memories go."""
+        """Write a checkpoint after so many rounds: memories and history before it, old memories go after it."""
         with self.guard_writes():
             versions = memory.flush()
             sync_paths([self.history_file])
@@ -135,7 +135,7 @@ class RunFolder:
 
     @contextmanager
     def guard_writes(self) -> Iterator[None]:
-        """Write into a folder that is still there; what fails because it was deleted meanwhile is told as that."""
+        """Inside, disk errors are explained; one because the folder was deleted meanwhile is reported as that."""
         self.require_present()
         try:
             with explain_disk_errors(self.path):
@@ -160,39 +160,39 @@ class RunFolder:
         """The last checkpoint; None before the first one."""
         if not self.checkpoint_file.exists():
             return None
-        state = read_tree(self.checkpoint_file)
+        content = read_tree(self.checkpoint_file)
         try:
-            if state["format"] != FORMAT:
-                raise ValueError(f"its format is {state['format']}, this version reads {FORMAT}")
-            belongs = state["recipe"] == recipe.fingerprint()
-            found = restore_checkpoint(state, net, set(parts)) if belongs else None
+            if content["format"] != FORMAT:
+                raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+            belongs = content["recipe"] == recipe.fingerprint()
+            checkpoint = restore_checkpoint(content, net, set(parts)) if belongs else None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise damaged_file_error(self.checkpoint_file, error) from error
-        if found is None:
+        if checkpoint is None:
             raise ShoalError(
                 "other-recipe",
                 f"{self.checkpoint_file} was made by another recipe than {self.recipe_file}.",
                 "Put the right recipe.toml back, or start anew in another folder.",
             )
-        return found
+        return checkpoint
 
-    def roll_back(self, found: Checkpoint | None, memory: DeviceMemory) -> History:
-        """Remove what came after the checkpoint; the history up to it."""
-        history = self.read_history_until(found) if found else History()
+    def roll_back(self, checkpoint: Checkpoint | None, memory: DeviceMemory) -> History:
+        """Remove what came after the checkpoint from history and memories, and return the history up to it."""
+        history = self.read_history_until(checkpoint) if checkpoint else History()
         with explain_disk_errors(self.path):
             sync_paths([self.path])  # a kill may have come before: memories of an older checkpoint go only after it
-        memory.restore(found.memory if found else [], found.cuts if found else [])
+        memory.restore(checkpoint.memory if checkpoint else [], checkpoint.cuts if checkpoint else [])
         write_history(self.history_file, history)
         self.lines[:] = b"".join(map(encode_row, history.rows))
         return history
 
-    def read_history_until(self, found: Checkpoint) -> History:
+    def read_history_until(self, checkpoint: Checkpoint) -> History:
         """The history up to a checkpoint, which keeps the rows that the file may lack."""
-        return read_history(self.history_file, found.rounds, found.lines)
+        return read_history(self.history_file, checkpoint.rounds, checkpoint.lines)
 
 
 def refuse_nonempty_folder(path: Path) -> None:
-    """A folder that holds anything is not written into; a lock and torn files are nothing."""
+    """Refuse a folder that holds anything but hidden files, such as a lock and files torn by a kill."""
     if path.exists() and (not path.is_dir() or any(not p.name.startswith(".") for p in path.iterdir())):
         raise ShoalError(
             "folder-exists",
@@ -202,7 +202,7 @@ def refuse_nonempty_folder(path: Path) -> None:
 
 
 def lock_folder(path: Path) -> IO[bytes]:
-    """Hold the folder for this process, so that no second one writes into it."""
+    """Lock the folder for this process, so that no second one writes into it."""
     with explain_disk_errors(path):
         lock = open(path / ".lock", "wb")
     try:

@@ -1,4 +1,4 @@
-"""The model that a run has trained so far: the one that is judged, and what has to be known to use it."""
+"""The model that a run has trained so far, as it is evaluated, with what has to be known to use it."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -26,7 +26,7 @@ from shoal.runs.store import RunFolder
 from shoal.storage.files import explain_disk_errors
 
 BATCHES = (1, 7)
-"""The sizes of the batches on which a file is tried."""
+"""Sizes of the batches on which an exported file is compared with the model."""
 
 
 class NormalisingModel(nn.Module):
@@ -50,22 +50,22 @@ class TrainedModel:
     """A trained model on the CPU, ready to be written."""
 
     module: nn.Module
-    """Takes inputs as they are read, also where training normalised them."""
+    """Takes inputs as they are read from the data, also where training normalised them."""
     params: Params
-    """The tensors of the bare model, which wants them normalised."""
+    """The tensors of the model without normalisation: it takes normalised inputs where training did."""
     samples: Tensor
-    """A few inputs to try a file on; they are written nowhere."""
+    """A few inputs to try an exported file on; they are not written."""
     about: dict[str, Any]
 
     def to_float32(self) -> "TrainedModel":
-        """The same in float32, which is what most runtimes compute in."""
+        """The same model in float32, which is what most runtimes compute in."""
         samples = self.samples.float() if self.samples.is_floating_point() else self.samples
         about = self.about | {"input_dtype": format_dtype(samples.dtype)}
         return replace(self, module=deepcopy(self.module).float(), samples=samples, about=about)
 
 
 def load_trained_model(path: Path) -> TrainedModel:
-    """The model of a run folder at its newest checkpoint; nothing is trained and nothing is changed."""
+    """The model of a run folder at its newest checkpoint; nothing is trained and nothing is written."""
     with explain_disk_errors(path):
         folder = RunFolder.open(path, to_write=False)
     recipe = folder.read_recipe()
@@ -76,61 +76,61 @@ def load_trained_model(path: Path) -> TrainedModel:
             f"Go on with it by {describe_way_to_resume(path, recipe)} first.",
         )
     refuse_missing_objects(recipe, path, "shoal.export({}, FILE{})")
-    shelf: DatasetCache = {}
-    here = replace(recipe, compute="cpu", precision="float32" if recipe.precision == "tf32" else recipe.precision)
-    assembly = assemble_run(here, shelf=shelf)
-    found = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
-    assert found
-    net = found.server_state.net
+    dataset_cache: DatasetCache = {}
+    cpu_recipe = replace(recipe, compute="cpu", precision="float32" if recipe.precision == "tf32" else recipe.precision)
+    assembly = assemble_run(cpu_recipe, dataset_cache=dataset_cache)
+    checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
+    assert checkpoint
+    net = checkpoint.server_state.net
     pick = parse_engine_choice(folder.read_note("engine")) or EngineChoice("serial", threads=recipe.threads or 1)
     with blame_user_parts(assembly), use_engine_settings(pick):
-        params = assembly.loop.make_final_params(found.server_state, found.rounds)
-    history = folder.read_history_until(found)
-    module, (data,), scale = Result(recipe, history, net, params).module(), shelf.values(), None
+        params = assembly.loop.make_final_params(checkpoint.server_state, checkpoint.rounds)
+    history = folder.read_history_until(checkpoint)
+    module, (data,), moments = Result(recipe, history, net, params).module(), dataset_cache.values(), None
     if recipe.normalise and data.inputs.is_floating_point():
-        data = load_recipe_dataset(here, RandomStreams(here.seed)).to(net.dtype, net.place)
-        scale = mean, deviation = compute_input_moments(data)
+        data = load_recipe_dataset(cpu_recipe, RandomStreams(cpu_recipe.seed)).to(net.dtype, net.place)
+        moments = mean, deviation = compute_input_moments(data)
         module = NormalisingModel(module, mean, deviation)
-    pool = data.test_inputs if len(data.test_inputs) else data.inputs
-    samples = pool[torch.arange(max(BATCHES)) % len(pool)]
+    inputs = data.test_inputs if len(data.test_inputs) else data.inputs
+    samples = inputs[torch.arange(max(BATCHES)) % len(inputs)]
     with torch.no_grad():
-        shape = list(module(samples).shape[1:])
+        output_shape = list(module(samples).shape[1:])
     about = describe_training(recipe, history) | {
         "parameters": sum(v.numel() for v in params.values()),
         "classes": net.classes,
         "input_shape": list(net.input_shape),
         "input_dtype": format_dtype(samples.dtype),
-        "input_range": [pool.min().item(), pool.max().item()],
-        "output_shape": shape,
+        "input_range": [inputs.min().item(), inputs.max().item()],
+        "output_shape": output_shape,
     }
-    if scale:
-        about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), scale)}
-    if found.server_state.cuts:
-        about["kept"] = list_kept_units(found.server_state.cuts)
+    if moments:
+        about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), moments)}
+    if checkpoint.server_state.cuts:
+        about["kept"] = list_kept_units(checkpoint.server_state.cuts)
     return TrainedModel(module.eval(), params, samples, about)
 
 
 def describe_training(recipe: Recipe, history: History) -> dict[str, Any]:
-    """What the recipe and the history tell; of paths only the last name, so that a file can be passed on."""
-    judged = [row for row in history.rows if row.get("accuracy") is not None]
+    """Model, method, rounds and accuracy of a run; of paths only the last name, which gives nothing away."""
+    evaluated = [row for row in history.rows if row.get("accuracy") is not None]
     return {
         "shoal": VERSION,
         "model": Path(recipe.model).name,
         "method": recipe.method,
         "rounds": len(history),
-        "accuracy": judged[-1]["accuracy"] if judged else None,
-        "accuracy_after": judged[-1]["round"] + 1 if judged else None,
+        "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
+        "accuracy_after": evaluated[-1]["round"] + 1 if evaluated else None,
     }
 
 
 def compute_input_moments(data: Dataset) -> tuple[Tensor, Tensor]:
-    """The mean and the deviation by which `Dataset.normalised` goes."""
+    """The mean and the standard deviation per channel that `Dataset.normalise` uses."""
     dims = [0, *range(2, data.inputs.dim())]
     return data.inputs.mean(dims, keepdim=True), data.inputs.std(dims, keepdim=True).clamp(min=1e-8)
 
 
 def list_kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:
-    """By axis, which units of the first model are left after several prunings."""
+    """By axis, the units of the first model that are left after all prunings."""
     kept: dict[str, Tensor] = {}
     for cut in cuts:
         for axis, units in cut.kept.items():

@@ -1,4 +1,4 @@
-"""What is probably a mistake is said once in a run or a comparison, however many seeds and processes it has."""
+"""Warnings that are given once per run or comparison, however many seeds and processes it has."""
 
 import logging
 from collections.abc import Iterator
@@ -7,25 +7,25 @@ from contextvars import ContextVar
 from typing import Any
 
 log = logging.getLogger("shoal")
-_said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+_given_warnings: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
 
 @contextmanager
 def suppress_repeated_warnings() -> Iterator[None]:
-    """Inside, a warning of one wording is given once; inside another such block nothing changes."""
-    token = _said.set(set()) if _said.get() is None else None
+    """Inside, `warn_once` gives each wording once; a nested block changes nothing."""
+    token = _given_warnings.set(set()) if _given_warnings.get() is None else None
     try:
         yield
     finally:
         if token is not None:
-            _said.reset(token)
+            _given_warnings.reset(token)
 
 
 def warn_once(wording: str, *values: Any) -> None:
-    """One line for the user: on the command line above the bar, in Python by the logger `shoal`."""
-    said = _said.get()
-    if said is not None:
-        if wording in said:
+    """Log a warning, unless one of the same wording was given inside the current block."""
+    given_warnings = _given_warnings.get()
+    if given_warnings is not None:
+        if wording in given_warnings:
             return
-        said.add(wording)
+        given_warnings.add(wording)
     log.warning(wording, *values)
