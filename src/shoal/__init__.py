@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compare.comparison import Comparison
-from shoal.compare.comparison import resume_comparison as _go_on
-from shoal.compare.comparison import run_comparison as _compare
+from shoal.compare.comparison import resume_comparison as _resume_comparison
+from shoal.compare.comparison import run_comparison as _run_comparison
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
@@ -18,8 +18,8 @@ from shoal.runs.history import History
 from shoal.runs.recipe import COMPARISON_FILE, Recipe
 from shoal.runs.recipe_values import fit_value
 from shoal.runs.session import Result, Watcher
-from shoal.runs.start import resume_run as _resume
-from shoal.runs.start import run_recipe as _run
+from shoal.runs.start import resume_run as _resume_run
+from shoal.runs.start import run_recipe as _run_recipe
 
 __version__ = VERSION
 
@@ -29,7 +29,7 @@ def run(method: str = "fedavg", *, watch: Watcher | None = None, **recipe: Any) 
 
     `data` may also be tensors, a torch data set, a list of (x, y) per device or a folder, `model` a module.
     """
-    result = _run(Recipe().with_values(method=method, **hand_over_objects(recipe)), watch)
+    result = _run_recipe(Recipe().with_values(method=method, **hand_over_objects(recipe)), watch)
     warn_of_failed_runs({method: [result]})
     return result
 
@@ -51,15 +51,15 @@ def resume(
     among `workers` processes, a `Comparison`.
     """
     path = Path(folder)
-    whole = (path / COMPARISON_FILE).is_file()
-    if workers > 1 and not whole:
+    is_comparison = (path / COMPARISON_FILE).is_file()
+    if workers > 1 and not is_comparison:
         raise ShoalError("bad-value", f"{path} is no comparison: there is one run to do.", "Leave out `workers`.")
     with hand_over_again(path, data, model):
-        if whole:
-            comparison = _go_on(path, watch, budgets, workers)
+        if is_comparison:
+            comparison = _resume_comparison(path, watch, budgets, workers)
             warn_of_failed_runs(comparison.results)
             return comparison
-        result = _resume(path, watch, budgets)
+        result = _resume_run(path, watch, budgets)
         warn_of_failed_runs({result.recipe.method: [result]})
         return result
 
@@ -84,11 +84,11 @@ def compare(
                 "bad-value", f"{key} is the text {given[:80]!r}, and must be a list.", "Write [...] around it."
             )
     seeds, workers = fit_value("seeds", seeds, 1), fit_value("workers", workers, 1)
-    found = _compare(
+    comparison = _run_comparison(
         list(methods), Recipe().with_values(**hand_over_objects(recipe)), seeds, watch, vary, workers=workers
     )
-    warn_of_failed_runs(found.results)
-    return found
+    warn_of_failed_runs(comparison.results)
+    return comparison
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Equal costs at which methods are compared."""
+"""Budgets of simulated seconds and bytes at which methods are compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ from shoal.runs.session import Result
 COST_COLUMNS = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
 """The columns of a history that count against a budget."""
 MOST = 1e30
+"""Budgets must be below it."""
 
 
 @dataclass(frozen=True)
 class Budgets:
-    """Equal costs at which methods are compared; of a kind that is not given, what the cheapest of them spent."""
+    """Budgets at which methods are compared; where none of a kind is given, what the cheapest method spent."""
 
     seconds: tuple[float, ...] = ()
     """Simulated seconds."""
     bytes: tuple[float, ...] = ()
-    """Both ways together."""
+    """Bytes sent, both ways together."""
 
     def __post_init__(self):
         for kind in COST_COLUMNS:
@@ -40,23 +41,27 @@ class Budgets:
     def describe(self) -> str:
         """Where the budgets come from, in words."""
         cheapest = [kind for kind in COST_COLUMNS if not getattr(self, kind)]
-        own = "within what the cheapest method spent in all"
+        cheapest_text = "within what the cheapest method spent in all"
         if not self:
-            return f"The last accuracy {own}."
-        return "The last accuracy within the budgets given" + "".join(f"; for {kind}, {own}" for kind in cheapest) + "."
+            return f"The last accuracy {cheapest_text}."
+        return (
+            "The last accuracy within the budgets given"
+            + "".join(f"; for {kind}, {cheapest_text}" for kind in cheapest)
+            + "."
+        )
 
 
 CHEAPEST = Budgets()
 
 
 def summarise_at_budget(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
-    """What one method reached within a budget, which is given by seed."""
+    """The mean accuracy of one method within a budget, which is given by seed, and its deviation over seeds."""
     ends = [r.history.accuracy_at_budget(budget[r.recipe.seed], *COST_COLUMNS[kind]) for r in results]
-    there = [end for end in ends if end is not None]
+    accuracies = [end for end in ends if end is not None]
     return {
         "cost": kind,
         "budget": mean(budget.values()),
-        "accuracy": mean(there) if there else None,
-        "spread": stdev(there) if len(there) > 1 else None,
-        "seeds": len(there),
+        "accuracy": mean(accuracies) if accuracies else None,
+        "spread": stdev(accuracies) if len(accuracies) > 1 else None,
+        "seeds": len(accuracies),
     }

@@ -1,4 +1,4 @@
-"""Comparisons: several methods on the same data, devices and seeds, side by side."""
+"""Comparisons: several methods run on the same data, devices and seeds, with a table of accuracies and costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
 NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
-"""Recipe keys in which runs may differ and still train side by side."""
+"""Recipe keys in which runs may differ and still train in the same calls."""
 MAX_OPEN_RUNS = 32
 """Runs that are open at the same time."""
 
@@ -41,24 +41,26 @@ class Comparison:
 
     def table(self) -> list[dict[str, Any]]:
         """One row per method: end accuracy with its spread over seeds, costs, costs to the target and at budgets."""
-        at = self.at_budgets()
+        at_budgets = self.at_budgets()
         return [
-            self._summarise_method(method, own) | {"at_budgets": at[method]} for method, own in self.results.items()
+            self._summarise_method(method, results) | {"at_budgets": at_budgets[method]}
+            for method, results in self.results.items()
         ]
 
     def at_budgets(self, seconds: Sequence[float] = (), bytes: Sequence[float] = ()) -> dict[str, list[dict[str, Any]]]:
-        """What every method reached within equal costs: by default those of the cheapest method, seed by seed.
+        """The accuracy of every method within equal costs: by default those of the cheapest method, seed by seed.
 
         `accuracy` is the mean over the `seeds` that have an evaluated round within the budget.
         """
-        asked = Budgets(tuple(seconds) or self.budgets.seconds, tuple(bytes) or self.budgets.bytes)
+        requested = Budgets(tuple(seconds) or self.budgets.seconds, tuple(bytes) or self.budgets.bytes)
         budgets: list[tuple[str, dict[int, float]]] = []
         for kind in COST_COLUMNS:
-            given: list[float] = getattr(asked, kind)
-            each = [dict.fromkeys(self._seeds, budget) for budget in given] or [self._find_cheapest(kind)]
-            budgets += [(kind, budget) for budget in each]
+            given: list[float] = getattr(requested, kind)
+            by_seed = [dict.fromkeys(self._seeds, budget) for budget in given] or [self._find_cheapest(kind)]
+            budgets += [(kind, budget) for budget in by_seed]
         return {
-            method: [summarise_at_budget(own, *budget) for budget in budgets] for method, own in self.results.items()
+            method: [summarise_at_budget(results, *budget) for budget in budgets]
+            for method, results in self.results.items()
         }
 
     @property
@@ -71,10 +73,15 @@ class Comparison:
         A method without that seed counts with its cheapest run; one that cost nothing does not count.
         """
         spent = [
-            {r.recipe.seed: r.history.total(*COST_COLUMNS[kind]) for r in own} for own in self.results.values() if own
+            {r.recipe.seed: r.history.total(*COST_COLUMNS[kind]) for r in results}
+            for results in self.results.values()
+            if results
         ]
-        totals = {seed: [own.get(seed, min(own.values())) for own in spent] for seed in self._seeds}
-        return {seed: min((t for t in own if t), default=0.0) for seed, own in totals.items()}
+        totals = {
+            seed: [totals_by_seed.get(seed, min(totals_by_seed.values())) for totals_by_seed in spent]
+            for seed in self._seeds
+        }
+        return {seed: min((t for t in methods if t), default=0.0) for seed, methods in totals.items()}
 
     def _summarise_method(self, method: str, results: Sequence[Result]) -> dict[str, Any]:
         ends = [r.accuracy for r in results if r.accuracy is not None]
@@ -90,9 +97,9 @@ class Comparison:
             "sim_seconds": mean(h.total("sim_seconds") for h in histories),
             "wall_seconds": mean(h.total("wall_seconds") for h in histories),
         }
-        told = [h for h in histories if h.last("bytes_down_by_blocks") is not None]
-        if told:
-            row["bytes_down_by_blocks"] = mean(h.total("bytes_down_by_blocks") for h in told)
+        by_blocks = [h for h in histories if h.last("bytes_down_by_blocks") is not None]
+        if by_blocks:
+            row["bytes_down_by_blocks"] = mean(h.total("bytes_down_by_blocks") for h in by_blocks)
         if self.target:
             reached = [h.cost_to_target(self.target) for h in histories]
             hits = [cost for cost in reached if cost is not None]
@@ -111,65 +118,63 @@ def run_comparison(
     budgets: Budgets = CHEAPEST,
     workers: int = 1,
 ) -> Comparison:
-    """Run every method with every seed; with `out`, each in a folder of its own, so that a broken one goes on later.
+    """Run every method with every seed; with `out`, each in a folder of its own, so that it can be resumed.
 
     With several `workers` the runs are divided among so many processes.
     """
-    listing = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary), budgets)
-    runs = listing.make_recipes()
-    for each in runs.values():
-        if list_foreign_parts(load_method(each[0].method, each[0].parts)):
-            assemble_run(each[0])  # whatever is wrong with one part is told before another method trains
+    spec = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary), budgets)
+    runs = spec.make_recipes()
+    for recipes in runs.values():
+        if list_foreign_parts(load_method(recipes[0].method, recipes[0].parts)):
+            assemble_run(recipes[0])  # whatever is wrong with one part is told before another method trains
     if workers > 1 and is_handed_over(recipe.model):
         pickle_model(recipe.model)  # what is refused leaves no folder
     if recipe.out:
         refuse_nonempty_folder(Path(recipe.out))
         remove_strays(Path(recipe.out))
-        write_comparison_file(Path(recipe.out), listing)
+        write_comparison_file(Path(recipe.out), spec)
     return replace(play_all_runs(runs, recipe.target, watch, workers), budgets=budgets)
 
 
 def resume_comparison(
     path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None, workers: int = 1
 ) -> Comparison:
-    """Finish a comparison that was broken off, or let all of it run longer; runs that are complete are only read."""
-    listing = read_comparison_file(path)
-    for own in listing.make_recipes().values():
-        refuse_missing_objects(own[0], path)
+    """Finish a comparison that was stopped, or let it run longer; runs that are complete are only read."""
+    spec = read_comparison_file(path)
+    for recipes in spec.make_recipes().values():
+        refuse_missing_objects(recipes[0], path)
     remove_strays(path)
     if changes:
-        listing = replace(listing, recipe=change_budgets(listing.recipe, changes))
-        write_comparison_file(path, listing)
-    return replace(
-        play_all_runs(listing.make_recipes(), listing.recipe.target, watch, workers), budgets=listing.budgets
-    )
+        spec = replace(spec, recipe=change_budgets(spec.recipe, changes))
+        write_comparison_file(path, spec)
+    return replace(play_all_runs(spec.make_recipes(), spec.recipe.target, watch, workers), budgets=spec.budgets)
 
 
 def play_all_runs(
     runs: Mapping[str, Sequence[Recipe]], target: float, watch: Watcher | None, workers: int = 1
 ) -> Comparison:
-    """Every run brought to its end; those that can train side by side do."""
+    """Play all runs, given by label, to their end; similar ones are trained together."""
     results: dict[Recipe, Result] = {}
-    every = [recipe for own in runs.values() for recipe in own]
+    recipes = [recipe for seeds in runs.values() for recipe in seeds]
     try:
         with suppress_repeated_warnings():
-            if workers > 1 and len(every) > 1:
-                results = run_in_processes(every, workers, watch)
+            if workers > 1 and len(recipes) > 1:
+                results = run_in_processes(recipes, workers, watch)
             else:
-                for group in group_similar_recipes(every):
+                for group in group_similar_recipes(recipes):
                     results |= finish_group(group, watch)
     except ShoalError as error:
-        if error.kind.name not in STOP_KINDS or not every[0].out:
+        if error.kind.name not in STOP_KINDS or not recipes[0].out:
             raise
-        whole = Path(every[0].out).parent.parent
+        folder = Path(recipes[0].out).parent.parent
         raise ShoalError(
-            error.kind.name, error.problem, f"{describe_way_to_resume(whole)} goes on from there."
+            error.kind.name, error.problem, f"{describe_way_to_resume(folder)} goes on from there."
         ) from None
-    return Comparison({label: [results[recipe] for recipe in own] for label, own in runs.items()}, target)
+    return Comparison({label: [results[recipe] for recipe in seeds] for label, seeds in runs.items()}, target)
 
 
 def group_similar_recipes(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
-    """Recipes that differ only in their seed and in numbers, so that their devices can share programs and calls."""
+    """Groups of recipes that differ only in seed and NUMBERS, so that one engine can train their devices together."""
     groups: dict[tuple, list[Recipe]] = {}
     for recipe in recipes:
         parts = tuple(type(p) for p in load_method(recipe.method, recipe.parts).parts)
@@ -180,44 +185,44 @@ def group_similar_recipes(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
 
 
 def finish_group(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Recipe, Result]:
-    """Runs of one kind: side by side where the engine gains by it, else one after the other."""
+    """Play similar runs to their end: together, or one after the other where the engine is `serial`."""
     results: dict[Recipe, Result] = {}
-    shelf: DatasetCache = {}
+    dataset_cache: DatasetCache = {}
     waiting: dict[EngineChoice, list[tuple[Recipe, ActiveRun]]] = {}
     for recipe in recipes:
-        ride = prepare_or_load_run(recipe, watch, shelf)
-        if isinstance(ride, Result):
-            results[recipe] = ride
-        elif ride.pick.engine == "serial":
-            results[recipe] = play_runs([ride], build_engine(ride.pick))[0]
+        run = prepare_or_load_run(recipe, watch, dataset_cache)
+        if isinstance(run, Result):
+            results[recipe] = run
+        elif run.pick.engine == "serial":
+            results[recipe] = play_runs([run], build_engine(run.pick))[0]
         else:
-            waiting.setdefault(replace(ride.pick, why=""), []).append((recipe, ride))
+            waiting.setdefault(replace(run.pick, why=""), []).append((recipe, run))
     try:
-        for pick, own in waiting.items():  # those that are taken up again may have been begun in other ways
-            ends = play_runs([ride for _, ride in own], build_engine(pick, len(own)))
-            results |= {recipe: end for (recipe, _), end in zip(own, ends)}
+        for pick, group in waiting.items():  # resumed runs may have been begun with other engines
+            group_results = play_runs([run for _, run in group], build_engine(pick, len(group)))
+            results |= {recipe: result for (recipe, _), result in zip(group, group_results)}
     finally:
-        for _, ride in chain(*waiting.values()):
-            if ride.folder:
-                ride.folder.close()
+        for _, run in chain(*waiting.values()):
+            if run.folder:
+                run.folder.close()
     return results
 
 
 def count_rows_on_disk(folder: Path) -> int:
-    """How many rows the history of a run has, of which a checkpoint may know more."""
+    """The number of rows in a run's history file; a checkpoint may hold more."""
     file = RunFolder(folder, None).history_file
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
-def prepare_or_load_run(recipe: Recipe, watch: Watcher | None, shelf: DatasetCache) -> ActiveRun | Result:
-    """A run as it stands: not begun, broken off, or complete."""
+def prepare_or_load_run(recipe: Recipe, watch: Watcher | None, dataset_cache: DatasetCache) -> ActiveRun | Result:
+    """A run ready to be played, new or resumed, or the result of one that is complete."""
     folder = Path(recipe.out)
     if not recipe.out or not (folder / "recipe.toml").is_file():
-        return prepare_new_run(recipe, watch, shelf)
+        return prepare_new_run(recipe, watch, dataset_cache)
     changes = {key: getattr(recipe, key) for key in BUDGET_KEYS}
     if (folder / "checkpoint.safetensors").is_file():
         result = load_result(folder)
         if is_run_over(recipe, result.history) and count_rows_on_disk(folder) >= len(result.history):
             return result
         changes = {key: value for key, value in changes.items() if value != getattr(result.recipe, key)}
-    return prepare_resumed_run(folder, watch, changes, shelf)
+    return prepare_resumed_run(folder, watch, changes, dataset_cache)

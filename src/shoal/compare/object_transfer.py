@@ -1,4 +1,4 @@
-"""Data and models that a program handed over as objects, on their way to processes that run parts of a comparison."""
+"""Data and models that a program gave as objects, packed for the worker processes of a comparison."""
 
 import pickle
 from collections.abc import Iterable
@@ -14,25 +14,25 @@ from shoal.runs.recipe import Recipe
 
 
 class TransferredObjects(NamedTuple):
-    """What another process needs: data as arrays on disk, which all of them map into memory; models as pickles."""
+    """Objects by name for another process: data as arrays on disk, which it maps into memory, models as pickles."""
 
     data: dict[str, Path]
     models: dict[str, bytes]
 
 
-def pack_objects(recipes: Iterable[Recipe], place: Path) -> TransferredObjects:
-    """All objects that these recipes name; data are written below a folder."""
-    luggage = TransferredObjects({}, {})
+def pack_objects(recipes: Iterable[Recipe], folder: Path) -> TransferredObjects:
+    """All objects that these recipes name; data are written to folders below `folder`."""
+    objects = TransferredObjects({}, {})
     for data, model in {(recipe.data, recipe.model) for recipe in recipes}:
-        if is_handed_over(data) and data not in luggage.data:
-            luggage.data[data] = place / data
+        if is_handed_over(data) and data not in objects.data:
+            objects.data[data] = folder / data
             try:
-                store_dataset(HANDED_OVER[data], place / data)
+                store_dataset(HANDED_OVER[data], folder / data)
             except (OSError, TypeError, RuntimeError) as error:
                 raise not_transferable_error("data", error) from error
-        if is_handed_over(model) and model not in luggage.models:
-            luggage.models[model] = pickle_model(model)
-    return luggage
+        if is_handed_over(model) and model not in objects.models:
+            objects.models[model] = pickle_model(model)
+    return objects
 
 
 def pickle_model(name: str) -> bytes:
@@ -42,14 +42,14 @@ def pickle_model(name: str) -> bytes:
         raise not_transferable_error("model", error) from error
 
 
-def unpack_objects(luggage: TransferredObjects) -> None:
-    """In the other process: the same objects under the same names."""
-    for name, folder in luggage.data.items():
+def unpack_objects(objects: TransferredObjects) -> None:
+    """Register the objects in this process under the same names."""
+    for name, folder in objects.data.items():
         dataset = read_stored_dataset(folder)
         if dataset is None:
             raise not_transferable_error("data", OSError(f"{folder} cannot be read"))
         HANDED_OVER[name] = dataset
-    for name, pickled in luggage.models.items():
+    for name, pickled in objects.models.items():
         try:
             model = pickle.loads(pickled)
         except Exception as error:

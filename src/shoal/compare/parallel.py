@@ -1,7 +1,7 @@
 """Runs of a comparison in several processes: for runs too small to keep a machine busy from one process.
 
 A GPU that waits for Python between rounds serves several processes as quickly as one. Each process takes every n-th run
-and trains side by side what it can; rounds are told to the parent, results are read from the runs' folders.
+and trains together what it can; rows are sent to the parent, results are read from the runs' folders.
 """
 
 import logging
@@ -28,33 +28,33 @@ from shoal.runs.session import Result, Watcher
 from shoal.runs.start import load_result
 from shoal.runs.warn_once import warn_once
 
-PATIENCE = 60
-"""Seconds that a process has to write down where it is, when it is told to stop."""
+STOP_SECONDS = 60
+"""Seconds that a process has to write its checkpoints when it is told to stop."""
 
 
 def run_in_processes(recipes: Sequence[Recipe], workers: int, watch: Watcher | None) -> dict[Recipe, Result]:
-    """Every run brought to its end, by so many processes."""
-    with TemporaryDirectory(prefix="shoal-runs-") as place:
-        placed = [r if r.out else r.with_values(out=f"{place}/{i}") for i, r in enumerate(recipes)]
-        follow_processes(placed, min(workers, len(placed)), watch, pack_objects(recipes, Path(place)))
-        made = {recipe: load_result(Path(own.out)) for recipe, own in zip(recipes, placed)}
-    return {recipe: replace(result, recipe=recipe) for recipe, result in made.items()}
+    """Play all runs to their end in so many processes; the result of each recipe."""
+    with TemporaryDirectory(prefix="shoal-runs-") as folder:
+        with_folders = [r if r.out else r.with_values(out=f"{folder}/{i}") for i, r in enumerate(recipes)]
+        follow_processes(with_folders, min(workers, len(with_folders)), watch, pack_objects(recipes, Path(folder)))
+        results = {recipe: load_result(Path(with_folder.out)) for recipe, with_folder in zip(recipes, with_folders)}
+    return {recipe: replace(result, recipe=recipe) for recipe, result in results.items()}
 
 
 @stop_on_sigterm()
 def follow_processes(
-    recipes: Sequence[Recipe], workers: int, watch: Watcher | None, luggage: TransferredObjects
+    recipes: Sequence[Recipe], workers: int, watch: Watcher | None, objects: TransferredObjects
 ) -> None:
-    """Start the processes, pass on what they tell, and stop all of them when one fails."""
+    """Start the processes, pass their rows to `watch`, and stop all of them when one fails."""
     context, started = get_context("spawn"), {}
     for number in range(workers):
-        near, far = context.Pipe(duplex=False)
-        process = context.Process(target=run_worker, args=(far, recipes[number::workers], luggage), daemon=True)
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=run_worker, args=(sender, recipes[number::workers], objects), daemon=True)
         process.start()
-        far.close()
-        started[near] = process
+        sender.close()
+        started[receiver] = process
     histories, open_ends = {recipe: History() for recipe in recipes}, set(started)
-    begun: set[Connection] = set()
+    playing: set[Connection] = set()
     try:
         while open_ends:
             for end in wait(list(open_ends)):
@@ -68,7 +68,7 @@ def follow_processes(
                 if isinstance(message, WarningMessage):
                     warn_once(message.text)
                     continue
-                begun.add(end)
+                playing.add(end)
                 recipe, row = message
                 histories[recipe].append(row)
                 if watch:
@@ -76,31 +76,31 @@ def follow_processes(
     except KeyboardInterrupt as error:
         raise stop_error(error, "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
-        stop_processes(started, open_ends, begun)
+        stop_processes(started, open_ends, playing)
 
 
 def stop_processes(
-    started: Mapping[Connection, BaseProcess], busy: Collection[Connection], begun: Collection[Connection]
+    started: Mapping[Connection, BaseProcess], busy: Collection[Connection], playing: Collection[Connection]
 ) -> None:
-    """The busy are told to stop, and what they still say is taken off their hands: a full pipe would hold them up.
+    """Stop the busy processes, and empty their pipes meanwhile, since a full one would block them.
 
-    Those without a round yet have nothing to keep, and may be in the middle of an import: they are ended at once.
+    Those without a round yet have nothing to save, and may be in the middle of an import: they are ended at once.
     """
     for end in busy:
         process = started[end]
         if process.is_alive() and process.pid:
-            os.kill(process.pid, signal.SIGINT if end in begun else signal.SIGTERM)
-    ends, until = set(busy), perf_counter() + PATIENCE
-    while ends and (ready := wait(list(ends), max(0.0, until - perf_counter()))):
+            os.kill(process.pid, signal.SIGINT if end in playing else signal.SIGTERM)
+    ends, deadline = set(busy), perf_counter() + STOP_SECONDS
+    while ends and (ready := wait(list(ends), max(0.0, deadline - perf_counter()))):
         ends -= {end for end in ends if end in ready and drain_pipe(end)}
     for process in started.values():
-        process.join(max(0.0, until - perf_counter()))
+        process.join(max(0.0, deadline - perf_counter()))
         if process.is_alive():
             process.kill()
 
 
 def drain_pipe(end: Connection) -> bool:
-    """Read some bytes, which may be half a message; whether there will be no more."""
+    """Read and drop some bytes of a pipe; whether it has ended."""
     try:
         return not os.read(end.fileno(), 2**16)
     except OSError:
@@ -108,7 +108,7 @@ def drain_pipe(end: Connection) -> bool:
 
 
 def receive_message(end: Connection):
-    """A round that was played, a failure, or None when a process is done."""
+    """A recipe with a row, a warning, an error, or None when a process is done."""
     try:
         return end.recv()
     except EOFError:
@@ -124,7 +124,7 @@ class WarningMessage:
 
 
 class ParentLogHandler(logging.Handler):
-    """Sends warnings to the parent; several processes would each say the same."""
+    """Sends warnings to the parent, which gives each once for all processes."""
 
     def __init__(self, end: Connection):
         super().__init__(logging.WARNING)
@@ -134,8 +134,8 @@ class ParentLogHandler(logging.Handler):
         self.end.send(WarningMessage(record.getMessage()))
 
 
-def run_worker(end: Connection, recipes: Sequence[Recipe], luggage: TransferredObjects) -> None:
-    """What a process does: its own runs, one after the other or side by side."""
+def run_worker(end: Connection, recipes: Sequence[Recipe], objects: TransferredObjects) -> None:
+    """What a worker process does: play its runs and send every row to the parent."""
     import shoal.data.noise  # noqa: F401
     from shoal.compare.comparison import finish_group, group_similar_recipes
 
@@ -145,7 +145,7 @@ def run_worker(end: Connection, recipes: Sequence[Recipe], luggage: TransferredO
     logging.getLogger("shoal").addHandler(ParentLogHandler(end))
     with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:
-            unpack_objects(luggage)
+            unpack_objects(objects)
             for group in group_similar_recipes(recipes):
                 finish_group(group, lambda recipe, row, history: end.send((recipe, row)))
             end.send(None)

@@ -1,4 +1,4 @@
-"""What a comparison consists of, and the file that says so."""
+"""What a comparison consists of: methods, varied values, seeds and budgets, and the file that stores them."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from shoal.runs.recipe_values import format_toml
 from shoal.storage.files import write_bytes
 
 BUDGET_FILE_KEYS = {kind: f"budget_{kind}" for kind in COST_COLUMNS}
-"""The names of budgets in it."""
+"""The keys of budgets in the file of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,35 @@ class ComparisonSpec:
         return {key: [v.strip() for v in values.split(",")] for key, values in split_pairs(list(self.vary)).items()}
 
     def make_recipes(self) -> dict[str, list[Recipe]]:
-        """By what they are called: the recipes, one per seed."""
+        """The recipes by label, which is the method with its varied values; one recipe per seed."""
         variants = [dict(zip(self.varied_values, values)) for values in product(*self.varied_values.values())]
-        found: dict[str, list[Recipe]] = {}
+        recipes: dict[str, list[Recipe]] = {}
         for number, (method, other) in enumerate(product(self.methods, variants)):
             label = ", ".join([method, *(f"{key}={value}" for key, value in other.items())])
             folder = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
-            place = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
-            own = self.recipe.with_values(
+            out = str(Path(self.recipe.out) / f"{number}-{folder}") if self.recipe.out else ""
+            recipe = self.recipe.with_values(
                 method=method, **parse_recipe_pairs([f"{key}={value}" for key, value in other.items()])
             )
-            seeds = range(own.seed, own.seed + self.seeds)
-            found[label] = [replace(own, seed=s, out=f"{place}/seed-{s}" if place else "") for s in seeds]
-        return found
+            seeds = range(recipe.seed, recipe.seed + self.seeds)
+            recipes[label] = [replace(recipe, seed=s, out=f"{out}/seed-{s}" if out else "") for s in seeds]
+        return recipes
 
 
-def write_comparison_file(path: Path, listing: ComparisonSpec) -> None:
-    """What a comparison consists of, as a file."""
-    own = replace(listing.recipe, method=listing.methods[0])
-    listed = f"methods = {format_toml(listing.methods)}\nseeds = {listing.seeds}\nvary = {format_toml(listing.vary)}\n"
-    given = {key: getattr(listing.budgets, kind) for kind, key in BUDGET_FILE_KEYS.items()}
-    listed += "".join(f"{key} = {format_toml(budgets)}\n" for key, budgets in given.items() if budgets)
-    write_bytes(path / COMPARISON_FILE, (listed + own.to_toml()).encode())
+def write_comparison_file(path: Path, spec: ComparisonSpec) -> None:
+    """Write the file of a comparison into its folder."""
+    recipe = replace(spec.recipe, method=spec.methods[0])
+    text = f"methods = {format_toml(spec.methods)}\nseeds = {spec.seeds}\nvary = {format_toml(spec.vary)}\n"
+    budgets_by_key = {key: getattr(spec.budgets, kind) for kind, key in BUDGET_FILE_KEYS.items()}
+    text += "".join(f"{key} = {format_toml(budgets)}\n" for key, budgets in budgets_by_key.items() if budgets)
+    write_bytes(path / COMPARISON_FILE, (text + recipe.to_toml()).encode())
 
 
 def read_comparison_file(path: Path) -> ComparisonSpec:
-    """What the file in a comparison's folder says; its runs lie in that folder."""
-    found = read_recipe_file(path / COMPARISON_FILE)
-    methods, seeds, vary = found.pop("methods", None), found.pop("seeds", None), found.pop("vary", [])
-    budgets = {kind: found.pop(key, []) for kind, key in BUDGET_FILE_KEYS.items()}
+    """Read the file of a comparison from its folder, in which its runs lie."""
+    keys = read_recipe_file(path / COMPARISON_FILE)
+    methods, seeds, vary = keys.pop("methods", None), keys.pop("seeds", None), keys.pop("vary", [])
+    budgets = {kind: keys.pop(key, []) for kind, key in BUDGET_FILE_KEYS.items()}
     texts = [methods, vary]
     if not all(isinstance(t, list) and all(isinstance(m, str) for m in t) for t in texts) or type(seeds) is not int:
         raise ShoalError(
@@ -89,7 +89,5 @@ def read_comparison_file(path: Path) -> ComparisonSpec:
             f"A budget in {path / COMPARISON_FILE} is no list of costs.",
             "Restore it, or take that line out.",
         )
-    listed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
-    return ComparisonSpec(
-        tuple(methods), Recipe().with_values(**found | {"out": str(path)}), seeds, tuple(vary), listed
-    )
+    parsed = Budgets(**{kind: tuple(given) for kind, given in budgets.items()})
+    return ComparisonSpec(tuple(methods), Recipe().with_values(**keys | {"out": str(path)}), seeds, tuple(vary), parsed)
