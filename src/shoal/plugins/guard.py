@@ -1,4 +1,4 @@
-"""A part under watch: a copy that is checked at every point, so that a fault is told where it happens."""
+"""A guarded copy of a part, which is checked at every point, so that a fault is reported where it happens."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from shoal.core.types import Batch, BatchScore, Scorer
 TREE_FIELDS = (
     "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
 )
-"""The fields of what parts are given that hold trees."""
+"""Fields that hold trees, in the arguments of points."""
 WITH_STATE = ("select", "plan", "send", "begin", "step", "end", "encode", "weigh", "combine", "serve", "prune")
 
 
@@ -46,28 +46,26 @@ def guard_part(part: Part) -> Part:
 
 
 def guard_scorer(part: Part, scorer: Scorer) -> Scorer:
-    """The scorer that `objective` returned, under watch too."""
+    """The scorer that `objective` returned, with a check of what it returns."""
 
     def call_scorer(params: Params, batch: Batch) -> BatchScore:
         with blame_part(part, "objective"):
-            scored = scorer(params, batch)
-        if not isinstance(scored, BatchScore) or scored.loss.shape != ():
+            score = scorer(params, batch)
+        if not isinstance(score, BatchScore) or score.loss.shape != ():
             shape = (
-                f"a loss of shape {tuple(scored.loss.shape)}"
-                if isinstance(scored, BatchScore)
-                else type(scored).__name__
+                f"a loss of shape {tuple(score.loss.shape)}" if isinstance(score, BatchScore) else type(score).__name__
             )
             raise broken_rule_error(part, "objective", f"returns {shape}", "Return a Scored whose loss is one number.")
-        return scored
+        return score
 
     return call_scorer
 
 
 def check_returned_form(part: Part, point: str, args: tuple, result: Any) -> None:
-    """What a point returns must have the form of what it was given."""
+    """Raise an error unless what a point returns has the form of what it was given."""
     if point in WITH_STATE:
         check_two_values(part, point, result)
-    if point in ("step", "begin", "end"):  # those of the server are looked at in every round
+    if point in ("step", "begin", "end"):  # what server points return is checked in every round anyway
         check_params(part, point, args[0], result[0])
     elif point in ("measure", "send"):
         if not all(isinstance(leaf, Tensor) for leaf in list_leaves(result if point == "measure" else result[0])):
@@ -81,7 +79,7 @@ def check_returned_form(part: Part, point: str, args: tuple, result: Any) -> Non
 
 @contextmanager
 def blame_part(part: Part, point: str) -> Iterator[None]:
-    """Whatever is raised inside is the part's fault."""
+    """Inside, whatever is raised becomes an error of this part at this point."""
     try:
         yield
     except ShoalError:

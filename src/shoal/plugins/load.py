@@ -32,7 +32,7 @@ def load_method(expression: str, files: Sequence[str] = ()) -> Method:
 
 
 def smoke_test_user_parts(method: Method, kind: str, setting: Callable[[], SmokeSetup]) -> None:
-    """Look at parts that are not of this package before they are used; once for each `kind` of run."""
+    """Smoke-test parts from outside the package before they are used, once for each `kind` of run."""
     for part in list_foreign_parts(method):
         key = (type(part), str(part), kind)
         if key not in PROBED_PARTS:
@@ -41,7 +41,7 @@ def smoke_test_user_parts(method: Method, kind: str, setting: Callable[[], Smoke
 
 
 PROBED_PARTS: set[tuple[type[Part], str, str]] = set()
-"""What was found in order in this process."""
+"""Parts that passed the smoke test in this process: class, expression and kind of run."""
 
 
 def load_packaged_parts() -> dict[str, type[Part]]:
@@ -55,8 +55,8 @@ def load_part_files(files: Iterable[str]) -> dict[str, type[Part]]:
 
 
 def collect_parts(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]]:
-    """Parts by name; a name that is taken and a thing that is no part are refused."""
-    found: dict[str, type[Part]] = {}
+    """Parts by name; a name that is taken, and an object that is no part, are refused."""
+    parts: dict[str, type[Part]] = {}
     for source, things in sources:
         for thing in things:
             if not (isinstance(thing, type) and issubclass(thing, Part)):
@@ -68,10 +68,10 @@ def collect_parts(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, typ
                 why = f"{thing.__name__} is not a frozen dataclass"
                 raise make_part_error(source, why, "Put @dataclass(frozen=True) above it.")
             name = thing.name()
-            if name in found or name in find_shipped_parts() or name in PRESETS:
+            if name in parts or name in find_shipped_parts() or name in PRESETS:
                 raise ShoalError("clash", f"{name} of {source} is already the name of a part.", "Give it another name.")
-            found[name] = thing
-    return found
+            parts[name] = thing
+    return parts
 
 
 def load_entry_point(point: EntryPoint) -> Any:
@@ -85,7 +85,7 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 def read_part_file(path: Path) -> list[type[Part]]:
     """The parts that a Python file defines."""
-    found = find_parts_in(load_python_file(path))
-    if not found:
+    parts = find_parts_in(load_python_file(path))
+    if not parts:
         raise make_part_error(path, "it defines no part", "Define a frozen dataclass that inherits from shoal.Part.")
-    return list(found.values())
+    return list(parts.values())

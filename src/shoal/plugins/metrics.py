@@ -29,7 +29,7 @@ COLUMNS = frozenset(
     "bytes_down_by_blocks seconds_by joules wall_seconds dropped void top3 perplexity per_class device_mean "
     "device_worst device_spread local_risk class_kl".split()
 )
-"""What a history has of its own; a metric of that name would take its place."""
+"""Columns of a history, which a user's metric may not be called after."""
 FORMS = (
     "Name a function of (logits, targets), an object with update(logits, targets) and compute(), "
     "or what makes one from nothing, `classes` or `num_classes`."
@@ -67,7 +67,7 @@ def load_metric_factories(
 
 
 def is_streaming_metric(thing: Any) -> bool:
-    """Whether it is an object that is given a test set piece by piece."""
+    """Whether an object has `update` and `compute`, so that it takes a test set batch by batch."""
     return not isinstance(thing, type) and all(callable(getattr(thing, key, None)) for key in ("update", "compute"))
 
 
@@ -85,7 +85,7 @@ def takes_logits_and_targets(thing: Any) -> bool:
 
 
 def refuse_large_logits(spec: str, functions: int, targets: Tensor, classes: int, dtype: torch.dtype) -> None:
-    """Logits that should not be kept all at once are told of before anything is trained."""
+    """Refuse a function of all logits where these need more than LOGITS_BYTES_LIMIT, before anything is trained."""
     needed = functions * targets.numel() * (classes * dtype.itemsize + targets.element_size())
     if needed > LOGITS_BYTES_LIMIT:
         problem = (
@@ -148,7 +148,7 @@ class WholeSetMetric:
 
 
 class GuardedMetric:
-    """A metric of the user's for one evaluation: what it raises is its fault, and what it gives must be a number."""
+    """A user's metric in one evaluation: what it raises is reported as its error, and it must give one number."""
 
     def __init__(self, spec: str, make: Callable[[], Metric], undefined: set[str]):
         self.spec, self.undefined = spec, undefined
@@ -176,7 +176,7 @@ class GuardedMetric:
 
 @contextmanager
 def blame_metric(spec: str) -> Iterator[None]:
-    """Whatever is raised is told as the fault of the metric, with its line."""
+    """Inside, whatever is raised becomes an error of this metric, with the line in its file."""
     try:
         yield
     except ShoalError:
@@ -191,7 +191,7 @@ def blame_metric(spec: str) -> Iterator[None]:
 
 
 def describe_wrong_value(value: Any) -> str:
-    """What came in place of something else."""
+    """Words for a value of the wrong kind."""
     if value is None:
         return "nothing"
     if isinstance(value, (Tensor, np.ndarray)):

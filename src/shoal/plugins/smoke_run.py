@@ -1,6 +1,6 @@
-"""A look at a part before it is trusted: a tiny run of two rounds, and its steps in one vectorised call.
+"""The smoke test of a part: a tiny run of two rounds with checks at every point, and one vectorised step.
 
-It is taken on the model and the samples of the run that the part is for, so that whatever fits these is accepted.
+It uses the model and a few samples of the run that the part is for, so that whatever fits these is accepted.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ from shoal.storage.memory import DeviceMemory
 
 @dataclass(frozen=True, eq=False)
 class SmokeSetup:
-    """What a part is tried on: a model before any part has changed it, and some samples that it can take."""
+    """What a part is tried on: a net before any part has changed it, and samples that it can take."""
 
     net: Net
     inputs: Tensor
@@ -50,19 +50,19 @@ class SmokeSetup:
     """Runs of one kind share programs: they have the same model and parts, and these very samples."""
 
     def copy_net(self) -> Net:
-        """The model, apart from the one of the run: a part may forget to copy what it changes."""
+        """The net with a copied module, since a part may change it in place."""
         return replace(self.net, module=copy_module(self.net))
 
 
 def make_tiny_setup(samples: int = 12) -> SmokeSetup:
-    """A 4-3-2 perceptron in float64, and a handful of samples drawn by chance."""
+    """A 4-3-2 perceptron in float64, and random samples."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
     return SmokeSetup(build_tiny_net(), x, torch.randint(0, 2, (samples,), generator=generator))
 
 
 def make_smoke_setup(net: Net, inputs: Tensor, targets: Tensor) -> SmokeSetup:
-    """The model and some samples of a run; of a large model so few that the look takes no longer than it must."""
+    """The net of a run and a few of its samples; fewer where the net is large."""
     sizes = (2, 2) if net.macs_forward > LARGE else (5, 3)
     rows = np.random.default_rng(0).permutation(len(targets))
     index = torch.from_numpy(np.resize(rows, sum(sizes) + SHARED)).to(inputs.device)
@@ -70,24 +70,24 @@ def make_smoke_setup(net: Net, inputs: Tensor, targets: Tensor) -> SmokeSetup:
 
 
 LARGE = 10**7
-"""Multiply-accumulates of a sample from which on a model is tried on as little as possible."""
+"""Multiply-accumulates per sample above which a net is tried on as few samples as possible."""
 SHARED = 4
 """Samples of the server in a tiny run."""
 
 
 def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
-    """Play two rounds with a watched copy of the part, then put its steps through one `vmap` call."""
+    """Play two rounds with a guarded copy of the part, then make one step of two devices by `vmap`."""
     setting = setting or make_tiny_setup()
     loop, net = build_tiny_run(Method((guard_part(part),)), setting.sizes, setting=setting)
     assert isinstance(loop.engine, LocalDevices)
-    standing, memory = loop.start(net), loop.engine.memory
+    server_state, memory = loop.start(net), loop.engine.memory
     for number in range(2):
-        before = standing
-        standing, row = loop.play_round(before, number)
+        before = server_state
+        server_state, row = loop.play_round(before, number)
         memory.commit(number, kept=not row.get("void"))
-        loop.follow_pruning(before, standing)
+        loop.follow_pruning(before, server_state)
     try:
-        tree.pack_tree([standing.states, *memory.held.values()])
+        tree.pack_tree([server_state.states, *memory.held.values()])
     except TypeError as error:
         raise broken_rule_error(
             part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees."
@@ -103,7 +103,7 @@ def build_tiny_run(
     crew: TrainingEngine | None = None,
     setting: SmokeSetup | None = None,
 ) -> tuple[Loop, Net]:
-    """A whole run in miniature: a few devices and a server with a handful of samples each."""
+    """The loop and the net of a run in miniature: a few devices and a server with a few samples each."""
     total = sum(sizes) + SHARED
     setting = setting or make_tiny_setup(total)
     streams, net = RandomStreams(0), method.model(setting.copy_net())
@@ -113,10 +113,10 @@ def build_tiny_run(
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
         return Samples(setting.inputs, setting.targets, index)
 
-    site = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples, kind=setting.kind)
+    training_setup = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples, kind=setting.kind)
     loop = Loop(
         method,
-        LocalDevices(site, DeviceMemory(memory, place=net.place), crew or SerialEngine()),
+        LocalDevices(training_setup, DeviceMemory(memory, place=net.place), crew or SerialEngine()),
         UniformFleet(),
         streams,
         np.array(sizes),
@@ -141,32 +141,32 @@ def build_tiny_net() -> Net:
     return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 
-def prepare_local_trainings(loop: Loop, standing: ServerState, number: int = 0) -> list[LocalTraining]:
-    """Every device of a loop as it stands before its first step of a round."""
+def prepare_local_trainings(loop: Loop, server_state: ServerState, number: int = 0) -> list[LocalTraining]:
+    """The local training of every device of a loop, before its first step in a round."""
     assert isinstance(loop.engine, LocalDevices)
-    site, method, devices = loop.engine.setup, loop.method, list(range(len(loop.sizes)))
-    round = replace(loop.make_round(standing, number, EnrolmentRegister({}, loop.engine.enrol)), devices=devices)
-    plans, states = method.plan({d: WHOLE_MODEL for d in devices}, standing.states, round)
+    training_setup, method, devices = loop.engine.setup, loop.method, list(range(len(loop.sizes)))
+    round = replace(loop.make_round(server_state, number, EnrolmentRegister({}, loop.engine.enrol)), devices=devices)
+    plans, states = method.plan({d: WHOLE_MODEL for d in devices}, server_state.states, round)
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)
     jobs, _ = loop.exchange.pack_jobs(round, beside, states)
     memory = loop.engine.memory
-    return [prepare_training(site, job, memory.get(job.device)) for job in jobs]
+    return [prepare_training(training_setup, job, memory.get(job.device)) for job in jobs]
 
 
-def make_step_contexts(method: Method, visit: LocalTraining) -> list[StepContext]:
-    """What surrounds each step of a visit, with the draws that the engine `serial` would make."""
-    own = {part.name(): visit.device_for_part(part.name()) for part in method.parts_at("draw")}
-    generators = {name: device.generator("draw") for name, device in own.items()}
+def make_step_contexts(method: Method, training: LocalTraining) -> list[StepContext]:
+    """The context of each local step of a device, with the random draws that the engine `serial` would make."""
+    devices = {part.name(): training.device_for_part(part.name()) for part in method.parts_at("draw")}
+    generators = {name: device.generator("draw") for name, device in devices.items()}
 
     def draw_for_step(step: int) -> dict[str, dict[str, Tensor]]:
-        return {p.name(): p.draw(generators[p.name()], own[p.name()], step) for p in method.parts_at("draw")}
+        return {p.name(): p.draw(generators[p.name()], devices[p.name()], step) for p in method.parts_at("draw")}
 
-    return [visit.context_at_step(step, draw_for_step(step)) for step in range(len(visit.rows))]
+    return [training.context_at_step(step, draw_for_step(step)) for step in range(len(training.rows))]
 
 
 def refuse_unvectorisable(part: Part, setting: SmokeSetup) -> None:
-    """One step of two devices in one vectorised call: what branches on data or numbers fails here."""
+    """Refuse a part that cannot be vectorised, such as one that branches on the value of a tensor."""
     try:
         step_two_devices(Method((part,)), setting)
     except ShoalError:
@@ -183,18 +183,18 @@ def refuse_unvectorisable(part: Part, setting: SmokeSetup) -> None:
 
 
 def step_two_devices(method: Method, setting: SmokeSetup) -> None:
-    """The first step of a device, twice side by side, as an engine would make it."""
+    """Make the first step of a device for two slots in one call, as the engine `batched` does."""
     loop, net = build_tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
     assert isinstance(loop.engine, LocalDevices)
     task = Task(loop.engine.setup, prepare_local_trainings(loop, loop.start(net))[0].job, {})
-    cohort = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, turned=False)
-    padded, own = next(cohort.frames.iterate_steps())
+    stack = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, turned=False)
+    padded, inputs = next(stack.frames.iterate_steps())
     with torch.no_grad():
-        build_step(cohort, padded)(cohort.stack_initial_states(), cohort.stack_constants(), [*cohort.data, *own])
+        build_step(stack, padded)(stack.stack_initial_states(), stack.stack_constants(), [*stack.data, *inputs])
 
 
 def can_vectorise(setting: SmokeSetup) -> bool:
-    """Whether the model alone can train side by side."""
+    """Whether the model without any part can be vectorised."""
     try:
         step_two_devices(Method(), setting)
     except Exception:

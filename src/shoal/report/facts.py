@@ -20,18 +20,18 @@ POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
 
 
 def collect_facts(groups: Sequence[RunGroup], budgets: Budgets = CHEAPEST) -> dict[str, Any]:
-    """Everything the page draws."""
-    made = [collect_group_facts(group) for group in groups]
-    together = Comparison(cast(Any, {group.label: group.runs for group in groups}), budgets=budgets).at_budgets()
-    for group in made:
-        group["table"]["at_budgets"] = together[group["label"]]
+    """All numbers of the page: per method curves, costs and table rows; metrics, targets, colours and splits."""
+    group_facts = [collect_group_facts(group) for group in groups]
+    at_budgets = Comparison(cast(Any, {group.label: group.runs for group in groups}), budgets=budgets).at_budgets()
+    for group in group_facts:
+        group["table"]["at_budgets"] = at_budgets[group["label"]]
     return {
-        "groups": made,
-        "metrics": [metric for metric in METRICS if any(metric in group["curves"] for group in made)],
+        "groups": group_facts,
+        "metrics": [metric for metric in METRICS if any(metric in group["curves"] for group in group_facts)],
         "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
-        "colours": {what: assign_cause_colours(made, what) for what in ("bytes", "seconds")},
+        "colours": {what: assign_cause_colours(group_facts, what) for what in ("bytes", "seconds")},
         "splits": collect_splits(groups),
-        "budgets": budgets.describe() if budgets or len(made) > 1 else None,
+        "budgets": budgets.describe() if budgets or len(group_facts) > 1 else None,
     }
 
 
@@ -94,62 +94,62 @@ def stack_costs(
 
 def split_bytes_by_cause(row: dict[str, Any]) -> dict[str, float]:
     """The bytes of a round by direction and by what they carried."""
-    found: dict[str, float] = {}
+    by_cause: dict[str, float] = {}
     for way in ("down", "up"):
         by = (row.get("bytes_by") or {}).get(way) or {}
-        found |= {f"{way}: {cause}": value for cause, value in by.items()} if isinstance(by, dict) else {way: by}
-        rest = row[f"bytes_{way}"] - sum(v for k, v in found.items() if k.startswith(way))
+        by_cause |= {f"{way}: {cause}": value for cause, value in by.items()} if isinstance(by, dict) else {way: by}
+        rest = row[f"bytes_{way}"] - sum(v for k, v in by_cause.items() if k.startswith(way))
         if rest > 0:
-            found[f"{way}: other" if by else way] = rest
-    return found
+            by_cause[f"{way}: other" if by else way] = rest
+    return by_cause
 
 
 def split_seconds_by_cause(row: dict[str, Any]) -> dict[str, float]:
     """The simulated time of a round by what the slowest device did."""
-    found = {k: v for k, v in (row.get("seconds_by") or {}).items() if not isinstance(v, dict)}
-    rest = row["sim_seconds"] - sum(found.values())
-    return found | ({"other" if found else "all": rest} if rest > 1e-6 * row["sim_seconds"] else {})
+    by_cause = {k: v for k, v in (row.get("seconds_by") or {}).items() if not isinstance(v, dict)}
+    rest = row["sim_seconds"] - sum(by_cause.values())
+    return by_cause | ({"other" if by_cause else "all": rest} if rest > 1e-6 * row["sim_seconds"] else {})
 
 
 def summarise_devices(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """The accuracy of all devices of all seeds in rising order; mean, worst tenth and spread as means over seeds."""
-    found = [sorted(run.devices) for run in runs if run.devices]
-    if not found:
+    accuracies = [sorted(run.devices) for run in runs if run.devices]
+    if not accuracies:
         return None
-    pooled = sorted(v for values in found for v in values)
+    pooled = sorted(v for values in accuracies for v in values)
     return {
         "sorted": shorten_numbers([pooled[i] for i in pick_evenly(len(pooled), POINTS)]),
-        "count": len(found[0]),
-        "mean": mean(map(mean, found)),
-        "worst": mean(mean(values[: ceil(len(values) / 10)]) for values in found),
-        "spread": mean(map(pstdev, found)),
+        "count": len(accuracies[0]),
+        "mean": mean(map(mean, accuracies)),
+        "worst": mean(mean(values[: ceil(len(values) / 10)]) for values in accuracies),
+        "spread": mean(map(pstdev, accuracies)),
     }
 
 
 def average_class_accuracy(runs: Sequence[ReportedRun]) -> list[float | None] | None:
     """The accuracy of each class at the end, as the mean over seeds; too many classes for a picture have none."""
-    found = [last for run in runs if (last := run.history.last("per_class"))]
-    if not found or len({len(values) for values in found}) > 1 or len(found[0]) > DEVICES:
+    by_seed = [last for run in runs if (last := run.history.last("per_class"))]
+    if not by_seed or len({len(values) for values in by_seed}) > 1 or len(by_seed[0]) > DEVICES:
         return None
-    columns = [[v for v in column if v is not None] for column in zip(*found)]
+    columns = [[v for v in column if v is not None] for column in zip(*by_seed)]
     return [shorten_numbers([mean(column)])[0] if column else None for column in columns]
 
 
 def collect_splits(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """The split of the first seed of every group, each different one once."""
-    made: list[dict[str, Any]] = []
+    splits: list[dict[str, Any]] = []
     for group in groups:
         run = next((r for r in group.runs if r.split), None)
         if run is None or run.split is None:
             continue
-        drawn = condense_split(run.split)
-        same = next((s for s in made if all(s[key] == drawn[key] for key in drawn if key != "all")), None)
+        split = condense_split(run.split)
+        same = next((s for s in splits if all(s[key] == split[key] for key in split if key != "all")), None)
         if same:
             same["labels"].append(group.label)
         else:
-            made.append(drawn | {"labels": [group.label], "seed": run.recipe.seed, "split": run.recipe.split})
-            made[-1]["all"] = max(made[-1]["all"], run.recipe.devices)
-    return made
+            splits.append(split | {"labels": [group.label], "seed": run.recipe.seed, "split": run.recipe.split})
+            splits[-1]["all"] = max(splits[-1]["all"], run.recipe.devices)
+    return splits
 
 
 def condense_split(split: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from shoal.report.tables import (
 __all__ = ["read_budgets", "collect_facts", "read_groups", "render_page"]
 
 
-def render_page(groups: Sequence[RunGroup], found: dict[str, Any], pictures: str) -> str:
+def render_page(groups: Sequence[RunGroup], facts: dict[str, Any], pictures: str) -> str:
     """The page as text. All that comes from a recipe or a history is escaped; no script but ours may run."""
     script = read_asset("page.js")
     names = [group.label for group in groups]
@@ -34,13 +34,13 @@ def render_page(groups: Sequence[RunGroup], found: dict[str, Any], pictures: str
         hash=b64encode(sha256(script.encode()).digest()).decode(),
         style=read_asset("page.css"),
         setting=escape(describe_common_settings(groups)),
-        summaries=render_summaries(found["groups"]),
-        table=render_results_table(found) + render_targets_table(found) + render_budgets_table(found),
-        devices_table=render_devices_table(found["groups"]),
+        summaries=render_summaries(facts["groups"]),
+        table=render_results_table(facts) + render_targets_table(facts) + render_budgets_table(facts),
+        devices_table=render_devices_table(facts["groups"]),
         recipes=render_recipes(groups),
         citations=render_citations(groups),
         pictures=escape(pictures),
-        facts=embed_json(found | {"palette": len(COLOURS)}),
+        facts=embed_json(facts | {"palette": len(COLOURS)}),
         script=script,
     )
 
@@ -58,34 +58,34 @@ def embed_json(value: Any) -> str:
 def describe_common_settings(groups: Sequence[RunGroup]) -> str:
     """What all the runs have in common, in one line."""
 
-    def format_common_value(key: str, told: str = "{}") -> str:
+    def format_common_value(key: str, form: str = "{}") -> str:
         values = {getattr(group.recipe, key) for group in groups}
-        return told.format(values.pop()) if len(values) == 1 else ""
+        return form.format(values.pop()) if len(values) == 1 else ""
 
     seeds = max(len(group.runs) for group in groups)
-    told = [
+    texts = [
         format_common_value("data"),
         format_common_value("model"),
         format_common_value("split"),
         format_common_value("devices", "{:,} devices"),
     ]
-    told += [
+    texts += [
         format_common_value("sample", "{:,} per round"),
         format_common_value("rounds", "{:,} rounds"),
         f"{seeds} seed{'s' * (seeds > 1)}",
     ]
-    return " · ".join(text for text in told if text)
+    return " · ".join(text for text in texts if text)
 
 
 def render_recipes(groups: Sequence[RunGroup]) -> str:
-    made = []
+    details = []
     for group, lines in zip(groups, list_recipe_lines(groups)):
-        told = "\n".join(
+        text = "\n".join(
             f"<mark>{escape(f'{key} = {value}')}</mark>" if differs else escape(f"{key} = {value}")
             for key, value, differs in lines
         )
-        made.append(f"<details><summary>{escape(group.label)}</summary><pre>{told}</pre></details>")
-    return "\n".join(made)
+        details.append(f"<details><summary>{escape(group.label)}</summary><pre>{text}</pre></details>")
+    return "\n".join(details)
 
 
 def render_citations(groups: Sequence[RunGroup]) -> str:

@@ -108,11 +108,11 @@ def draw_curves(groups: Sequence[dict[str, Any]], metric: str, targets: Sequence
             for number, group in enumerate(groups):
                 if metric not in group["curves"]:
                     continue
-                found, look = group["curves"][metric], pick_line_style(number)
-                x = np.array(found[cost]) / unit
-                panel.plot(x, found["mean"], label=format_label(group["label"]), linewidth=1.8, **look)
+                curve, style = group["curves"][metric], pick_line_style(number)
+                x = np.array(curve[cost]) / unit
+                panel.plot(x, curve["mean"], label=format_label(group["label"]), linewidth=1.8, **style)
                 if len(group["seeds"]) > 1:
-                    panel.fill_between(x, found["low"], found["high"], color=look["color"], alpha=0.15, linewidth=0)
+                    panel.fill_between(x, curve["low"], curve["high"], color=style["color"], alpha=0.15, linewidth=0)
             panel.set_xlabel(title)
             panel.set_xlim(left=0)
             panel.grid(alpha=0.25)
@@ -131,10 +131,10 @@ def draw_stacks(groups: Sequence[dict[str, Any]], what: str, path: Path) -> None
     colours = assign_cause_colours(groups, what)
     with open_canvas(path, rows, columns, (1.5 + 3.6 * columns, 0.8 + 2.6 * rows), sharey=True) as (figure, panels):
         for panel, group in zip(panels, groups):
-            found = group[what]
-            edges = np.array(found["edges"])
+            stack = group[what]
+            edges = np.array(stack["edges"])
             bottom = np.zeros(len(edges) - 1)
-            for cause, values in zip(found["causes"], found["values"]):
+            for cause, values in zip(stack["causes"], stack["values"]):
                 top = bottom + np.array(values) / unit
                 panel.stairs(top, edges + 0.5, baseline=bottom, fill=True, color=colours[cause])
                 bottom = top
@@ -174,12 +174,12 @@ def draw_devices(groups: Sequence[dict[str, Any]], path: Path) -> None:
 
 def draw_classes(groups: Sequence[dict[str, Any]], path: Path) -> None:
     """The accuracy of every class at the end, a row for each method."""
-    found = [group for group in groups if group["classes"]]
-    width = max(len(group["classes"]) for group in found)
-    table = [[np.nan if v is None else v for v in g["classes"]] + [np.nan] * (width - len(g["classes"])) for g in found]
-    with open_canvas(path, 1, 1, (min(14, 4 + 0.4 * width), 1.4 + 0.35 * len(found))) as (figure, panels):
+    shown = [group for group in groups if group["classes"]]
+    width = max(len(group["classes"]) for group in shown)
+    table = [[np.nan if v is None else v for v in g["classes"]] + [np.nan] * (width - len(g["classes"])) for g in shown]
+    with open_canvas(path, 1, 1, (min(14, 4 + 0.4 * width), 1.4 + 0.35 * len(shown))) as (figure, panels):
         image = panels[0].imshow(np.array(table, dtype=float), aspect="auto", cmap="Blues", vmin=0, vmax=1)
-        panels[0].set_yticks(range(len(found)), [format_label(group["label"], 40) for group in found])
+        panels[0].set_yticks(range(len(shown)), [format_label(group["label"], 40) for group in shown])
         panels[0].set_xlabel("class")
         panels[0].xaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=panels[0], label="accuracy", pad=0.01)
@@ -195,13 +195,13 @@ def pick_line_style(number: int) -> dict[str, Any]:
 def assign_cause_colours(groups: Sequence[dict[str, Any]], what: str) -> dict[str, str]:
     """Blues go down, oranges go up, green computes; the same colour for a cause in every panel."""
     families = {"down": COLOURS[0], "up": COLOURS[1], "compute": COLOURS[2]}
-    seen: dict[str, int] = {}
-    made = {}
+    counts: dict[str, int] = {}
+    colours = {}
     for cause in sorted({c for group in groups for c in group[what]["causes"]}, key=rank_cause):
         way = cause.partition(":")[0]
-        nth = seen[way] = seen.get(way, -1) + 1
-        made[cause] = lighten_colour(families.get(way, "#7A7A7A"), min(0.8, 0.34 * nth))
-    return made
+        nth = counts[way] = counts.get(way, -1) + 1
+        colours[cause] = lighten_colour(families.get(way, "#7A7A7A"), min(0.8, 0.34 * nth))
+    return colours
 
 
 def rank_cause(cause: str) -> tuple[int, bool, bool, str]:

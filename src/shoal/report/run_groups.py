@@ -22,7 +22,7 @@ PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One folder."""
+    """A run as its folder tells it: recipe, history, split, and the accuracy of each device."""
 
     path: Path
     recipe: Recipe
@@ -90,36 +90,36 @@ def read_run(path: Path) -> ReportedRun:
 
 def read_split(path: Path) -> dict[str, Any] | None:
     """How samples lie on devices: `labels` (a count per class for each device), and what else the file says."""
-    found = read_json(path)
-    if found is None or found.get("labels") is None:
+    content = read_json(path)
+    if content is None or content.get("labels") is None:
         return None
     with raise_as_damaged(path, "the split"):
         labels = [
             [require_amount(n, "labels") for n in require_list(row, "labels")]
-            for row in require_list(found["labels"], "labels")
+            for row in require_list(content["labels"], "labels")
         ]
         if not labels or not labels[0] or len({len(row) for row in labels}) > 1:
             raise ValueError("labels is not a table of devices and classes")
         split: dict[str, Any] = {"labels": labels, "sizes": [sum(row) for row in labels]}
         for key in ("degrees", "sizes"):
-            if found.get(key) is not None:
-                split[key] = [require_amount(n, key) for n in require_list(found[key], key)]
+            if content.get(key) is not None:
+                split[key] = [require_amount(n, key) for n in require_list(content[key], key)]
                 if len(split[key]) < len(labels):
                     raise ValueError(f"{key} has {len(split[key])} devices and labels has {len(labels)}")
-        if found.get("degree") is not None:
-            split["degree"] = require_amount(found["degree"], "degree")
-        if found.get("server") is not None:
-            split["server"] = [require_amount(n, "server") for n in require_list(found["server"], "server")]
+        if content.get("degree") is not None:
+            split["degree"] = require_amount(content["degree"], "degree")
+        if content.get("server") is not None:
+            split["server"] = [require_amount(n, "server") for n in require_list(content["server"], "server")]
         return split
 
 
 def read_devices(path: Path) -> list[float] | None:
     """The accuracy of every device that has any."""
-    found = read_json(path)
-    if found is None or found.get("accuracy") is None:
+    content = read_json(path)
+    if content is None or content.get("accuracy") is None:
         return None
     with raise_as_damaged(path, "the devices"):
-        values = require_list(found["accuracy"], "accuracy")
+        values = require_list(content["accuracy"], "accuracy")
         return [require_number(v, "accuracy") for v in values if v is not None] or None
 
 
@@ -149,9 +149,9 @@ def strip_seed_and_place(recipe: Recipe) -> Recipe:
 
 def make_group_labels(kinds: Sequence[Recipe]) -> list[str]:
     """The method, and where two share one, the values in which they differ."""
-    made = []
+    labels = []
     for kind in kinds:
         rivals = [asdict(k) for k in kinds if k.method == kind.method]
-        own = {key: value for key, value in asdict(kind).items() if any(r[key] != value for r in rivals)}
-        made.append(", ".join([kind.method, *(f"{key}={value}" for key, value in own.items())]))
-    return made
+        differing = {key: value for key, value in asdict(kind).items() if any(r[key] != value for r in rivals)}
+        labels.append(", ".join([kind.method, *(f"{key}={value}" for key, value in differing.items())]))
+    return labels

@@ -1,4 +1,4 @@
-"""The words and tables of a report, which are there without any script."""
+"""The tables of a report as HTML, which need no script."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -30,9 +30,9 @@ def render_summaries(groups: Sequence[dict[str, Any]]) -> str:
     return "\n".join(made)
 
 
-def render_results_table(found: dict[str, Any]) -> str:
+def render_results_table(facts: dict[str, Any]) -> str:
     """End values, total costs, and the cost to the target where there is one."""
-    groups = found["groups"]
+    groups = facts["groups"]
     columns: list[tuple[str, str, Cell]] = [
         ("", "seeds", lambda r: str(r["seeds"])),
         ("", "rounds", lambda r: f"{r['rounds']:.4g}"),
@@ -40,7 +40,7 @@ def render_results_table(found: dict[str, Any]) -> str:
         ("at the end", "best", lambda r: format_number(r["best"], 4)),
     ]
     for metric, name in (("loss", "loss"), ("top3", "top-3"), ("perplexity", "perplexity")):
-        if metric in found["metrics"]:
+        if metric in facts["metrics"]:
             columns.append(("at the end", name, lambda r, metric=metric: format_number(r[metric], 4)))
     columns.append(("in all", "down", lambda r: format_size(r["bytes_down"])))
     by_blocks = any("bytes_down_by_blocks" in group["table"] for group in groups)
@@ -64,9 +64,9 @@ BY_BLOCKS = """
 """
 
 
-def render_targets_table(found: dict[str, Any]) -> str:
+def render_targets_table(facts: dict[str, Any]) -> str:
     """What each method paid until it first reached its target; nothing where no recipe has one."""
-    shown = [group for group in found["groups"] if group["table"]["target"]]
+    shown = [group for group in facts["groups"] if group["table"]["target"]]
     columns: list[tuple[str, str, Cell]] = [
         ("", "target", lambda r: f"{r['target']:g}"),
         ("", "seeds there", lambda r: f"{r['reached']} of {r['seeds']}"),
@@ -84,17 +84,17 @@ TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def render_budgets_table(found: dict[str, Any]) -> str:
+def render_budgets_table(facts: dict[str, Any]) -> str:
     """What each method reached within equal costs; nothing where one method is alone and no budget was given."""
-    if not found["budgets"]:
+    if not facts["budgets"]:
         return ""
     heads = {"seconds": ("within simulated time", format_seconds), "bytes": ("within bytes, both ways", format_size)}
     columns: list[tuple[str, str, Cell]] = []
-    for nth, at in enumerate(found["groups"][0]["table"]["at_budgets"]):
+    for nth, at in enumerate(facts["groups"][0]["table"]["at_budgets"]):
         head, told = heads[at["cost"]]
         columns.append((head, told(at["budget"]), lambda r, nth=nth: format_budget_accuracy(r, nth)))
-    made = render_table(columns, found["groups"], "Accuracy at equal cost")
-    return f'<h3>At equal cost</h3>{made}<p class="note">{escape(found["budgets"])}</p>'
+    made = render_table(columns, facts["groups"], "Accuracy at equal cost")
+    return f'<h3>At equal cost</h3>{made}<p class="note">{escape(facts["budgets"])}</p>'
 
 
 def format_budget_accuracy(row: dict[str, Any], nth: int) -> str:

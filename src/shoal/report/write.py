@@ -32,24 +32,24 @@ def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     require_matplotlib()
     page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
     groups = read_groups(folders)
-    found = collect_facts(groups, read_budgets(folders))
+    facts = collect_facts(groups, read_budgets(folders))
     pictures = page.with_name(f"{page.stem}-pictures")
-    written = draw_all(found, pictures)
-    write_bytes(page, render_page(groups, found, pictures.name).encode())
+    written = draw_all(facts, pictures)
+    write_bytes(page, render_page(groups, facts, pictures.name).encode())
     return [page, *written]
 
 
-def draw_all(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw_all(facts: dict[str, Any], folder: Path) -> list[Path]:
     """Every picture of a page; what the runs do not tell is left out."""
-    groups, written = found["groups"], []
+    groups, written = facts["groups"], []
 
     def add_picture(name: str) -> Path:
         written.append(folder / f"{name}.png")
         return written[-1]
 
-    for metric in found["metrics"]:
-        draw_curves(groups, metric, found["targets"], add_picture(metric))
-    for number, split in enumerate(found["splits"]):
+    for metric in facts["metrics"]:
+        draw_curves(groups, metric, facts["targets"], add_picture(metric))
+    for number, split in enumerate(facts["splits"]):
         draw_split(split, add_picture("split" if number == 0 else f"split-{number + 1}"))
     for what in ("bytes", "seconds"):
         draw_stacks(groups, what, add_picture(what))

@@ -1,4 +1,4 @@
-"""Figures: what a paper published, what was measured, and the gap between them."""
+"""Figures of a table: the published value, the measured one over seeds, and the gap between them."""
 
 import csv
 from collections.abc import Sequence
@@ -53,18 +53,18 @@ def read_published() -> tuple[dict[str, str], ...]:
 def find_published(table: PaperTable, column: TableColumn, row: TableRow) -> dict[str, Value]:
     """What the paper says about a cell, by metric; None where it has the metric of other methods only."""
     place = {"paper": table.paper, "table": row.table or table.table, **column.where}
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for line in read_published() if column.where else ():
         if any(line[key] != value for key, value in place.items()):
             continue
         if line["method"] != row.method:
-            found.setdefault(line["metric"], None)
+            values.setdefault(line["metric"], None)
             continue
-        if found.get(line["metric"]) is not None:
+        if values.get(line["metric"]) is not None:
             problem = f"published.csv has several figures for {row.method} in the column {column.name}."
             raise ShoalError("bad-recipe", problem, "Give dataset, model and setting under `where`.")
-        found[line["metric"]] = find_reader(line["metric"])[0].parse(line["value"])
-    return found | {metric: float(value) for metric, value in row.published.get(column.name, {}).items()}
+        values[line["metric"]] = find_reader(line["metric"])[0].parse(line["value"])
+    return values | {metric: float(value) for metric, value in row.published.get(column.name, {}).items()}
 
 
 def refuse_unmatched_columns(table: PaperTable) -> None:
@@ -80,7 +80,7 @@ def refuse_unmatched_columns(table: PaperTable) -> None:
 def make_figures(
     column: TableColumn,
     row: TableRow,
-    told: dict[str, Value],
+    published: dict[str, Value],
     runs: Sequence[History] | None = None,
     target: float = 0.0,
 ) -> list[Figure]:
@@ -88,33 +88,36 @@ def make_figures(
 
     A published deviation has nothing beside it where fewer than two seeds ran, and is left out.
     """
-    if runs is None and all(value is None for value in told.values()):
+    if runs is None and all(value is None for value in published.values()):
         return []
-    own, several = [], len(runs or ()) > 1
-    for metric in dict.fromkeys(list_default_metrics(told, runs, target) if runs else ()) | dict.fromkeys(told):
+    figures, several = [], len(runs or ()) > 1
+    defaults = list_default_metrics(published, runs, target) if runs else ()
+    for metric in dict.fromkeys((*defaults, *published)):
         if metric.endswith(DEVIATION) and not several:
             continue
         value, spread, reached = measure_metric(metric, runs or ())
         note, seeds = row.missing or ("" if runs else "not run"), len(runs or ())
-        own.append(Figure(column.name, row.method, metric, told.get(metric), value, spread, seeds, reached, note))
-    return own
+        figures.append(
+            Figure(column.name, row.method, metric, published.get(metric), value, spread, seeds, reached, note)
+        )
+    return figures
 
 
-def list_default_metrics(told: dict[str, Value], runs: Sequence[History], target: float) -> list[str]:
+def list_default_metrics(published: dict[str, Value], runs: Sequence[History], target: float) -> list[str]:
     """The metrics of every cell: accuracy as its paper has it, seconds to the target, what a device had to do.
 
     Where a run looked at the three likeliest classes, accuracy and target are about those. A paper that counts what is
     uploaded is not about operations, and one that counts neither is about neither.
     """
     third = all(history.last("top3") is not None for history in runs)
-    percent = any(metric.startswith("acc_pct") for metric in told)
+    percent = any(metric.startswith("acc_pct") for metric in published)
     plain = "acc_pct" if percent else "acc"
-    accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in told else plain
+    accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in published else plain
     aim = [f"{TIME}{'top3_' if third else ''}{target:g}"] if target else []
-    alone = [metric for metric in ALONE if metric in told]
+    alone = [metric for metric in ALONE if metric in published]
     if alone:
         return [*alone, *aim]
-    cost = next((metric for metric in ("upload_size", "bandwidth_GB") if metric in told), "mflops")
+    cost = next((metric for metric in ("upload_size", "bandwidth_GB") if metric in published), "mflops")
     return [accuracy, *aim, cost]
 
 

@@ -48,32 +48,32 @@ def reproduce_table(
 
     Runs of other methods that are complete in the same folder are shown too.
     """
-    table, place = read_table(name), Path(out or pick_default_folder(name, scale))
-    cells = make_cells(table, scale, seeds, changes or {}, place)
-    asked = {row.method for row in select_rows(table, only)}
+    table, folder = read_table(name), Path(out or pick_default_folder(name, scale))
+    cells = make_cells(table, scale, seeds, changes or {}, folder)
+    requested = {row.method for row in select_rows(table, only)}
     refuse_unmatched_columns(table)
     for cell in cells:
-        if cell.row.method in asked:
+        if cell.row.method in requested:
             load_method(cell.recipes[0].method, cell.recipes[0].parts)
         for recipe in cell.recipes:
             refuse_other_recipe(recipe)
     sheet = Sheet(table, scale, seeds)
-    if not (place / MARK).is_file():
-        refuse_nonempty_folder(place)
-        sheet.write(place)
-    remove_strays(place)
+    if not (folder / MARK).is_file():
+        refuse_nonempty_folder(folder)
+        sheet.write(folder)
+    remove_strays(folder)
     for column in table.columns:
-        own = {cell.row.method: cell for cell in cells if cell.column is column}
-        finish_cells([cell for cell in own.values() if cell.row.method in asked], place, watch)
+        column_cells = {cell.row.method: cell for cell in cells if cell.column is column}
+        finish_cells([cell for cell in column_cells.values() if cell.row.method in requested], folder, watch)
         for row in table.rows:
-            cell = own.get(row.method)
+            cell = column_cells.get(row.method)
             runs = read_complete_histories(cell) if cell else None
-            if row.method in asked or runs:
+            if row.method in requested or runs:
                 target = cell.recipes[0].target if cell else 0.0
-                found = make_figures(column, row, find_published(table, column, row), runs, target)
-                sheet = replace(sheet, figures=(*sheet.figures, *found))
-        sheet.write(place)
-        log.info("%s is done; the table so far: %s", column.name, place / "table.md")
+                figures = make_figures(column, row, find_published(table, column, row), runs, target)
+                sheet = replace(sheet, figures=(*sheet.figures, *figures))
+        sheet.write(folder)
+        log.info("%s is done; the table so far: %s", column.name, folder / "table.md")
     return sheet
 
 
@@ -92,7 +92,7 @@ def select_rows(table: PaperTable, only: Sequence[str]) -> list[TableRow]:
     return [known[name.lower()] for name in names] or list(table.rows)
 
 
-def make_cells(table: PaperTable, scale: str, seeds: int, changes: Mapping[str, Any], place: Path) -> list[Cell]:
+def make_cells(table: PaperTable, scale: str, seeds: int, changes: Mapping[str, Any], folder: Path) -> list[Cell]:
     """Every cell that shoal can run."""
     if scale not in ("full", "smoke"):
         raise unknown_name_error("scale", scale, ("full", "smoke"))
@@ -100,38 +100,38 @@ def make_cells(table: PaperTable, scale: str, seeds: int, changes: Mapping[str, 
         raise ShoalError("bad-value", f"{seeds} seeds were asked for.", "Give 1 to 1000.")
     for key in changes.keys() & RESERVED.keys():
         raise ShoalError("bad-value", f"{key} is not set with -s here.", f"{RESERVED[key]}.")
-    found = []
+    cells = []
     for column in table.columns:
         for row in table.rows:
             if row.find_expression(column) is None:
                 continue
             first = table.make_recipe(column, row, scale, changes)
-            folder = place / column.folder / row.folder
+            cell_folder = folder / column.folder / row.folder
             numbers = range(first.seed, first.seed + seeds)
-            recipes = tuple(replace(first, seed=n, out=str(folder / f"seed-{n}")) for n in numbers)
-            found.append(Cell(column, row, recipes))
-    return found
+            recipes = tuple(replace(first, seed=n, out=str(cell_folder / f"seed-{n}")) for n in numbers)
+            cells.append(Cell(column, row, recipes))
+    return cells
 
 
-def finish_cells(cells: Sequence[Cell], place: Path, watch: Watcher | None) -> None:
+def finish_cells(cells: Sequence[Cell], folder: Path, watch: Watcher | None) -> None:
     """Play what is not complete yet; a stop says how to go on."""
     try:
-        made = play_all_runs(
+        comparison = play_all_runs(
             {cell.row.method: cell.recipes for cell in cells if read_complete_histories(cell) is None}, 0.0, watch
         )
-        warn_of_failed_runs(made.results)
+        warn_of_failed_runs(comparison.results)
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
             error = stop_error(error, "Stopped.", "")
         if error.kind.name not in STOP_KINDS:
             raise
-        advice = f"The same command goes on from there; what is finished lies in {place}."
+        advice = f"The same command goes on from there; what is finished lies in {folder}."
         raise ShoalError(error.kind.name, error.problem, advice) from None
 
 
 def read_complete_histories(cell: Cell) -> list[History] | None:
     """The histories of a cell whose runs are all over; None if one is not, or if it has to be looked at for damage."""
-    found = []
+    histories = []
     for recipe in cell.recipes:
         folder = RunFolder(Path(recipe.out), None)
         if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
@@ -144,8 +144,8 @@ def read_complete_histories(cell: Cell) -> list[History] | None:
             return None  # rows after the checkpoint may be torn; whoever resumes the run finds out
         if not is_run_over(recipe, history):
             return None
-        found.append(history)
-    return found
+        histories.append(history)
+    return histories
 
 
 def refuse_other_recipe(recipe: Recipe) -> None:
@@ -153,10 +153,10 @@ def refuse_other_recipe(recipe: Recipe) -> None:
     folder = RunFolder(Path(recipe.out), None)
     if not folder.recipe_file.is_file():
         return
-    there = folder.read_recipe()
-    if there.fingerprint() == recipe.fingerprint():
+    recorded = folder.read_recipe()
+    if recorded.fingerprint() == recipe.fingerprint():
         return
     steering = [f.name for f in fields(Recipe) if f.metadata.get("steers", True)]
-    key = next(name for name in steering if getattr(there, name) != getattr(recipe, name))
-    problem = f"{folder.path} was run with {key} = {getattr(there, key)!r}, not {getattr(recipe, key)!r}"
+    key = next(name for name in steering if getattr(recorded, name) != getattr(recipe, name))
+    problem = f"{folder.path} was run with {key} = {getattr(recorded, key)!r}, not {getattr(recipe, key)!r}"
     raise ShoalError("other-recipe", f"{problem}.", "Give the same table and -s as then, or another --out.")

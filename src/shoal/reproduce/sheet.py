@@ -126,14 +126,16 @@ def format_figure(figure: Figure | None, deviation: Figure | None = None) -> lis
         return ["-", "-", "-"]
     reader, _ = find_reader(figure.metric)
     largest = max((abs(v) for v in (figure.measured, figure.published) if isinstance(v, float)), default=0.0)
-    own, paper = (format_value(value, figure.metric, "", largest) for value in (figure.measured, figure.published))
+    measured, published = (
+        format_value(value, figure.metric, "", largest) for value in (figure.measured, figure.published)
+    )
     if reader.spread and figure.spread is not None:
-        own += f" ± {reader.show(figure.spread, '', largest)}"
+        measured += f" ± {reader.show(figure.spread, '', largest)}"
     if deviation is not None and isinstance(deviation.published, float):
-        paper += f" ± {reader.show(deviation.published, '', largest)}"
+        published += f" ± {reader.show(deviation.published, '', largest)}"
     if reader.has_target and 0 < figure.reached < figure.seeds:
-        own += f" ({figure.reached}/{figure.seeds})"
-    return [own, paper, format_gap(figure)]
+        measured += f" ({figure.reached}/{figure.seeds})"
+    return [measured, published, format_gap(figure)]
 
 
 def format_gap(figure: Figure) -> str:

@@ -32,13 +32,13 @@ def is_table_file(file: Path) -> bool:
 
 def list_table_titles() -> dict[str, str]:
     """What each table is about; of one that cannot be read, why."""
-    found = {}
+    titles = {}
     for name in list_tables():
         try:
-            found[name] = read_table(name).heading
+            titles[name] = read_table(name).heading
         except ShoalError as error:
-            found[name] = error.problem
-    return found
+            titles[name] = error.problem
+    return titles
 
 
 def read_table(name: str) -> PaperTable:
@@ -64,11 +64,11 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ShoalError("bad-recipe", f"{file} is not a TOML file: {str(error)[:120]}.", advice) from error
 
 
-def build_table(name: str, found: Keys) -> PaperTable:
+def build_table(name: str, keys: Keys) -> PaperTable:
     """The table that these keys describe; whatever is wrong with them is told."""
-    if "method" in found:
+    if "method" in keys:
         raise bad_table_error(f"{name} is the recipe of one run, not a table", f"Use `shoal run {name}.toml`")
-    top = check_keys(found, TABLE, "a table")
+    top = check_keys(keys, TABLE, "a table")
     columns = [TableColumn(**check_keys(entry, COLUMN, "a column")) for entry in top.pop("column")]
     rows = [TableRow(**check_keys(entry, ROW, "a row")) for entry in top.pop("row")]
     refuse_shared_folders([c.name for c in columns], "columns")
@@ -150,17 +150,17 @@ ROW: dict[str, Check] = {
 }
 
 
-def check_keys(found: Keys, checks: Mapping[str, Check], what: str) -> dict[str, Any]:
+def check_keys(keys: Keys, checks: Mapping[str, Check], what: str) -> dict[str, Any]:
     """All keys with their values or what holds without them."""
-    for key in found:
+    for key in keys:
         if key not in checks:
             raise unknown_name_error(f"key of {what}", key, checks)
     for key, (fits, wanted, default) in checks.items():
-        if key in found and not fits(found[key]):
-            raise bad_table_error(f"`{key}` of {what} is {str(found[key])[:60]!r}", f"It must be {wanted}")
-        if key not in found and default is None:
+        if key in keys and not fits(keys[key]):
+            raise bad_table_error(f"`{key}` of {what} is {str(keys[key])[:60]!r}", f"It must be {wanted}")
+        if key not in keys and default is None:
             raise bad_table_error(f"`{key}` of {what} is not given", f"It must be {wanted}")
-    return {key: found.get(key, default) for key, (_, _, default) in checks.items()}
+    return {key: keys.get(key, default) for key, (_, _, default) in checks.items()}
 
 
 def refuse_shared_folders(names: list[str], what: str) -> None:
