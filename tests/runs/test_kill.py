@@ -187,7 +187,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(number, code, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == code and "Traceback" not in errors
     assert f"{'interrupted' if code == 130 else 'terminated'}: Stopped after" in errors and "shoal resume" in errors
-    more = TINY | {"rounds": len(load_result(folder).history.rows) + 3}
+    more: dict[str, Any] = TINY | {"rounds": len(load_result(folder).history.rows) + 3}
     assert_same(folder, shoal.resume(folder, rounds=more["rounds"]), shoal.run("scaffold", **more))
 
 

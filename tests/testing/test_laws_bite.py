@@ -10,7 +10,7 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
 from shoal.engines.base import Task
-from shoal.engines.batched.engine import engine, step
+from shoal.engines.batched import engine, step
 from shoal.engines.batched.inputs import StepInputs
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
@@ -186,42 +186,46 @@ def count_padding(patch):
         rows, *rest = honest(self, total, even)
         return [rows, *rest] if even else [rows, torch.ones_like(rest[0]), *rest[1:]]
 
-    patch.setattr(StepInputs, "table", table)
+    patch.setattr(StepInputs, "build_table", table)
 
 
 def move_idle_lanes(patch):
-    patch.setattr(step, "gated", lambda live, new, old: new)
+    patch.setattr(step, "gate_padded_step", lambda live, new, old: new)
 
 
 def gate_parameters_alone(patch):
-    honest = step.gated
-    patch.setattr(step, "gated", lambda live, new, old: honest(live, new, old)._replace(states=new.states))
+    honest = step.gate_padded_step
+    patch.setattr(step, "gate_padded_step", lambda live, new, old: honest(live, new, old)._replace(states=new.states))
 
 
 def swap_draws(patch):
     honest = StepInputs.stack_step_draws
-    patch.setattr(StepInputs, "lanes", lambda self, drawn: honest(self, drawn[::-1]))
+    patch.setattr(StepInputs, "stack_step_draws", lambda self, drawn: honest(self, drawn[::-1]))
 
 
 def swap_memories(patch):
     def swap(done):
         return [one._replace(memory=other.memory) for one, other in zip(done, done[::-1])]
 
-    honest = engine.Batched.train
-    patch.setattr(engine.Batched, "train", lambda self, tasks: swap(honest(self, tasks)))
+    honest = engine.BatchedEngine.train
+    patch.setattr(engine.BatchedEngine, "train", lambda self, tasks: swap(honest(self, tasks)))
 
 
 def lose_last_chunk(patch):
     def lose(done):
         return done if len(done) > 1 else [one._replace(memory={}) for one in done]
 
-    honest = engine.Batched.together
-    patch.setattr(engine.Batched, "together", lambda self, *given: lose(honest(self, *given)))
+    honest = engine.BatchedEngine.train_stack
+    patch.setattr(engine.BatchedEngine, "train_stack", lambda self, *given: lose(honest(self, *given)))
 
 
 def spoil_programs_of_one(patch):
     honest = DeviceStack.apply_memory_format
-    patch.setattr(DeviceStack, "laid", lambda self, tensor: honest(self, tensor) * (1 if tensor.dim() < 2 else 1.001))
+    patch.setattr(
+        DeviceStack,
+        "apply_memory_format",
+        lambda self, tensor: honest(self, tensor) * (1 if tensor.dim() < 2 else 1.001),
+    )
 
 
 def count_too_much(patch):
