@@ -51,6 +51,8 @@ class Part:
     """Whether replies must carry a "delta" to what was received, or plain "values"."""
     neutral: ClassVar[Neutral | None] = None
     """The setting at which a run equals FedAvg; None when there is none."""
+    cite: ClassVar[tuple[str, ...]] = ()
+    """The papers it comes from, by their BibTeX keys in `report/bibliography.py`; empty when it comes from none."""
 
     # state --------------------------------------------------------------------------------------------------------
     def init_server(self, round: Round) -> Tree:

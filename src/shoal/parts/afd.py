@@ -29,6 +29,7 @@ class AFD(Part):
     fell. Otherwise the units are drawn anew by their scores.
     """
 
+    cite: ClassVar = ("bouacida2020afd",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rate": 0.0})
 

@@ -15,6 +15,7 @@ from shoal.parts.lib.class_priors import compute_log_prior
 class BalancedSoftmax(Part):
     """Cross-entropy of logits + strength * log(n_c / n), n_c the labels of class c among the device's n."""
 
+    cite: ClassVar = ("ren2020balanced",)
     replaces_loss: ClassVar = True
     neutral: ClassVar = Neutral({"strength": 0.0})
 

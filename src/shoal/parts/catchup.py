@@ -29,6 +29,7 @@ class CatchUp(Part):
     thinks ends with the right one all the same.
     """
 
+    cite: ClassVar = ("sattler2019stc",)
     stage: ClassVar = "sparsify"
     directions: ClassVar = frozenset({"down"})
     codes_delta: ClassVar = False

@@ -29,6 +29,7 @@ class CReFF(Part):
     of `batch` and steps of `lr`. The copy is judged, and sent to devices to take the next gradients with.
     """
 
+    cite: ClassVar = ("shang2022creff",)
     neutral: ClassVar = Neutral({"epochs": 0})
 
     features: int = 100

@@ -23,6 +23,7 @@ class DataSharing(Part):
     there already.
     """
 
+    cite: ClassVar = ("zhao2018noniid",)
     neutral: ClassVar = Neutral({"share": 0.0})
 
     share: float = 1.0

@@ -14,6 +14,7 @@ from shoal.parts.lib.checks import require
 class DeviceM(Part):
     """m = beta m + (1 - beta) g, from 0 in every round; a step goes along m. Its length is that of a plain step."""
 
+    cite: ClassVar = ("liu2024feddumap",)
     neutral: ClassVar = Neutral({"beta": 0.0})
 
     beta: float = 0.5

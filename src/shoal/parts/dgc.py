@@ -28,6 +28,7 @@ from shoal.parts.lib.sparse_codec import (
 class DGC(Part):
     """u = momentum u + delta; v = v + u; the largest elements of v travel, and u and v are 0 there."""
 
+    cite: ClassVar = ("lin2018dgc",)
     stage: ClassVar = "sparsify"
     neutral: ClassVar = Neutral({"ratio": 1.0, "momentum": 0.0, "clip": 0.0, "warmup": ""})
 

@@ -30,6 +30,7 @@ class FedACD(Part):
     """The mass on wrong classes is spread evenly (L1), and a class that is taken for another more often than the other
     way round is held to a larger margin (L2); a reply's weight is V, its adaptability."""
 
+    cite: ClassVar = ("zhou2025fedacd",)
     sets: ClassVar = frozenset({"weigh"})
     replaces_loss: ClassVar = True
 

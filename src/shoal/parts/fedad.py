@@ -36,6 +36,7 @@ class FedAD(Part):
     No unit drops out with a higher chance than `most`, and of every axis the share `least` is always kept.
     """
 
+    cite: ClassVar = ("liu2025feddhad",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0, "check": 1, "force": 0})
 

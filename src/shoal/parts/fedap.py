@@ -32,6 +32,7 @@ class FedAP(Part):
     the filters with maps of the lowest rank go.
     """
 
+    cite: ClassVar = ("liu2024feddumap",)
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})
 
     at: int = 30

@@ -39,6 +39,7 @@ class FedBIAD(Part):
     `fill` as unchanged.
     """
 
+    cite: ClassVar = ("xue2023fedbiad",)
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False

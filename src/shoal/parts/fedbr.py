@@ -32,6 +32,7 @@ class FedBR(Part):
     that was last here more than `max_age` rounds ago (0: never for that reason).
     """
 
+    cite: ClassVar = ("liu2023fedbr",)
     sets: ClassVar = frozenset({"weigh"})
     carries: ClassVar = "values"
     neutral: ClassVar = Neutral({"tau": 0, "cross": 0.0, "distil": 0.0}, equal_devices=True)

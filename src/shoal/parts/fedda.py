@@ -23,6 +23,7 @@ class FedDA(Part):
     would have made (`gradient`); or it takes those steps (`momentum`). The first gradient of all is m_k itself.
     """
 
+    cite: ClassVar = ("jin2022fedda",)
     neutral: ClassVar = Neutral({"beta": 0.0})
 
     beta: float = 0.9

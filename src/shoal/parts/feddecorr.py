@@ -21,6 +21,7 @@ class FedDecorr(Part):
     Features are what the last layer reads; every position of a text is a row of its own.
     """
 
+    cite: ClassVar = ("shi2023feddecorr",)
     neutral: ClassVar = Neutral({"beta": 0.0})
 
     beta: float = 0.1

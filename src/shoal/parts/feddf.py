@@ -29,6 +29,7 @@ class FedDF(Part):
     steps gained anything. All models are run as when they are judged, with running statistics.
     """
 
+    cite: ClassVar = ("lin2020feddf",)
     neutral: ClassVar = Neutral({"steps": 0})
 
     lr: float = 1e-3

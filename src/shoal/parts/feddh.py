@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class FedDH(Part):
     on the server's samples (`server_data`), or as the devices of the next round report it (`client_grad`). Histograms
     are `told` by devices, or `estimated` by the server from its own samples (`literal`: by the printed formula).
     """
+
+    cite: ClassVar = ("liu2025feddhad",)
 
     lr_v: float = 1e-4
     decay_v: float = 0.999

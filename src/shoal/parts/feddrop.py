@@ -26,6 +26,7 @@ class FedDrop(Part):
     language model: "output" is what FedBIAD compares itself with.
     """
 
+    cite: ClassVar = ("caldas2018feddrop",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rate": 0.0})
 

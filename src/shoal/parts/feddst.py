@@ -40,6 +40,7 @@ class FedDST(Part):
     cosine, to 0 in round `until`. The server averages over who holds a weight and keeps as many as before.
     """
 
+    cite: ClassVar = ("bibikar2022feddst",)
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False

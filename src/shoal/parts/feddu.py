@@ -28,6 +28,7 @@ class FedDU(Part):
     like everybody's, beside the labels of the devices that took part. `steps` makes it the constant steps / tau.
     """
 
+    cite: ClassVar = ("liu2024feddumap",)
     neutral: ClassVar = Neutral({"scale": 0.0, "steps": 0})
 
     accuracy: str = "complement"

@@ -21,6 +21,7 @@ class FedDyn(Part):
     the replies plus the mean h of all devices; the plain mean itself is the model that is judged.
     """
 
+    cite: ClassVar = ("acar2021feddyn",)
     sets: ClassVar = frozenset({"weigh"})
     neutral: ClassVar = Neutral({"alpha": 0.0}, rounds=1, equal_devices=True)
 

@@ -27,6 +27,7 @@ class FedKT(Part):
     Where several classes have most votes, the lowest wins. The server's own labels are not used.
     """
 
+    cite: ClassVar = ("li2021fedkt",)
     neutral: ClassVar = Neutral({"epochs": 0})
 
     epochs: int = 5

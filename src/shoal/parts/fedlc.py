@@ -15,6 +15,7 @@ from shoal.parts.lib.class_priors import count_device_labels
 class FedLC(Part):
     """Cross-entropy of logits - tau * n_c^(-1/4), n_c the device's labels of class c; 100 tau where it has none."""
 
+    cite: ClassVar = ("zhang2022fedlc",)
     replaces_loss: ClassVar = True
     neutral: ClassVar = Neutral({"tau": 0.0})
 

@@ -14,6 +14,7 @@ from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends, requ
 class FedMLB(Part):
     """Beside the local path, one path for every block at which it can change over to the received model."""
 
+    cite: ClassVar = ("kim2022fedmlb",)
     neutral: ClassVar = Neutral({"cross": 0.0, "distil": 0.0})
 
     cross: float = 1.0

@@ -28,6 +28,7 @@ class FedMP(Part):
     device does not hold counts with its old value when replies are combined (R2SP).
     """
 
+    cite: ClassVar = ("jiang2022fedmp",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"arms": "0"})
 

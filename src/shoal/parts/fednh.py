@@ -31,6 +31,7 @@ class FedNH(Part):
     averaged, every reply alike.
     """
 
+    cite: ClassVar = ("dai2023fednh",)
     sets: ClassVar = frozenset({"weigh"})
 
     rho: float = 0.9

@@ -17,6 +17,7 @@ from shoal.core.types import Device, Reply, Round
 class FedNova(Part):
     """Averages updates per effective step, then takes the average number of effective steps."""
 
+    cite: ClassVar = ("wang2020fednova",)
     neutral: ClassVar = Neutral({}, equal_devices=True)
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:

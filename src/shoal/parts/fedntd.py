@@ -20,6 +20,7 @@ class FedNTD(Part):
     The received model goes through the same scorer, so what parts listed behind this one do to a model holds for both.
     """
 
+    cite: ClassVar = ("lee2022fedntd",)
     neutral: ClassVar = Neutral({"beta": 0.0})
 
     beta: float = 1.0

@@ -23,6 +23,7 @@ BLOCK = 1 << 15
 class FedPAQ(Part):
     """Each element becomes one of 2^bits - 1 levels between plus and minus the largest of its tensor."""
 
+    cite: ClassVar = ("reisizadeh2020fedpaq",)
     stage: ClassVar = "quantise"
 
     bits: int = 8

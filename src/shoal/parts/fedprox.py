@@ -13,6 +13,7 @@ from shoal.parts.lib.checks import require
 class FedProx(Part):
     """Adds mu/2 |w - anchor|^2 to the local loss."""
 
+    cite: ClassVar = ("li2020fedprox",)
     neutral: ClassVar = Neutral({"mu": 0.0})
 
     mu: float = 0.01

@@ -24,6 +24,7 @@ class FedROD(Part):
     The head reads the features, its logits are added to the model's, and cross-entropy of the sum moves the head alone.
     """
 
+    cite: ClassVar = ("chen2022fedrod",)
     replaces_loss: ClassVar = True
 
     def model(self, net: Net) -> Net:

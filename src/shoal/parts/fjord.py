@@ -24,6 +24,7 @@ class FjORD(Part):
     model learns from the labels in every mini-batch, and the narrow one from the widest.
     """
 
+    cite: ClassVar = ("horvath2021fjord",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"widths": "1", "distil": False})
 

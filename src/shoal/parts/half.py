@@ -19,6 +19,7 @@ HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 class Half(Part):
     """Values travel as float16 or bfloat16; what is too large for that becomes the largest that is not."""
 
+    cite: ClassVar = ()
     stage: ClassVar = "quantise"
     codes_delta: ClassVar = False
 

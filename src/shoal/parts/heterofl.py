@@ -26,6 +26,7 @@ class HeteroFL(Part):
     last layer stay at home: only devices that hold a class say what becomes of it.
     """
 
+    cite: ClassVar = ("diao2021heterofl",)
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False

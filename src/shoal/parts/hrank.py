@@ -18,6 +18,7 @@ MANY = 10**9
 class HRank(Part):
     """In round `at` the server looks at the maps of its own samples, and prunes the share `rate` of every layer."""
 
+    cite: ClassVar = ("lin2020hrank",)
     neutral: ClassVar = Neutral({"rate": 0.0})
 
     rate: float = 0.4

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from shoal.core.types import SERVER, Round
 @dataclass(frozen=True)
 class HybridFL(Part):
     """The server trains like a device and counts n_0, in whatever measure the other replies are weighed."""
+
+    cite: ClassVar = ("yoshida2020hybridfl",)
 
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
         return (devices if SERVER in devices else [*devices, SERVER]), state

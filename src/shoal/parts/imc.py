@@ -34,6 +34,7 @@ class IMC(Part):
     `rule` names how the share is found (`fixed`: `rate`), from `images` samples and `steps` of Lanczos.
     """
 
+    cite: ClassVar = ("zhang2021imc",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})
 

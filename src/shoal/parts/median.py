@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from shoal.parts.lib.coordinate_sort import combine_sorted
 @dataclass(frozen=True)
 class Median(Part):
     """Each coordinate takes the median over the replies that cover it, whatever their weights (0 takes one out)."""
+
+    cite: ClassVar = ("yin2018robust",)
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         return combine_sorted(round, take_median), state

@@ -22,6 +22,7 @@ class Mixup(Part):
     The partner is the sample so many places further on, round the end of the batch: batches are in random order.
     """
 
+    cite: ClassVar = ("zhang2018mixup",)
     neutral: ClassVar = Neutral({"alpha": 0.0})
 
     alpha: float = 1.0

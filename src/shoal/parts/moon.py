@@ -28,6 +28,7 @@ class MOON(Part):
     model holds for each of them.
     """
 
+    cite: ClassVar = ("li2021moon",)
     makes_features: ClassVar = True
     neutral: ClassVar = Neutral({"mu": 0.0})
 

@@ -40,6 +40,7 @@ class PruneFL(Part):
     kept, or 1 - `rate` if that is more.
     """
 
+    cite: ClassVar = ("jiang2019prunefl",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rate": 0.0, "change": 0.0, "most": 1.0})
 

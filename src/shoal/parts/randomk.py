@@ -31,6 +31,7 @@ DRAWN_MARK = torch.empty(0, dtype=torch.uint8)
 class RandomK(Part):
     """Of each tensor some elements travel, drawn anew in each round; the rest is owed, or made up for by scaling."""
 
+    cite: ClassVar = ("konecny2016strategies",)
     stage: ClassVar = "sparsify"
     neutral: ClassVar = Neutral({"ratio": 1.0})
 

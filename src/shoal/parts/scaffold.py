@@ -13,6 +13,7 @@ from shoal.core.types import SERVER, BatchScore, Device, Local, Round
 class Scaffold(Part):
     """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c their mean with the weights of replies."""
 
+    cite: ClassVar = ("karimireddy2020scaffold",)
     neutral: ClassVar = Neutral({}, rounds=1)
 
     def init_server(self, round: Round) -> Tree:

@@ -19,6 +19,7 @@ class Uniform(Part):
     This is what happens without any part too, with draws of its own.
     """
 
+    cite: ClassVar = ()
     sets: ClassVar = frozenset({"select"})
     neutral: ClassVar = Neutral({"share": 1.0})
 
@@ -37,6 +38,7 @@ class Uniform(Part):
 class Weighted(Part):
     """A device's chance grows with its number of samples to the power `power`; 0 makes all alike."""
 
+    cite: ClassVar = ()
     sets: ClassVar = frozenset({"select"})
 
     power: float = 1.0

@@ -1,6 +1,7 @@
 """Adaptive server optimisers: Adam and Yogi on the mean update (Reddi et al. 2021, arXiv:2003.00295)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from shoal.parts.lib.checks import require
 @dataclass(frozen=True)
 class FedAdam(Part):
     """m and v are running means of d = mean - anchor and of d^2; w = anchor + lr m / (sqrt(v) + tau)."""
+
+    cite: ClassVar = ("reddi2021fedopt",)
 
     lr: float = 0.1
     beta1: float = 0.9
@@ -34,6 +37,8 @@ class FedAdam(Part):
 @dataclass(frozen=True)
 class FedYogi(Part):
     """Like FedAdam, but v moves towards d^2 by a step whose size does not depend on how far it is."""
+
+    cite: ClassVar = ("reddi2021fedopt",)
 
     lr: float = 0.1
     beta1: float = 0.9

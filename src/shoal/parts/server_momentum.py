@@ -20,6 +20,7 @@ class FedAvgM(Part):
     change itself (`first`), which spares a running mean a start that is too slow.
     """
 
+    cite: ClassVar = ("hsu2019fedavgm",)
     neutral: ClassVar = Neutral({"beta": 0.0, "lr": 1.0})
 
     beta: float = 0.9

@@ -21,6 +21,7 @@ from shoal.parts.lib.sparse_codec import check_finite_values, check_tensor_fits,
 class SignSGD(Part):
     """w = anchor + lr times the sign that most replies have; where as many say plus as minus, nothing moves."""
 
+    cite: ClassVar = ("bernstein2018signsgd",)
     stage: ClassVar = "quantise"
 
     lr: float = 0.01

@@ -38,6 +38,7 @@ class STC(Part):
     With `down` the server's own change of the model becomes one of that form too, and the server owes the rest.
     """
 
+    cite: ClassVar = ("sattler2019stc",)
     stage: ClassVar = "sparsify"
 
     ratio: float = 0.0025

@@ -26,6 +26,7 @@ from shoal.parts.lib.sparse_codec import (
 class TopK(Part):
     """Of each tensor the largest elements travel; the rest is owed to the next round."""
 
+    cite: ClassVar = ("stich2018sparsified",)
     stage: ClassVar = "sparsify"
     neutral: ClassVar = Neutral({"ratio": 1.0})
 

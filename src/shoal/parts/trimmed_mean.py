@@ -18,6 +18,7 @@ from shoal.parts.lib.coordinate_sort import combine_sorted
 class TrimmedMean(Part):
     """Each coordinate leaves out the `trim` share of its smallest and of its largest values, then takes the mean."""
 
+    cite: ClassVar = ("yin2018robust",)
     neutral: ClassVar = Neutral({"trim": 0.0}, equal_devices=True)
 
     trim: float = 0.1
