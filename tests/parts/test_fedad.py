@@ -104,7 +104,7 @@ class Quadratic(FlatLoss):
         super().__init__(Net(Bowl(len(slope)), (len(slope),), 2), {"w": slope}, Batch(slope[None], ()))
         self.h, self.c = curvature, slope
 
-    def gradient(self, at, graph=False):
+    def compute_gradient(self, at, graph=False):
         leaf = at.detach().requires_grad_()
         found = leaf @ self.h + self.c
         return leaf, found if graph else found.detach()

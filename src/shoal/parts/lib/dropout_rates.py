@@ -1,4 +1,4 @@
-"""Dropout rates: how much each device drops, and which units."""
+"""Dropout rates of devices and of units, and the draw of the units that are kept (FedAD, Algorithm 2, lines 6-17)."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -9,20 +9,25 @@ from shoal.core.types import Round
 
 
 def estimate_device_seconds(round: Round, devices: Sequence[int]) -> np.ndarray:
-    """How long each device would take with the whole model: both ways, and three passes for each sample it looks at."""
+    """ET_k: the seconds each device would take with the whole model, for the way down, training and the way up.
+
+    A training step costs three forward passes of each sample: one forward, and a backward of twice that.
+    """
     size = sum(round.anchor[k].nbytes for k in round.net.names_with_role("shared"))
-    work, found = round.work, []
+    work, seconds = round.work, []
     for device in devices:
-        looks = work.steps * work.batch if work.steps else work.epochs * round.sizes[device]
-        macs = ceil(3 * round.net.macs_forward * looks)
-        found.append(round.fleet.get_profile(device, round.number).estimate_times(size, macs, size).total)
-    return np.array(found)
+        samples = work.steps * work.batch if work.steps else work.epochs * round.sizes[device]
+        macs = ceil(3 * round.net.macs_forward * samples)
+        seconds.append(round.fleet.get_profile(device, round.number).estimate_times(size, macs, size).total)
+    return np.array(seconds)
 
 
 def compute_device_rates(seconds: np.ndarray, mean: float, literal: bool = False) -> np.ndarray:
-    """The slowest device drops the mean rate, the others what brings them to its time, most of them nothing.
+    """d_k* of each device (line 9) from the ET_k in `seconds` and the `mean` rate d_avg.
 
-    Printed are the same expressions as rates and not as what is kept: the fastest devices would drop all.
+    d_k* = max(0, 1 - ET_max / ET_k), ET_max = (1 - d_avg) max_k ET_k: the slowest device drops d_avg, the others what
+    brings them to its time, most of them nothing. `literal` is as printed, min(d_avg max_k ET_k / ET_k, 1): the same
+    expressions called rates instead of what is kept, with which the fastest devices would drop everything.
     """
     slowest = seconds.max(initial=0.0)
     share = np.divide(slowest, seconds, out=np.ones_like(seconds), where=seconds > 0)
@@ -30,9 +35,10 @@ def compute_device_rates(seconds: np.ndarray, mean: float, literal: bool = False
 
 
 def compute_neuron_rates(scores: Mapping[str, np.ndarray], mean: float, most: float) -> dict[str, np.ndarray]:
-    """Units that matter less drop out more: min(most, s exp(-z)), s such that the mean over all units is `mean`.
+    """d_k^i of each unit (line 11): min(most, s exp(-z_i)), s such that the mean over all units is `mean`, d_k*.
 
-    z is the score, standardised within its axis.
+    z_i is the score r^i standardised within its axis. Printed is softmax(-r^i) N d_k*, which can exceed 1, and in which
+    the layers with the smallest maps would always go first, since a rank is bounded by the size of the map.
     """
     z = {name: standardise_scores(own) for name, own in scores.items()}
     factors = np.exp(-np.concatenate(list(z.values()))) if z else np.zeros(0)
@@ -40,6 +46,7 @@ def compute_neuron_rates(scores: Mapping[str, np.ndarray], mean: float, most: fl
         return {name: np.zeros(len(own)) for name, own in z.items()}
     if mean >= most:
         return {name: np.full(len(own), most) for name, own in z.items()}
+    # the mean grows with s, so 200 halvings find s to the last bit
     low, high = 0.0, most / factors.min()
     for _ in range(200):
         middle = (low + high) / 2
@@ -49,6 +56,7 @@ def compute_neuron_rates(scores: Mapping[str, np.ndarray], mean: float, most: fl
 
 
 def standardise_scores(values: np.ndarray) -> np.ndarray:
+    """Scores with mean 0 and deviation 1; all 0 where they are alike, since their differences are rounding errors."""
     spread = values.std()
     return (values - values.mean()) / spread if spread > 1e-9 else np.zeros(len(values))
 
@@ -56,7 +64,11 @@ def standardise_scores(values: np.ndarray) -> np.ndarray:
 def draw_kept_neurons(
     rates: np.ndarray, scores: np.ndarray, least: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """The units that are kept: each with its own chance, and of every axis at least a share, those that matter most."""
+    """The units of an axis that are kept (line 17): unit i with probability 1 - rates[i].
+
+    At least the share `least` of them, and one unit, is kept, or the layer would pass nothing on: the units with the
+    highest scores fill up.
+    """
     kept = generator.random(len(rates)) >= rates
     missing = max(1, int(np.ceil(least * len(rates)))) - int(kept.sum())
     if missing > 0:

@@ -1,4 +1,4 @@
-"""How much each unit of a model matters: the rank of its maps, or the size of the weights that make it."""
+"""Scores of units (filters, heads, neurons): the rank of their feature maps, or the size of their weights."""
 
 from collections.abc import Mapping
 
@@ -14,11 +14,12 @@ from shoal.parts.lib.submodel_units import compute_unit_strengths
 
 @torch.no_grad()
 def score_neurons(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
-    """By axis, one number for each unit.
+    """By axis, the score r^i of each unit.
 
     Where units have maps (filters, heads): the mean rank of a unit's map over the inputs, as a share of the largest
     that it could have (HRank, Lin et al. 2020). A map is what the next layer reads, before pooling. Else the sum of the
-    absolute weights that make the unit, as a multiple of the mean over its axis.
+    absolute weights that make the unit, as a multiple of the mean over its axis: a signed sum, as FedAD prints it,
+    could cancel.
     """
     taps = tuple(dict.fromkeys(axis.tap for axis in net.axes if axis.tap))
     with TrackPoolingInputs():
@@ -33,7 +34,7 @@ def score_neurons(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]
 
 
 def shape_feature_maps(output: Tensor, axis: Axis) -> Tensor:
-    """What was tapped as samples x units x rows x columns: maps of filters, or positions of concatenated heads.
+    """A layer's output as samples x units x rows x columns: maps of filters, or positions of concatenated heads.
 
     Signals have one row; of volumes the slices stand below each other.
     """
@@ -42,16 +43,20 @@ def shape_feature_maps(output: Tensor, axis: Axis) -> Tensor:
     return output.unsqueeze(2) if output.dim() == 3 else output.flatten(2, -2)
 
 
-def compute_map_ranks(found: Tensor) -> Tensor:
-    """Of many small matrices, which a processor is quicker at than a GPU; numbers that are not finite count as 0."""
-    found = found.float().nan_to_num(0.0, 0.0, 0.0)
-    return torch.linalg.matrix_rank(found.cpu()).float().mean(0).to(found.device) / min(found.shape[-2:])
+def compute_map_ranks(maps: Tensor) -> Tensor:
+    """The mean rank of each unit's maps as a share of the largest possible one; values that are not finite are 0."""
+    maps = maps.float().nan_to_num(0.0, 0.0, 0.0)
+    # many small decompositions are quicker on the CPU than on a GPU
+    return torch.linalg.matrix_rank(maps.cpu()).float().mean(0).to(maps.device) / min(maps.shape[-2:])
 
 
 def average_neuron_scores(
     reports: list[tuple[int, dict[str, Tensor], Plan]], old: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Scores weighed by samples, over the devices that held a unit; a unit that nobody held keeps its score."""
+    """R = sum n_k R_k / sum n_k over the devices that held a unit; a unit that no device held keeps its old score.
+
+    `reports` are n_k, R_k and the plan of each device.
+    """
     total = {axis: torch.zeros_like(own) for axis, own in reports[0][1].items()}
     mass = {axis: torch.zeros_like(own) for axis, own in total.items()}
     for size, own, plan in reports:
