@@ -1,4 +1,16 @@
-"""FedBR: devices are sent the last blocks and distil from them; a bandit picks how many (Liu et al. 2023)."""
+"""FedBR: devices receive the last blocks of the model and distil from them; a bandit (GMBS) picks how many.
+
+Liu et al. 2023, doi:10.1109/TNET.2023.3301972: the four steps of section II-B, whose order this file follows, and
+Algorithm 1, GMBS, which is in lib/gmbs.py. Its symbols:
+
+    x^t, x_k          the global model, and the local model of device k, each of M blocks
+    alpha_k           how many of the last blocks device k receives, from 1 to M - 1
+    tau               the whole model is sent every tau + 1 rounds
+    q_L, q_H^j        the outputs of the local path and of hybrid path j
+    zeta              the local loss: zeta_L of the local path, zeta_H and zeta_KL of the hybrid ones, eq. (15)-(18)
+    lambda_1, _2      the weights of zeta_H and zeta_KL;   delta: the temperature in zeta_KL
+    r_k, p_k,m, n_k,m the feedback of device k, and by number of blocks m its running mean and how often it was picked
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,11 +37,13 @@ CHOICES = ("gmbs", "random", "all")
 
 @dataclass(frozen=True)
 class FedBR(Part):
-    """A device keeps the model it trained last; in most rounds it is sent the last blocks only and completes them from
-    its own. Hybrid paths through the received blocks, which do not move, hold the local ones to them.
+    """Devices receive only the last blocks in most rounds, complete them from their last model and distil from them.
 
-    The whole model travels every `tau` + 1 rounds, at first contact, after a round without an answer, and to a device
-    that was last here more than `max_age` rounds ago (0: never for that reason).
+    The whole model is sent every `tau` + 1 rounds, at first contact, after a round without a reply, and to a device
+    that last took part more than `max_age` rounds ago (0: never for that reason).
+
+    `cross` is lambda_1, `distil` lambda_2, `heat` the temperature delta. `choose` is how alpha_k is picked: by `gmbs`,
+    at `random`, or always `all` M - 1 blocks. `rate` is lambda of eq. (23), by which p_k,m follows the feedback.
     """
 
     cite: ClassVar = ("liu2023fedbr",)
@@ -61,90 +75,124 @@ class FedBR(Part):
         return find_block_ends(net)
 
     def init_server(self, round: Round) -> Tree:
+        """By device: `arms` its p and n, `blocks` its alpha, `loss` its last zeta_L, `seen` its last round."""
         return {"arms": {}, "blocks": {}, "loss": {}, "seen": {}}
 
-    # downwards --------------------------------------------------------------------------------------------------------
+    # (1) model broadcast ----------------------------------------------------------------------------------------------
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
-        """How many blocks a device distils from, as so many bytes: the same number is the same program."""
-        most, draw, blocks = len(round.net.blocks) - 1, round.generator(), {}
+        """alpha_k (Algorithm 1, lines 4-7), drawn at a device's first time; sent as the length of a tensor of bytes.
+
+        A length is known before anything runs, so that devices with the same alpha share one compiled program.
+        """
+        most, draw, alphas = len(round.net.blocks) - 1, round.generator(), {}
         for device in round.devices:
-            count = int(draw.integers(1, most + 1))
+            alpha = int(draw.integers(1, most + 1))
             if self.choose == "gmbs" and device_state_key(device) in state["arms"]:
-                count = pick_block_count(state["arms"][device_state_key(device)], round.number)
-            blocks[device_state_key(device)] = most if self.choose == "all" else count
-        told = {d: {"blocks": torch.ones(blocks[device_state_key(d)], dtype=torch.uint8)} for d in round.devices}
-        return told, state | {"blocks": blocks}
+                alpha = pick_block_count(state["arms"][device_state_key(device)], round.number)
+            alphas[device_state_key(device)] = most if self.choose == "all" else alpha
+        messages = {d: {"blocks": torch.ones(alphas[device_state_key(d)], dtype=torch.uint8)} for d in round.devices}
+        return messages, state | {"blocks": alphas}
 
     def sends_whole_model(self, state: Tree, device: int, number: int) -> bool:
-        """Whether a device is sent the whole model."""
+        """Whether a device is sent all M blocks: when t is a multiple of tau + 1, or it has no model to complete."""
         last = state["seen"].get(device_state_key(device))
-        old = last is not None and 0 < self.max_age < number - last
-        return last is None or old or number % (self.tau + 1) == 0 or device == SERVER
+        outdated = last is not None and 0 < self.max_age < number - last
+        return last is None or outdated or number % (self.tau + 1) == 0 or device == SERVER
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
+        """The last alpha_k blocks of x^t, or all of it; a sub-model (a plan) has no blocks and is sent plainly."""
         if not memory or link.plan or self.sends_whole_model(memory, link.device, link.round):
             return message, memory
-        blocks = memory["blocks"][device_state_key(link.device)]
-        kept = {name for block in link.blocks[-blocks:] for name in block}
-        left_out = {name for block in link.blocks for name in block} - kept
+        alpha = memory["blocks"][device_state_key(link.device)]
+        sent = {name for block in link.blocks[-alpha:] for name in block}
+        left_out = {name for block in link.blocks for name in block} - sent
         return replace(message, body={k: e for k, e in message.body.items() if k not in left_out}), memory
 
+    # (2) model combination --------------------------------------------------------------------------------------------
     def decode(self, message: Message, link: CodecLink) -> Message:
+        """The combined model: the first M - alpha_k blocks of the device's last model, and the received ones."""
         if link.plan or link.plan.sent is not None:
             return message
-        kept, body = link.memory.get("model", {}), dict(message.body)
+        own_model, body = link.memory.get("model", {}), dict(message.body)
         for name in (name for block in link.blocks for name in block if name not in body):
-            if name not in kept:
+            if name not in own_model:
                 refuse_message(f"lacks {name}, which the device does not remember")
-            body[name] = {"value": kept[name]}
+            body[name] = {"value": own_model[name]}
         return replace(message, body=body)
 
-    # on the device ----------------------------------------------------------------------------------------------------
+    # (3) local updating -----------------------------------------------------------------------------------------------
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         zero = torch.zeros((), dtype=device.net.dtype, device=device.net.place)
         return params, {"loss": zero, "steps": zero, "epoch": zero}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        ways = range(1, len(local.got["blocks"]) + 1)
+        """zeta = zeta_L + lambda_1 zeta_H + lambda_2 zeta_KL, eq. (18), over the hybrid paths j = 1 .. alpha_k."""
+        paths = range(1, len(local.got["blocks"]) + 1)
 
         def score_local_path(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             return scored._replace(aux=scored.aux | {"fedbr loss": compute_mean_loss(scored.logits, batch)})
 
-        return add_hybrid_paths(score_local_path, local, ways, self.cross, self.distil, self.heat)
+        return add_hybrid_paths(score_local_path, local, paths, self.cross, self.distil, self.heat)
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
-        """The mean loss of the local path in the present epoch."""
-        goes_on = (local.numbers["epoch"] <= state["epoch"]).to(state["loss"].dtype)
-        told = {"loss": goes_on * state["loss"] + scored.aux["fedbr loss"], "steps": goes_on * state["steps"] + 1}
-        return update, told | {"epoch": torch.maximum(state["epoch"], local.numbers["epoch"])}
+        """Sums zeta_L over the steps of the present epoch: both sums start anew when the epoch changes."""
+        same_epoch = (local.numbers["epoch"] <= state["epoch"]).to(state["loss"].dtype)
+        sums = {"loss": same_epoch * state["loss"] + scored.aux["fedbr loss"], "steps": same_epoch * state["steps"] + 1}
+        return update, sums | {"epoch": torch.maximum(state["epoch"], local.numbers["epoch"])}
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        """The device saves its local model x_k, to combine it with the blocks of its next round."""
         return params, {"model": {k: params[k] for k in device.net.names_with_role("shared", "server")}}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        """The mean zeta_L of the last epoch; Algorithm 1 needs it on the server and does not say how it gets there."""
         return {"loss": state["loss"] / state["steps"].clamp(min=1)}
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # (4) model aggregation --------------------------------------------------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        """x^(t+1) = the plain mean of the x_k, eq. (2)."""
         return torch.ones_like(weights), state
 
+    # GMBS: the feedback of the round (Algorithm 1, lines 3 and 8) -----------------------------------------------------
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        """n_k,m and p_k,m of the devices that replied; a loss that is not finite leaves p_k,m as it was."""
         replies = {r.device: r for r in round.replies if r.device != SERVER}
         loss = {d: float(r.report[self.name()]["loss"]) for d, r in replies.items()}
-        sound = [d for d in replies if isfinite(loss[d])]
+        finite = [d for d in replies if isfinite(loss[d])]
         arms, most = dict(state["arms"]), len(round.net.blocks) - 1
-        paid = self.compute_rewards(params, state, round, {d: loss[d] for d in sound})
+        feedback = self.compute_feedback(params, state, round, {d: loss[d] for d in finite})
         for device in replies:
-            name, blocks = device_state_key(device), state["blocks"][device_state_key(device)]
-            arm = count_pick(arms.get(name, make_bandit(most)), blocks)
-            arms[name] = reward_pick(arm, blocks, paid[device], self.rate) if device in paid else arm
-        gone = {device_state_key(d) for d in round.devices if d not in replies}
-        seen = {k: v for k, v in state["seen"].items() if k not in gone} | {
+            name, alpha = device_state_key(device), state["blocks"][device_state_key(device)]
+            arm = count_pick(arms.get(name, make_bandit(most)), alpha)
+            arms[name] = reward_pick(arm, alpha, feedback[device], self.rate) if device in feedback else arm
+        # what a silent device holds is unknown, so that it is sent the whole model next time
+        silent = {device_state_key(d) for d in round.devices if d not in replies}
+        seen = {k: v for k, v in state["seen"].items() if k not in silent} | {
             device_state_key(d): round.number for d in replies
         }
-        told = state["loss"] | {device_state_key(d): loss[d] for d in sound}
-        return params, state | {"arms": arms, "seen": seen, "loss": told}
+        losses = state["loss"] | {device_state_key(d): loss[d] for d in finite}
+        return params, state | {"arms": arms, "seen": seen, "loss": losses}
+
+    def compute_feedback(
+        self, params: Params, state: Tree, round: Round, loss: Mapping[int, float]
+    ) -> dict[int, float]:
+        """r_k of eq. (21) by device; 0 at a device's first time, when there is no zeta_L to compare with."""
+        distance, link_seconds, work_seconds = {}, {}, {}
+        for reply in round.replies:
+            if reply.device in loss:
+                x_k = {k: round.anchor[k] + reply.delta[k] for k in round.net.shared_trainable if k in reply.delta}
+                distance[reply.device] = float(sum((params[k] - v).double().square().sum() for k, v in x_k.items()))
+                up = sum(v.nbytes for v in reply.delta.values())
+                down = self.count_sent_bytes(state, round, reply.device)
+                profile = round.fleet.get_profile(reply.device, round.number)
+                times = profile.estimate_times(down, reply.outcome.macs_work, up)
+                link_seconds[reply.device], work_seconds[reply.device] = times.down + times.up, times.compute
+        before = state["loss"]
+        loss_drop = {
+            d: before[device_state_key(d)] - now if device_state_key(d) in before else 0.0 for d, now in loss.items()
+        }
+        return compute_block_rewards(distance, loss_drop, link_seconds, work_seconds) if distance else {}
 
     def count_sent_bytes(self, state: Tree, round: Round, device: int) -> int:
         """How many bytes of the model a device was sent."""
@@ -154,21 +202,3 @@ class FedBR(Part):
             else state["blocks"][device_state_key(device)]
         )
         return sum(round.anchor[name].nbytes for block in round.net.names_by_block[-blocks:] for name in block)
-
-    def compute_rewards(self, params: Params, state: Tree, round: Round, loss: Mapping[int, float]) -> dict[int, float]:
-        """What the round was worth to each device whose loss is known from before as well."""
-        far, link, work = {}, {}, {}
-        for reply in round.replies:
-            if reply.device in loss:
-                now = {k: round.anchor[k] + reply.delta[k] for k in round.net.shared_trainable if k in reply.delta}
-                far[reply.device] = float(sum((params[k] - v).double().square().sum() for k, v in now.items()))
-                up = sum(v.nbytes for v in reply.delta.values())
-                down = self.count_sent_bytes(state, round, reply.device)
-                profile = round.fleet.get_profile(reply.device, round.number)
-                times = profile.estimate_times(down, reply.outcome.macs_work, up)
-                link[reply.device], work[reply.device] = times.down + times.up, times.compute
-        before = state["loss"]
-        better = {
-            d: before[device_state_key(d)] - own if device_state_key(d) in before else 0.0 for d, own in loss.items()
-        }
-        return compute_block_rewards(far, better, link, work) if far else {}

@@ -1,4 +1,7 @@
-"""Hybrid paths: the first blocks of a local model go on through the last blocks of the received one."""
+"""Hybrid paths: the first blocks of the local model continued by the last blocks of the received one.
+
+Shared by FedMLB (Kim et al. 2022) and FedBR (Liu et al. 2023, eq. (15)-(18), whose symbols are used here).
+"""
 
 from collections.abc import Sequence
 
@@ -14,11 +17,12 @@ from shoal.core.types import Batch, BatchScore, Local, Scorer
 
 
 def find_block_ends(net: Net) -> tuple[str, ...]:
-    """The layers after which a path may change over: the last one of every block but the last."""
+    """The layers after which a path can change over to the received model: the last of every block but the last one."""
     return tuple(block.children[-1] for block in net.blocks[:-1])
 
 
 def require_blocks(part: Part, net: Net) -> None:
+    """Refuses a model of fewer than two blocks, which has no place for a path to change over."""
     if len(net.blocks) < 2:
         problem = f"{part.name()} works on blocks of a model, and this one has fewer than two."
         raise ShoalError("bad-part", problem, "Use a model of the list (shoal list models), or an nn.Sequential.")
@@ -27,29 +31,32 @@ def require_blocks(part: Part, net: Net) -> None:
 def add_hybrid_paths(
     inner: Scorer,
     local: Local,
-    ways: Sequence[int],
+    paths: Sequence[int],
     cross: float | Tensor,
     distil: float | Tensor,
     heat: float | Tensor,
 ) -> Scorer:
-    """The inner loss, the cross-entropy of the hybrid paths, and how far their predictions are from the local one's.
+    """zeta = inner loss + cross zeta_H + distil zeta_KL, eq. (18), with means over the hybrid paths j in `paths`:
 
-    A path in `ways` has so many of the received model's blocks, its last ones. Those do not move, but gradients go
-    through them into the local blocks before them.
+        zeta_H  = mean_j CE(q_H^j, y)                                        eq. (16)
+        zeta_KL = mean_j KL(softmax(q_H^j / heat) || softmax(q_L / heat))    eq. (17)
+
+    Path j ends with the last j blocks of the received model. Those do not move, but gradients go through them into the
+    local blocks before them.
     """
     ends, blocks = find_block_ends(local.net), len(local.net.blocks)
 
     def score_hybrid_paths(params: Params, batch: Batch) -> BatchScore:
         scored = inner(params, batch)
-        own = (scored.logits / heat).log_softmax(-1)
+        q_local = (scored.logits / heat).log_softmax(-1)
         total = torch.zeros_like(scored.loss)
-        for way in ways:
-            first = blocks - way
+        for j in paths:
+            first = blocks - j
             logits = local.net.forward_from_block(local.anchor, scored.taps[ends[first - 1]], first, training=True)
-            theirs = (logits / heat).log_softmax(-1)
-            apart = (theirs.exp() * (theirs - own)).sum(-1)
-            apart = apart if apart.dim() == 1 else apart.flatten(1).mean(1)
-            total = total + cross * compute_mean_loss(logits, batch) + distil * batch.mean(apart)
-        return scored._replace(loss=scored.loss + total / max(len(ways), 1))
+            q_hybrid = (logits / heat).log_softmax(-1)
+            divergence = (q_hybrid.exp() * (q_hybrid - q_local)).sum(-1)
+            divergence = divergence if divergence.dim() == 1 else divergence.flatten(1).mean(1)
+            total = total + cross * compute_mean_loss(logits, batch) + distil * batch.mean(divergence)
+        return scored._replace(loss=scored.loss + total / max(len(paths), 1))
 
     return score_hybrid_paths
