@@ -1,4 +1,14 @@
-"""FedBIAD: devices drop rows while they learn, steered by the trend of the loss (Xue et al. 2023, arXiv:2307.07172)."""
+"""FedBIAD: devices drop rows of their weight matrices while they learn, steered by the trend of the loss.
+
+Xue et al. 2023, arXiv:2307.07172: Algorithm 1, whose order this file follows from `ClientUpdate` on. Its symbols:
+
+    U, mu_j     the variational parameters (the means of the weights), and their row j
+    beta        the dropping pattern: 1 for rows that are kept, 0 for those that are dropped, eq. (4)
+    p           the dropout rate;   s~ the deviation of the posterior, eq. (13)
+    E^k         the weight score vector: one number per row, which device k keeps for life, eq. (9)
+    R_b, tau    the last round of stage one, and the window of the loss trend in iterations
+    Delta L     the sum of the last tau losses minus that of the tau before, eq. (8)
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,13 +40,16 @@ from shoal.parts.lib.row_patterns import (
 
 @dataclass(frozen=True)
 class FedBIAD(Part):
-    """Drops the share `rate` of the rows of every matrix, trains the others and sends those alone.
+    """Devices drop rows of every weight matrix, train the others and send those alone.
 
-    Up to round `early` the rows are drawn by chance, and drawn again whenever the sum of the last `window` losses is
-    above that of the `window` before; rows score where the loss fell. Later a device keeps the rows that scored best.
-    Weights are drawn around their means with the deviation of the posterior, or with `s_tilde` where that is not
-    negative. `combining` is over the `holders` of a row; `literal`, as printed, counts a dropped row as 0, and
-    `fill` as unchanged.
+    In stage one, up to round `early` (R_b), the pattern is drawn at random, and drawn again whenever the sum of the
+    last `window` (tau) losses is above that of the `window` before; rows score where the loss fell. In stage two a
+    device keeps the rows that scored best.
+
+    `rate` is p, the share of rows dropped. `combining` is the mean over the devices that hold a row (`holders`), or
+    over all, where a dropped row counts as 0 (`literal`, eq. (10) as printed) or as unchanged (`fill`). `tie_gates`
+    drops the four gates of an LSTM unit together. `drop_output_rows` lets rows of the output layer drop too, as those
+    of a language model always may. `s_tilde` is the deviation s~ of weights around U; below 0 it is that of eq. (13).
     """
 
     cite: ClassVar = ("xue2023fedbiad",)
@@ -62,73 +75,88 @@ class FedBIAD(Part):
         return self.combining == "literal" if point == "combine" else super().acts_at(point)
 
     def list_row_groups(self, net: Net) -> list[Axis]:
+        """The groups of rows, one per matrix, of which the share p is dropped."""
         return list_droppable_rows(net, self.tie_gates, self.drop_output_rows)
 
+    # ClientUpdate, lines 9-14: the first pattern ----------------------------------------------------------------------
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        """beta at random in stage one (line 11), from E^k in stage two (line 13)."""
         groups = self.list_row_groups(device.net)
         like = params[device.net.trainable[0]]
         scores = {g.name: memory["scores"][g.name] if memory else like.new_zeros(g.size) for g in groups}
         generator = device.generator("pattern")
-        first = device.round < self.early
-        kept = {
-            g.name: pick_row_pattern(None if first else scores[g.name], g.size, self.rate, generator).to(like)
+        stage_one = device.round < self.early
+        beta = {
+            g.name: pick_row_pattern(None if stage_one else scores[g.name], g.size, self.rate, generator).to(like)
             for g in groups
         }
-        state = {"kept": kept, "scores": scores, "losses": like.new_zeros(2 * self.window)}
+        state = {"kept": beta, "scores": scores, "losses": like.new_zeros(2 * self.window)}
         return params, state | {
-            "early": like.new_full((), float(first)),
-            "mask": self.build_update_mask(device.net, params, kept),
+            "early": like.new_full((), float(stage_one)),
+            "mask": self.build_update_mask(device.net, params, beta),
         }
 
-    def build_update_mask(self, net: Net, like: Params, kept: Mapping[str, Tensor]) -> Params:
-        """What may move, by tensor."""
-        touched = find_row_tensors(self.list_row_groups(net))
-        ones = {k: like[k].new_ones([1] * like[k].dim()) for k in net.trainable if k in touched}
-        return net.slicer.mask_units(ones, kept)
+    def build_update_mask(self, net: Net, like: Params, beta: Mapping[str, Tensor]) -> Params:
+        """By tensor, 1 for the elements that the pattern lets move and 0 for the others."""
+        names = find_row_tensors(self.list_row_groups(net))
+        ones = {k: like[k].new_ones([1] * like[k].dim()) for k in net.trainable if k in names}
+        return net.slicer.mask_units(ones, beta)
 
+    # lines 15-17: one iteration ---------------------------------------------------------------------------------------
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
-        """Another pattern, should it be needed, and what shakes the weights, where that changes any."""
+        """The random numbers of iteration v: a pattern for line 21, should the loss rise, and the noise s~ eps."""
         like, due = device.anchor[device.net.trainable[0]], device.round < self.early and self.is_trend_step(step)
         make = (lambda size: pick_row_pattern(None, size, self.rate, generator)) if due else make_blank_pattern
-        drawn = {g.name: make(g.size).to(like) for g in self.list_row_groups(device.net)}
+        draws = {g.name: make(g.size).to(like) for g in self.list_row_groups(device.net)}
         size = self.s_tilde if self.s_tilde >= 0 else compute_slab_deviation(device.net, self.rate, device.round)
+        # noise below the resolution of a float32 beside the weights changes nothing and is not drawn
         if size > 1e-9 and size > 1e-7 * float(like.square().mean().sqrt()):
             for name in device.net.trainable:
                 shape = device.anchor[name].shape
-                drawn[f"noise {name}"] = size * torch.randn(shape, generator=generator).to(like)
-        return drawn
-
-    def is_trend_step(self, step):
-        """Whether the trend is looked at after this step, counted from 0; it may be a number or a tensor."""
-        return (step >= 2 * self.window) & (step % self.window == 0)
+                draws[f"noise {name}"] = size * torch.randn(shape, generator=generator).to(like)
+        return draws
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
+        """The loss at theta = beta o (U + s~ eps), eps ~ N(0, I) (line 16)."""
+
         def score_spike_and_slab(params: Params, batch: Batch) -> BatchScore:
             noise = {k: local.draws[f"noise {k}"] for k in params if f"noise {k}" in local.draws}
-            shaken = {k: p + noise[k] if k in noise else p for k, p in params.items()}
-            return inner(local.net.slicer.mask_units(shaken, local.state["kept"]), batch)
+            theta = {k: p + noise[k] if k in noise else p for k, p in params.items()}
+            return inner(local.net.slicer.mask_units(theta, local.state["kept"]), batch)
 
         return score_spike_and_slab
 
+    # lines 18-26: the loss trend, the pattern and the scores ----------------------------------------------------------
+    def is_trend_step(self, step):
+        """Whether iteration v ends with a look at the trend (line 18); v counts from 0, as a number or a tensor."""
+        return (step >= 2 * self.window) & (step % self.window == 0)
+
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
+        """The next beta and E^k from Delta L; rows with beta = 0 do not move, eq. (7), which `mask` sees to."""
         losses = torch.cat((state["losses"][1:], scored.loss.detach().reshape(1).to(state["losses"].dtype)))
-        step, steps = local.numbers["step"], local.numbers["steps"]
+        v, last = local.numbers["step"], local.numbers["steps"]
+        # Delta L > 0 (line 20), written so that a loss that is not a number counts as a rise
         rose = ~(losses[self.window :].sum() <= losses[: self.window].sum())
-        due = self.is_trend_step(step) & (step + 1 < steps) & (state["early"] > 0)
+        # not after the last iteration: the pattern that is sent must have been trained
+        due = self.is_trend_step(v) & (v + 1 < last) & (state["early"] > 0)
         kept, scores = {}, {}
-        for name, own in state["kept"].items():
-            other = local.draws[name]
-            scores[name] = state["scores"][name] + due * own * torch.where(rose, other, torch.ones_like(other))
-            kept[name] = torch.where(due & rose, other, own)
-        sound = scored.loss.isfinite()
-        update = {k: torch.where(sound, u, torch.zeros_like(u)) for k, u in update.items()}
+        for name, beta in state["kept"].items():
+            resampled = local.draws[name]
+            # eq. (9): kept rows score 1 where the loss fell, else only if the new pattern keeps them too
+            scores[name] = state["scores"][name] + due * beta * torch.where(rose, resampled, torch.ones_like(resampled))
+            kept[name] = torch.where(due & rose, resampled, beta)
+        # one bad batch must not spoil the model: it makes no step
+        finite = scored.loss.isfinite()
+        update = {k: torch.where(finite, u, torch.zeros_like(u)) for k, u in update.items()}
         mask = self.build_update_mask(local.net, local.anchor, state["kept"])
         return update, state | {"kept": kept, "scores": scores, "losses": losses, "mask": mask}
 
+    # line 28: what is sent --------------------------------------------------------------------------------------------
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
         return params, {"scores": state["scores"], "kept": state["kept"]}
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
+        """The rows mu_j with beta_j = 1, and beta."""
         if not memory.get("kept"):
             return message, memory
         plan = plan_kept_rows(memory["kept"])
@@ -137,11 +165,13 @@ class FedBIAD(Part):
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         return compute_cut_shapes(shapes, message)
 
+    # line 7: on the server --------------------------------------------------------------------------------------------
     def decode(self, message: Message, link: CodecLink) -> Message:
+        """beta o U, 0 in dropped rows."""
         return restore_rows(message, link.shapes, covers=self.combining != "fill")
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        """As printed: a row that a device dropped counts with the value 0."""
+        """Eq. (10) as printed: a row that a device dropped counts with the value 0, so that it shrinks every round."""
         gone = [{k: r.delta[k] - round.anchor[k] * ~mask for k, mask in r.covered.items()} for r in replies]
         whole = [replace(r, delta=r.delta | own, covered={}) for r, own in zip(replies, gone)]
         return aggregate_holders(replace(round, replies=whole)), state

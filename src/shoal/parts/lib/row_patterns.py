@@ -1,4 +1,4 @@
-"""Patterns of rows: which can be dropped, which are kept, and how what is kept travels."""
+"""Dropping patterns of weight rows: which rows can be dropped, which are kept, and how the kept ones travel."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,19 +16,27 @@ from shoal.parts.lib.submodel_units import list_rows_of_kinds
 
 
 def list_droppable_rows(net: Net, tie_gates: bool, output: bool) -> list[Axis]:
-    """Of a language model the rows of the embedding, of the output and of the recurrent matrices; else the units."""
+    """The groups of rows that may drop: the units of a model, or of a language model the rows of some matrices.
+
+    Those are the embedding, the output layer and the recurrent matrices, by gate or, with `tie_gates`, by cell;
+    `output` adds the rows of the output layer of any model.
+    """
     kinds = {"embedding", "output", "cells" if tie_gates else "recurrent"} if net.token_inputs else set()
     kinds |= {"output"} if output else set()
     return [*(() if net.token_inputs else net.axes), *list_rows_of_kinds(net, kinds)]
 
 
 def count_kept_rows(size: int, rate: float) -> int:
-    """How many rows are kept: exactly so many of each matrix, at least one."""
+    """How many rows of a matrix are kept: J - round(rate J), halves rounded up, and at least one."""
     return max(1, size - floor(rate * size + 0.5))
 
 
 def pick_row_pattern(scores: Tensor | None, size: int, rate: float, generator: torch.Generator) -> Tensor:
-    """1 for the rows that scored best, 0 for the others; by chance where there are no scores, or equal ones."""
+    """beta: 1 for the rows that scored best, 0 for the others; at random where there are no scores, or equal ones.
+
+    Printed is a threshold at the p-quantile of the scores; they are whole numbers and mostly equal, so that a threshold
+    could keep no row at all.
+    """
     order = torch.randperm(size, generator=generator)
     if scores is not None:
         order = order[scores.cpu()[order].argsort(descending=True, stable=True)]
@@ -37,34 +45,38 @@ def pick_row_pattern(scores: Tensor | None, size: int, rate: float, generator: t
 
 @lru_cache(256)
 def make_blank_pattern(size: int) -> Tensor:
-    """No pattern at all; nobody writes to it."""
+    """Zeros in the place of a pattern that is not needed; shared, so nobody may write to it."""
     return torch.zeros(size)
 
 
 def plan_kept_rows(kept: Mapping[str, Tensor]) -> Plan:
+    """The plan of a model that holds the rows of these patterns."""
     return Plan({name: own.cpu().nonzero().flatten() for name, own in kept.items()})
 
 
 def cut_rows(message: Message, lines: Callable[[str], Mapping[int, Tensor]]) -> Message:
-    """Only the lines that are kept of every value, by name and dimension; each pattern travels once, a bit a line."""
+    """The message with only the kept rows and columns of every value; each pattern travels once, one bit a line.
+
+    `lines` gives by tensor name and dimension which lines are kept.
+    """
     seen: list[tuple[str, Tensor]] = []
     body: dict[str, Entry] = {}
     for name, entry in message.body.items():
-        value, told = entry["value"], {}
+        value, patterns = entry["value"], {}
         for dim, line in lines(name).items():
             value = value.index_select(dim, line.nonzero().flatten().to(value.device))
             known = next((place for place, other in seen if torch.equal(other, line)), None)
-            told |= (
+            patterns |= (
                 {f"kept {dim}": pack_bits(line)} if known is None else {f"kept {dim} as {known}": torch.empty(0).byte()}
             )
             seen.append((f"{dim} {name}", line))
-        body[name] = entry | {"value": value} | told
+        body[name] = entry | {"value": value} | patterns
     return replace(message, body=body)
 
 
 def read_row_patterns(name: str, body: Mapping[str, Entry], shapes: Mapping[str, torch.Size]) -> dict[int, Tensor]:
-    """By dimension, which lines of a tensor were kept, as the message tells."""
-    found: dict[int, Tensor] = {}
+    """By dimension, which lines of a tensor were kept, as the message says."""
+    patterns: dict[int, Tensor] = {}
     for key, value in body[name].items():
         if not key.startswith("kept "):
             continue
@@ -79,21 +91,21 @@ def read_row_patterns(name: str, body: Mapping[str, Entry], shapes: Mapping[str,
         line = unpack_bits(value, torch.Size([length]))
         if not torch.equal(pack_bits(line), value):
             raise make_row_error(name, "a pattern with more bits than rows")
-        found[int(dim)] = line
-    return found
+        patterns[int(dim)] = line
+    return patterns
 
 
 def compute_cut_shapes(shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
-    """The shapes of the values that are left."""
-    made = dict(shapes)
+    """The shapes of the values after `cut_rows`."""
+    cut = dict(shapes)
     for name in message.body:
         for dim, line in read_row_patterns(name, message.body, shapes).items():
-            made[name] = torch.Size([int(line.sum()) if d == dim else n for d, n in enumerate(made[name])])
-    return made
+            cut[name] = torch.Size([int(line.sum()) if d == dim else n for d, n in enumerate(cut[name])])
+    return cut
 
 
 def restore_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) -> Message:
-    """Values of the shapes they had, 0 where rows are missing; `covers` says that those did not arrive."""
+    """The message with values of their whole shapes, 0 in dropped rows; with `covers` these are marked as not held."""
     body: dict[str, Entry] = {}
     after = compute_cut_shapes(shapes, message)
     for name, entry in message.body.items():
@@ -116,9 +128,10 @@ def restore_rows(message: Message, shapes: dict[str, torch.Size], covers: bool) 
 
 
 def make_row_error(name: str, what: str) -> ShoalError:
+    """The error that refuses a message whose patterns or rows of a tensor do not fit."""
     return ShoalError("damaged", f"A message has {what} in {name}, which does not fit.", "It was not used.")
 
 
 def find_row_tensors(kept: Sequence[Axis]) -> set[str]:
-    """The tensors that rows have to do with."""
+    """The names of the tensors that these rows cut."""
     return {cut.tensor for axis in kept for cut in axis.cuts}
