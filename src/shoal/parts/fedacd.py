@@ -1,4 +1,13 @@
-"""FedACD: local models whose classes all do equally well, and count by how even they are (Zhou et al. 2025)."""
+"""FedACD: local models are trained to serve all classes equally well, and count by how far they do.
+
+Zhou et al. 2025, "Enhancing the Performance of Global Model by Improving the Adaptability of Local Models in Federated
+Learning". Its symbols:
+
+    p, q     the prediction for a sample, and the one with the same p_y whose other classes are alike, eq. (7)
+    P, Delta the class matrix (P_ij: mean probability of class j for samples of class i), and Delta_yi = P_yi / P_iy
+    L_1, L_2 the terms of the local loss, eq. (7) and (8); L = L_1 + lambda L_2, eq. (9)
+    Q, V     the template matrix (tau on its diagonal, the rest alike), and the weight of a reply, eq. (10)
+"""
 
 from dataclasses import dataclass
 from math import log
@@ -27,8 +36,16 @@ CADENCES = ("epoch", "batch_ema", "round")
 
 @dataclass(frozen=True)
 class FedACD(Part):
-    """The mass on wrong classes is spread evenly (L1), and a class that is taken for another more often than the other
-    way round is held to a larger margin (L2); a reply's weight is V, its adaptability."""
+    """The local loss makes all classes err alike, and a reply counts by its adaptability V.
+
+    L_1 spreads the probability of the wrong classes evenly. L_2 asks for a larger margin from a class y to a class i
+    for which y is mistaken more often than i for y.
+
+    `lam` is lambda. `cadence` is when the class matrix is renewed: after each `epoch`, in every batch as a moving
+    average that keeps the share `ema` (`batch_ema`), or once a `round`. `missing` is Delta_yi for a class i that the
+    device does not have. `tau` is the diagonal of Q, `reduce` whether the divergence from Q is the `mean` or the `sum`
+    over classes. `weights` are V (`adaptability`) or all alike (`uniform`).
+    """
 
     cite: ClassVar = ("zhou2025fedacd",)
     sets: ClassVar = frozenset({"weigh"})
@@ -57,21 +74,24 @@ class FedACD(Part):
             raise ShoalError("bad-part", problem, "Use it to tell two or more classes apart, or leave it out.")
         return net
 
+    # on a device: the local loss, eq. (7)-(9) -------------------------------------------------------------------------
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        """P of the received model, and which classes the device has."""
         matrix, counts = compute_class_matrix(device.net, params, device.samples)
         zero = torch.zeros_like(counts[0])
-        told = {"matrix": matrix, "there": counts > 0, "epoch": zero}
-        return params, told | {"sums": torch.zeros_like(matrix), "counts": torch.zeros_like(counts)}
+        state = {"matrix": matrix, "there": counts > 0, "epoch": zero}
+        return params, state | {"sums": torch.zeros_like(matrix), "counts": torch.zeros_like(counts)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
+        """L = L_1 + lambda L_2, eq. (9); L_2 is the cross-entropy of the logits f_i + log Delta_yi, eq. (8)."""
         margins = self.compute_margins(roll_class_matrix(local.state, local)["matrix"], local.state["there"])
 
         def score_with_margins(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
             total = torch.zeros_like(scored.loss)
             for targets, weight in batch.targets:
-                held = compute_sample_losses(scored.logits + margins[targets], targets)
-                losses = compute_evenness_loss(scored.logits, targets) + self.lam * held
+                l2 = compute_sample_losses(scored.logits + margins[targets], targets)
+                losses = compute_evenness_loss(scored.logits, targets) + self.lam * l2
                 total = total + batch.mean(losses if weight is None else losses * weight)
             sums, counts = sum_by_class(scored.logits, batch)
             return scored._replace(loss=total, aux=scored.aux | {"fedacd sums": sums, "fedacd counts": counts})
@@ -79,13 +99,18 @@ class FedACD(Part):
         return score_with_margins
 
     def compute_margins(self, matrix: Tensor, there: Tensor) -> Tensor:
-        """log(P_yi / P_iy); for a class i that the device does not have, the small margin `missing`."""
+        """log Delta_yi = log(P_yi / P_iy), row y and column i; log(`missing`) for a class i that the device has not.
+
+        Probabilities below 1e-6 and logarithms beyond 8 are clamped: they come from few samples and would drown the
+        logits.
+        """
         logs = matrix.clamp(1e-6, 1).log()
         small = (logs.new_ones(()) * self.missing).log()
         between = torch.where(there, (logs - logs.T).clamp(-8, 8), small)
         return between * (1 - torch.eye(len(logs), dtype=logs.dtype, device=logs.device))
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
+        """P renewed as `cadence` says, from the outputs that training computes anyway."""
         sums, counts = scored.aux["fedacd sums"], scored.aux["fedacd counts"]
         if self.cadence == "round":
             return update, state
@@ -95,15 +120,18 @@ class FedACD(Part):
         state = roll_class_matrix(state, local)
         return update, state | {"sums": state["sums"] + sums, "counts": state["counts"] + counts}
 
+    # the weight of a reply, eq. (10) and (11) -------------------------------------------------------------------------
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
+        """V of the trained model."""
         if self.weights == "uniform":
             return {}
         matrix, counts = compute_class_matrix(device.net, params, device.samples)
         return {"v": compute_adaptability(measure_class_divergence(matrix, counts, self.tau, self.reduce))}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
-        told = [reply.report.get(self.name(), {}).get("v", 1.0) for reply in round.replies]
-        return torch.tensor([float(v) for v in told], dtype=weights.dtype), state
+        """V_m / sum V_k, eq. (11), whatever the numbers of samples."""
+        scores = [reply.report.get(self.name(), {}).get("v", 1.0) for reply in round.replies]
+        return torch.tensor([float(v) for v in scores], dtype=weights.dtype), state
 
 
 def roll_class_matrix(state: Tree, local: Local) -> Tree:
@@ -115,7 +143,10 @@ def roll_class_matrix(state: Tree, local: Local) -> Tree:
 
 
 def compute_evenness_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """KL of the prediction from the one with the same p_y and the rest spread evenly, for each sample."""
+    """L_1 of each sample, eq. (7): KL(p || q) = sum over i != y of p_i log(p_i (C - 1) / (1 - p_y)), from logits.
+
+    log(1 - p_y) as a sum over the other classes stays finite when p_y comes to 1.
+    """
     classes = logits.shape[-1]
     true = encode_one_hot(targets, classes)
     rest = logits.masked_fill(true, -torch.inf).logsumexp(-1, keepdim=True)
@@ -124,5 +155,5 @@ def compute_evenness_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def compute_adaptability(distance: Tensor) -> Tensor:
-    """V, between 1/2 and 1: the larger, the nearer the class matrix is to an even one."""
+    """V = sigmoid(1 / KL(P || Q)), eq. (10), between 1/2 and 1; the clamp keeps 1 / KL finite."""
     return torch.sigmoid(1 / distance.clamp(min=1e-6))

@@ -1,4 +1,11 @@
-"""FedAP: one pruning of filters, as deep in each layer as curvature and weights allow (Liu et al. 2024, 2408.05678)."""
+"""FedAP: filters are pruned once, as many in each layer as curvature and weights allow.
+
+Liu et al. 2024, arXiv:2408.05678: section 3.4 and Algorithm 3. Its symbols:
+
+    p_k*, p*  the pruning rate that the curvature on device k allows (k = 0: the server), and their mean, formula (15)
+    V, p_l*   the threshold on absolute weights, and the rate of layer l: the share of its weights below V
+    R_l       the ranks of the feature maps of the filters in layer l
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -25,11 +32,15 @@ MANY = 10**9
 
 @dataclass(frozen=True)
 class FedAP(Part):
-    """In round `at` filters go for good, as many as curvature and weights allow.
+    """In one round filters are pruned for good, as many of each layer as curvature and weights allow.
 
-    Devices and the server say which share of the model the curvature of their loss lets go; the mean of these, by
-    samples and likeness of labels, sets a threshold on weights, the threshold a rate for each layer, and of each layer
-    the filters with maps of the lowest rank go.
+    That is round `at`, the first being 1. Devices and the server report the rate that the curvature of their loss
+    allows; its mean sets a threshold on weights, the threshold a rate for each layer, and of each layer the filters
+    whose maps have the lowest rank go.
+
+    `rule` is how a rate is found: `slq_plateau` and `eigen_gap` from the curvature on `samples` samples, after `steps`
+    Lanczos steps, and `fixed` is p* = `rate`. `epsilon` is that of formula (15): the larger, the less the degree of a
+    device's labels counts. Ranks are taken over `images` samples.
     """
 
     cite: ClassVar = ("liu2024feddumap",)
@@ -59,66 +70,73 @@ class FedAP(Part):
         return {"done": False, "labels": collect_label_counts({}, round)}
 
     def is_pruning_due(self, state: Tree, round: Round) -> bool:
+        """Whether this round prunes; a round that could not, because nobody replied, leaves it to the next one."""
         return not state["done"] and round.number + 1 >= self.at
 
+    # Algorithm 3, lines 2-4: the rates p_k* ---------------------------------------------------------------------------
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
-        asked = {} if self.rule == "fixed" else {"rate": REQUEST}
-        asked |= {} if round.server is not None else {"scores": REQUEST}
-        return ({d: dict(asked) for d in round.devices} if self.is_pruning_due(state, round) else {}), state
+        """A request for p_k* in the round that prunes, and for ranks where the server has no samples."""
+        requests = {} if self.rule == "fixed" else {"rate": REQUEST}
+        requests |= {} if round.server is not None else {"scores": REQUEST}
+        return ({d: dict(requests) for d in round.devices} if self.is_pruning_due(state, round) else {}), state
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        found: dict = {}
+        report: dict = {}
         if device.has_request("scores"):
             batch = device.samples.take_batch(device.samples.index[: self.images])
-            found["scores"] = score_neurons(device.net, device.anchor, batch.inputs)
+            report["scores"] = score_neurons(device.net, device.anchor, batch.inputs)
         if device.has_request("rate"):
             share = self.propose_rate(device.net, device.anchor, params, device.samples, device.generator("probe"))
-            found |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
-        return found
+            report |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
+        return report
 
     def propose_rate(
         self, net: Net, start: Params, end: Params, samples: Samples, generator: torch.Generator
     ) -> float | None:
-        """How much of a model the loss on these samples says can go; None where it says nothing."""
+        """p_k*: the share of the model that the curvature on these samples lets go; None if that is not finite."""
         loss = FlatLoss(net, end, samples.take_batch(samples.index[: self.samples]))
         return estimate_pruning_rate(self.rule, loss, start, end, self.steps, generator)
 
+    # lines 5-16: the threshold, the rates of the layers, the filters that stay ----------------------------------------
     def prune(self, plan: Plan, state: Tree, round: Round) -> tuple[Plan, Tree]:
         state = state | {"labels": collect_label_counts(state["labels"], round)}
-        wanted = (
+        p_star = (
             self.average_proposed_rates(state, round) if self.is_pruning_due(state, round) and not plan.kept else None
         )
-        ranks = None if wanted is None else self.score_filters(round)
-        if wanted is None or ranks is None:
+        ranks = None if p_star is None else self.score_filters(round)
+        if p_star is None or ranks is None:
             return plan, state
-        rates = compute_layer_rates(round.net, round.params, wanted)
+        rates = compute_layer_rates(round.net, round.params, p_star)
         kept = choose_kept_filters(round.net, round.params, ranks, rates)
         return replace(plan, kept=dict(plan.kept) | kept), state | {"done": True}
 
     def average_proposed_rates(self, state: Tree, round: Round) -> float | None:
-        """The rate of all who told one, weighed by samples over the degree of their labels; None where nobody did."""
+        """p* = sum_k a_k p_k* / sum_k a_k, a_k = n_k / (D(P_k) + epsilon), formula (15); None without any p_k*.
+
+        The sums run over the devices of this round and the server; the others would have to be sent the model first.
+        """
         if self.rule == "fixed":
             return self.rate
-        told = [(r, r.report.get(self.name(), {})) for r in round.replies if r.device != SERVER]
-        known = [(r.device, r.size, float(own["rate"])) for r, own in told if "rate" in own]
+        reports = [(r, r.report.get(self.name(), {})) for r in round.replies if r.device != SERVER]
+        rates = [(r.device, r.size, float(report["rate"])) for r, report in reports if "rate" in report]
         labels = state["labels"]
-        degrees = compute_known_degrees(labels, [device for device, _, _ in known])[0]
+        degrees = compute_known_degrees(labels, [device for device, _, _ in rates])[0]
         if round.server is not None:
             generator = torch.Generator().manual_seed(int(round.generator("server").integers(2**62)))
             share = self.propose_rate(round.net, round.anchor, round.params, round.server, generator)
             if share is not None:
-                own = count_labels(round.server, round.net.classes).double().numpy()
-                everybody = sum((theirs.cpu().numpy() for theirs in labels.values()), np.zeros(len(own)))
-                known.append((SERVER, len(round.server), share))
-                degrees.append(measure_label_degree(own, everybody))
-        weights = [size / (degree + self.epsilon) for (_, size, _), degree in zip(known, degrees)]
-        return sum(w * own for w, (_, _, own) in zip(weights, known)) / sum(weights) if known else None
+                server_labels = count_labels(round.server, round.net.classes).double().numpy()
+                all_labels = sum((counts.cpu().numpy() for counts in labels.values()), np.zeros(len(server_labels)))
+                rates.append((SERVER, len(round.server), share))
+                degrees.append(measure_label_degree(server_labels, all_labels))
+        weights = [size / (degree + self.epsilon) for (_, size, _), degree in zip(rates, degrees)]
+        return sum(w * p for w, (_, _, p) in zip(weights, rates)) / sum(weights) if rates else None
 
     def score_filters(self, round: Round) -> dict[str, Tensor] | None:
-        """How much each unit's maps say: on the server's samples, or as devices report it."""
+        """R_l of each layer (line 12): on the server's samples, or the mean over devices; None without either."""
         if round.server is not None:
             inputs = round.server.take_batch(round.server.index[: self.images]).inputs
             return score_neurons(round.net, round.params, inputs)
-        told = [(r, r.report.get(self.name(), {})) for r in round.replies]
-        reports = [(r.size, own["scores"], round.plans[r.device]) for r, own in told if "scores" in own]
-        return average_neuron_scores(reports, {}) if reports else None
+        reports = [(r, r.report.get(self.name(), {})) for r in round.replies]
+        scores = [(r.size, report["scores"], round.plans[r.device]) for r, report in reports if "scores" in report]
+        return average_neuron_scores(scores, {}) if scores else None

@@ -1,4 +1,12 @@
-"""FedDH: replies count less the further their labels are from everybody's (Liu et al. 2025, arXiv:2507.10430)."""
+"""FedDH: replies count less the further the labels of a device are from those of all (dynamic aggregation).
+
+Liu et al. 2025, arXiv:2507.10430: section 5.1 and Algorithm 1. Its symbols:
+
+    P_k, D_JS(P_k) the label distribution of device k, and its Jensen-Shannon divergence from that of all, formula (5)
+    D_k            the non-IID degree v_k D_JS(P_k) + b_k, formula (4), with the control parameters v_k and b_k
+    q_k            the weight of the reply of device k, formula (11)
+    F, w(Q)        the global loss, and the aggregated model as a function of the weights, formula (3)
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,11 +43,16 @@ from shoal.parts.lib.weight_sensitivity import (
 
 @dataclass(frozen=True)
 class FedDH(Part):
-    """A reply counts n_k / D_k with D_k = v_k JS_k + b_k, where JS_k is the non-IID degree of the device.
+    """A reply counts n_k / D_k, where the non-IID degree D_k = v_k JS_k + b_k of its device is learnt.
 
-    v_k and b_k start at 1 and 0 and follow the slope of the global loss: as the devices' progress shows it (`pseudo`),
-    on the server's samples (`server_data`), or as the devices of the next round report it (`client_grad`). Histograms
-    are `told` by devices, or `estimated` by the server from its own samples (`literal`: by the printed formula).
+    v_k and b_k start at 1 and 0 and go down the slope of the global loss with the rates `lr_v` and `lr_b`, which are
+    multiplied by `decay_v` and `decay_b` in every round.
+
+    `gradient` chooses what stands for the gradient of the global loss: the mean change of the devices (`pseudo`), the
+    gradient on the server's samples (`server_data`), or those that the devices of the next round report
+    (`client_grad`). `labels` chooses where P_k comes from: `told` by devices, or `estimated` by the server from its own
+    samples (FedDHE), with the sharpness `beta`; `literal` is formula (8) as printed. No reply counts more than the
+    share `cap` of all. `reaggregate` averages once more with the new v_k and b_k in the same round.
     """
 
     cite: ClassVar = ("liu2025feddhad",)
@@ -61,6 +74,7 @@ class FedDH(Part):
         require(self, "gradient one of pseudo, server_data, client_grad", self.gradient in GRADIENTS)
         require(self, "labels one of told, estimated, literal", self.labels in ("told", "estimated", "literal"))
 
+    # Algorithm 1, lines 1-3: the JS divergence of each device, and the control parameters -----------------------------
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         return card | {"labels": count_labels(samples, net.classes)} if self.labels == "told" else card
 
@@ -72,15 +86,23 @@ class FedDH(Part):
         return {"labels": known, "control": {}, "late": []}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        told = self.gradient == "client_grad"
-        return {"gradient": compute_loss_gradient(device.net, device.anchor, device.samples)} if told else {}
+        if self.gradient != "client_grad":
+            return {}
+        return {"gradient": compute_loss_gradient(device.net, device.anchor, device.samples)}
 
+    # lines 9-11: the global model, the control parameters, the weights ------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
+        """q_k = (n_k / D_k) / sum_j (n_j / D_j), formula (11), over the devices of this round.
+
+        Line 11 computes q after the round, for a cohort that the next round will not have; here it is computed when it
+        is needed, from the same v_k and b_k.
+        """
         state = state | {"labels": self.update_histograms(state["labels"], round)}
         degree = self.compute_dynamic_degrees(state, [r.device for r in round.replies])
         return cap_weights(weights * (degree.min() / degree), self.cap), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        """The control parameters after a step of formula (10); `client_grad` takes the one of the round before."""
         devices = [r.device for r in round.replies]
         before = self.compute_dynamic_degrees(state, devices)
         now = {"devices": devices, "degree": before, "ways": compute_weight_derivatives(round)}
@@ -99,27 +121,33 @@ class FedDH(Part):
         return params, state | {"late": late}
 
     def update_histograms(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
-        """The histograms known so far, with those of devices that are seen for the first time."""
+        """n_k P_k of all devices known so far, with those of the devices that took part for the first time."""
         if self.labels == "told":
             return collect_label_counts(known, round)
         assert round.server is not None
-        made = {}
+        new = {}
         for reply in [r for r in round.replies if device_state_key(r.device) not in known and r.device >= 0]:
             shares = estimate_label_shares(
                 round.net, rebuild_local_model(reply, round), round.server, self.beta, self.labels == "literal"
             )
-            made[device_state_key(reply.device)] = shares * reply.size
-        return known | made
+            new[device_state_key(reply.device)] = shares * reply.size
+        return known | new
 
     def compute_dynamic_degrees(self, state: Tree, devices: Sequence[int]) -> Tensor:
-        """D of these devices, with a floor under it."""
+        """D_k = v_k D_JS(P_k) + b_k of these devices, formula (4).
+
+        The floor keeps D_k above 0, and one device with hardly any divergence from getting all the weight.
+        """
         js, floor = compute_known_degrees(state["labels"], devices)
         control = [state["control"].get(device_state_key(d), [1.0, 0.0]) for d in devices]
         raw = torch.tensor([v * degree + b for degree, (v, b) in zip(js, control)], dtype=torch.float64)
         return raw.clamp(min=floor)
 
     def estimate_global_gradient(self, params: Params, round: Round) -> Params:
-        """The gradient of the global loss, or what stands for it."""
+        """g, the gradient of the global loss F at w, or what `gradient` takes in its place.
+
+        `pseudo` is (w^(t-1) - w^t) / (lr * mean number of steps), exact for one step of plain SGD.
+        """
         if self.gradient == "server_data":
             assert round.server is not None
             return compute_loss_gradient(round.net, params, round.server)
@@ -130,19 +158,21 @@ class FedDH(Part):
         return {k: -change / size for k, change in compute_mean_change(round).items()}
 
     def update_control(self, state: Tree, past: Tree, pull: Tensor, number: int) -> Tree:
-        """v and b one step down the slope dF/dD_k = -pull_k / D_k; where the floor holds D, only upwards.
+        """v_k and b_k after one step down the slope of F, formula (10).
 
-        Where all labels are alike there is nothing to tell devices apart by, and nothing moves.
+        dF/dD_k = -pull_k / D_k with pull_k = q_k <g, w_k - w>, dF/dv_k = D_JS(P_k) dF/dD_k and dF/db_k = dF/dD_k. Where
+        the floor holds D_k, a step may only raise it, or v_k and b_k would sink without an effect. Where all labels are
+        alike there is nothing to tell devices apart by, and nothing moves. What is not finite starts anew.
         """
         js, floor = compute_known_degrees(state["labels"], past["devices"])
         if max(js) < 1e-9:
             return state
         control = dict(state["control"])
         rate_v, rate_b = self.lr_v * self.decay_v**number, self.lr_b * self.decay_b**number
-        for device, degree, slant in zip(past["devices"], js, (-pull / past["degree"]).tolist()):
+        for device, degree, slope in zip(past["devices"], js, (-pull / past["degree"]).tolist()):
             v, b = control.get(device_state_key(device), [1.0, 0.0])
-            slant = min(slant, 0.0) if v * degree + b < floor else slant
-            moved = [v - rate_v * degree * slant, b - rate_b * slant]
+            slope = min(slope, 0.0) if v * degree + b < floor else slope
+            moved = [v - rate_v * degree * slope, b - rate_b * slope]
             control[device_state_key(device)] = moved if all(map(isfinite, moved)) else [1.0, 0.0]
         return state | {"control": control}
 

@@ -1,4 +1,4 @@
-"""Which filters a smaller model keeps: rates for each layer, and those filters whose maps say most."""
+"""Which filters a pruned model keeps: a rate for each layer, and the filters whose maps have the highest rank."""
 
 from collections.abc import Mapping
 from math import floor
@@ -13,34 +13,41 @@ from shoal.parts.lib.submodel_units import compute_unit_strengths
 
 
 def list_filter_axes(net: Net) -> list[Axis]:
-    """The axes whose units make maps: filters, and heads; neurons are pruned only where there is nothing else."""
+    """The axes of filters and attention heads, whose units make maps; those of neurons in a model without any."""
     return [axis for axis in net.axes if axis.tap] or list(net.axes)
 
 
 def compute_layer_rates(net: Net, params: Params, rate: float) -> dict[str, float]:
-    """The share of each layer's weights below the size that the share `rate` of all parameters lies below."""
+    """p_l* of each layer (FedAP, Algorithm 3, lines 6-11): the share of its weights with |v| < V.
+
+    V is the floor(R p*)-th smallest of the R absolute parameters; 0, so that nothing is pruned, where that is none.
+    """
     sizes = torch.cat([params[k].detach().abs().flatten().double().cpu() for k in net.trainable])
     place = floor(len(sizes) * rate)
     threshold = float(sizes.kthvalue(place).values) if place else 0.0
-    found = {}
+    rates = {}
     for axis in list_filter_axes(net):
-        made = {c.tensor for c in axis.cuts if not c.reads and c.tensor in net.trainable and params[c.tensor].dim() > 1}
-        own = torch.cat([params[k].detach().abs().flatten().double().cpu() for k in sorted(made)])
-        found[axis.name] = float((own < threshold).double().mean())
-    return found
+        tensors = {
+            c.tensor for c in axis.cuts if not c.reads and c.tensor in net.trainable and params[c.tensor].dim() > 1
+        }
+        weights = torch.cat([params[k].detach().abs().flatten().double().cpu() for k in sorted(tensors)])
+        rates[axis.name] = float((weights < threshold).double().mean())
+    return rates
 
 
 def choose_kept_filters(
     net: Net, params: Params, ranks: Mapping[str, Tensor], rates: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """The units of each layer that stay, in order: of the highest rank, of equal ones the strongest; at least one.
+    """By layer, the sorted units that stay (lines 13-14): the last d_l - floor(p_l* d_l) by rank, and at least one.
 
-    Strong is whose weights sum to more, as sizes; biases do not count, as they do not in `layer_rates`.
+    Of units with equal ranks those with the larger sum of absolute weights stay; biases do not count, as they do not in
+    `compute_layer_rates`. Layers that keep all their units are left out.
     """
-    strong = compute_unit_strengths(net, params, biases=False)
+    strengths = compute_unit_strengths(net, params, biases=False)
     kept = {}
     for axis in list_filter_axes(net):
-        stays = max(1, axis.size - floor(rates[axis.name] * axis.size + 1e-9))
-        order = sorted(range(axis.size), key=lambda i, a=axis.name: (-float(ranks[a][i]), -float(strong[a][i]), i))
-        kept[axis.name] = torch.tensor(sorted(order[:stays]))
+        # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29
+        stay = max(1, axis.size - floor(rates[axis.name] * axis.size + 1e-9))
+        order = sorted(range(axis.size), key=lambda i, a=axis.name: (-float(ranks[a][i]), -float(strengths[a][i]), i))
+        kept[axis.name] = torch.tensor(sorted(order[:stay]))
     return {name: units for name, units in kept.items() if len(units) < len(ranks[name])}
