@@ -20,13 +20,14 @@ from shoal.parts.lib.submodel_units import ROW_KINDS, count_units_left, device_s
 
 @dataclass(frozen=True)
 class AFD(Part):
-    """Drops the share `rate` of the units of every device's own sub-model, of which the server keeps a score map.
+    """Each device trains a sub-model of its own, and keeps it as long as its loss falls.
 
-    Filters and heads stay where `filters` is False; units of recurrent layers always do. `rows` names kinds of rows
-    that are dropped instead, of a language model: "output,input" is what FedBIAD compares itself with.
+    Its units are scored by how much the loss fell with them, (l_before - l) / l_before; when it did not fall, the units
+    are drawn anew by their scores. The server keeps the scores of every device.
 
-    If a device's loss fell since its last time, it keeps its sub-model, and the units in it are scored by how much it
-    fell. Otherwise the units are drawn anew by their scores.
+    `rate` is the share of units dropped. Filters and attention heads stay where `filters` is False; units of recurrent
+    layers always do. `rows` names kinds of rows that are dropped instead, of a language model: "output,input" is what
+    FedBIAD compares itself with.
     """
 
     cite: ClassVar = ("bouacida2020afd",)

@@ -13,7 +13,10 @@ from shoal.parts.lib.class_priors import compute_log_prior
 
 @dataclass(frozen=True)
 class BalancedSoftmax(Part):
-    """Cross-entropy of logits + strength * log(n_c / n), n_c the labels of class c among the device's n."""
+    """Cross-entropy of the logits + strength * log(n_c / n), so that no class is favoured for being frequent.
+
+    n_c is the number of the device's n labels that are of class c. `strength` 0 is the plain cross-entropy.
+    """
 
     cite: ClassVar = ("ren2020balanced",)
     replaces_loss: ClassVar = True

@@ -23,10 +23,12 @@ from shoal.parts.lib.submodel_units import device_state_key
 
 @dataclass(frozen=True)
 class CatchUp(Part):
-    """Devices keep the model they last received; of it, the elements that are different now travel, as they are now.
+    """A device that took part before is sent only the elements of the model that changed since.
 
-    An element is sent as its new value, not as a difference, so a device that has seen a newer model than the server
-    thinks ends with the right one all the same.
+    Devices keep the model they last received. An element is sent as its new value, not as a difference, so that a
+    device that has received a newer model than the server knows of still ends with the right one. `positions` is how
+    the places of the elements are written: `64` or `32` bits each, `golomb`, `bitmap`, or `auto`, the smallest of
+    these.
     """
 
     cite: ClassVar = ("sattler2019stc",)

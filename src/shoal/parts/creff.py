@@ -22,11 +22,12 @@ from shoal.parts.lib.loss_gradient import SAMPLES_AT_ONCE
 
 @dataclass(frozen=True)
 class CReFF(Part):
-    """Devices train as ever, and tell the gradient of the last layer for each class that they hold.
+    """The server retrains the classifier on virtual features, made to give the gradients that devices report.
 
-    The server keeps `features` virtual features of each class. In `match_steps` steps of `match_lr` they learn to give
-    the last layer the gradients that were told; on them a copy of the layer is trained, for `epochs` epochs in batches
-    of `batch` and steps of `lr`. The copy is judged, and sent to devices to take the next gradients with.
+    Devices train as without it and report the gradient of the last layer for each class that they hold. The server
+    keeps `features` virtual features of each class. In `match_steps` steps of rate `match_lr` it changes them so that
+    they give the last layer the reported gradients; on them it trains a copy of the layer, for `epochs` epochs in
+    batches of `batch` at the rate `lr`. The copy is evaluated, and sent to devices to take the next gradients with.
     """
 
     cite: ClassVar = ("shang2022creff",)

@@ -17,10 +17,10 @@ WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class DataSharing(Part):
-    """At first contact a device is handed a share of the server's samples, drawn for it once and for all.
+    """Devices train on their own samples and on a share of the server's, which is drawn for each of them once.
 
-    They travel as bytes and are counted. A simulated device then reads the same rows of the data set, since it is
-    there already.
+    `share` is how much of the server's samples a device gets, at first contact. They travel as bytes and are counted; a
+    simulated device then reads the same rows of the data set, since it is there already.
     """
 
     cite: ClassVar = ("zhao2018noniid",)

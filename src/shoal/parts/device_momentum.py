@@ -12,7 +12,11 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class DeviceM(Part):
-    """m = beta m + (1 - beta) g, from 0 in every round; a step goes along m. Its length is that of a plain step."""
+    """Devices take momentum steps along m = beta m + (1 - beta) g, with m = 0 at the start of every round.
+
+    This is formula (11) of FedDUM; `beta` is its beta'. Because old and new gradients are averaged, a step has the
+    length of a plain one.
+    """
 
     cite: ClassVar = ("liu2024feddumap",)
     neutral: ClassVar = Neutral({"beta": 0.0})

@@ -26,7 +26,14 @@ from shoal.parts.lib.sparse_codec import (
 
 @dataclass(frozen=True)
 class DGC(Part):
-    """u = momentum u + delta; v = v + u; the largest elements of v travel, and u and v are 0 there."""
+    """Sends the largest elements of a momentum-corrected sum of all updates not sent yet.
+
+    u = momentum u + delta and v = v + u; the largest elements of v travel, and u and v are 0 there afterwards.
+
+    `ratio` is the share of elements sent. `clip` bounds the norm of an update (0: not). `warmup` lists the rounds at
+    which the stages of a warm-up end: the first sends a quarter of the elements, each next one a quarter of that.
+    `positions` is how places are written: `64` or `32` bits each, `golomb`, `bitmap`, or `auto`, the smallest of these.
+    """
 
     cite: ClassVar = ("lin2018dgc",)
     stage: ClassVar = "sparsify"

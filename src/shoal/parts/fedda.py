@@ -17,10 +17,12 @@ WALKS = ("gradient", "momentum")
 
 @dataclass(frozen=True)
 class FedDA(Part):
-    """m_k = beta m_k + (1 - beta) g goes on from the server's m; its mean over devices is the server's next m.
+    """Devices go on with the server's momentum m and send it back, and its mean is the server's next m.
 
-    A device looks for gradients along plain steps, where no momentum makes it drift, and returns what steps along m_k
-    would have made (`gradient`); or it takes those steps (`momentum`). The first gradient of all is m_k itself.
+    On a device m_k = beta m_k + (1 - beta) g, from the server's m; the first gradient of all is m_k itself.
+
+    `walk` is along what a device moves: `gradient` takes plain steps, where no momentum makes it drift, and returns
+    what steps along m_k would have made; `momentum` takes those steps.
     """
 
     cite: ClassVar = ("jin2022fedda",)

@@ -16,9 +16,10 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class FedDecorr(Part):
-    """Adds beta times the mean squared entry off the diagonal of K = z'z, over N: z are the N standardised features.
+    """Adds beta times the mean squared correlation between different features to the local loss.
 
-    Features are what the last layer reads; every position of a text is a row of its own.
+    With z the N standardised features of a batch and K = z'z, it is the mean squared entry of K off its diagonal, over
+    N. Features are what the last layer reads; every position of a text is a row of its own.
     """
 
     cite: ClassVar = ("shi2023feddecorr",)

@@ -23,10 +23,12 @@ GAIN_FACTOR, LOWEST_KL = 0.99, 1e-6
 
 @dataclass(frozen=True)
 class FedDF(Part):
-    """From the combined model, Adam lowers KL(softmax(mean logits) || student) on the server's inputs, without labels.
+    """The server distils the mean logits of the replies' models into the combined model, on inputs without labels.
 
-    After every pass the KL over all of them is taken: by it the model is chosen, and told whether the last `patience`
-    steps gained anything. All models are run as when they are judged, with running statistics.
+    Adam at the rate `lr` lowers KL(softmax(mean logits) || student) on the server's inputs, in batches of `batch` (0:
+    as large as those of devices), for at most `steps` steps. After every pass the KL over all inputs is measured: it
+    chooses the model that is kept, and training stops when `patience` steps did not lower it. All models run with their
+    running statistics, as in evaluation.
     """
 
     cite: ClassVar = ("lin2020feddf",)

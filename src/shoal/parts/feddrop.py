@@ -19,11 +19,11 @@ from shoal.parts.lib.submodel_units import ROW_KINDS, count_units_left, draw_uni
 
 @dataclass(frozen=True)
 class FedDrop(Part):
-    """Drops the share `rate` of the neurons, others for every device and round; the rest counts for them all.
+    """Every device trains a random part of the neurons, another one in every round.
 
-    What kept units make is multiplied by their axis's size over the number kept. Filters and heads are dropped as well
-    if `filters` says so; units of recurrent layers never are. `rows` names kinds of rows that are dropped instead, of a
-    language model: "output" is what FedBIAD compares itself with.
+    `rate` is the share dropped. The outputs of kept units are multiplied by their axis's size over the number kept.
+    Filters and attention heads are dropped as well if `filters` says so; units of recurrent layers never are. `rows`
+    names kinds of rows that are dropped instead, of a language model: "output" is what FedBIAD compares itself with.
     """
 
     cite: ClassVar = ("caldas2018feddrop",)

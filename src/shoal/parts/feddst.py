@@ -33,11 +33,13 @@ MANY = 10**9
 
 @dataclass(frozen=True)
 class FedDST(Part):
-    """Only the share 1 - `sparsity` of all weights is ever trained, the more of a layer the smaller it is.
+    """Devices train few weights and exchange the smallest of them for others with large gradients.
 
-    Every `every` rounds each device, after training, gives up the share `alpha` of what it keeps of each layer, the
-    smallest weights, for as many others with the largest gradients, which start at 0. The share falls as half a
-    cosine, to 0 in round `until`. The server averages over who holds a weight and keeps as many as before.
+    Only the share 1 - `sparsity` of all weights is ever trained, the more of a layer the smaller it is (ERK).
+
+    Every `every` rounds each device, after training, exchanges the share `alpha` of what it keeps of each layer: the
+    smallest weights for as many others with the largest gradients, which start at 0. The share falls as half a cosine,
+    to 0 in round `until`. The server averages over the devices that hold a weight and keeps as many weights as before.
     """
 
     cite: ClassVar = ("bibikar2022feddst",)

@@ -15,10 +15,11 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class FedDyn(Part):
-    """Adds alpha_k (|w|^2 / 2 - <w, anchor - h_k>) to the local loss, h_k the sum of a device's past changes.
+    """Adds a dynamic regulariser to the local loss, under which local optima agree with the global one.
 
-    alpha_k is alpha over the device's size relative to the mean size. The model that is broadcast is the plain mean of
-    the replies plus the mean h of all devices; the plain mean itself is the model that is judged.
+    The term is alpha_k (|w|^2 / 2 - <w, anchor - h_k>), h_k being the sum of a device's past changes. alpha_k is alpha
+    over the device's size relative to the mean size. The model that is broadcast is the plain mean of the replies plus
+    the mean h of all devices; the plain mean itself is the model that is evaluated.
     """
 
     cite: ClassVar = ("acar2021feddyn",)

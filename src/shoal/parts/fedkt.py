@@ -22,9 +22,10 @@ from shoal.parts.lib.checks import require, require_server
 
 @dataclass(frozen=True)
 class FedKT(Part):
-    """Every model has a vote on each of the server's inputs; on what wins, the combined model trains as a device would.
+    """The replies' models vote on labels for the server's inputs, and the combined model trains on them.
 
-    Where several classes have most votes, the lowest wins. The server's own labels are not used.
+    It trains as a device would, for `epochs` epochs. Where several classes have most votes, the lowest wins. The
+    server's own labels are not used.
     """
 
     cite: ClassVar = ("li2021fedkt",)

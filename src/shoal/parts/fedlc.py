@@ -13,7 +13,10 @@ from shoal.parts.lib.class_priors import count_device_labels
 
 @dataclass(frozen=True)
 class FedLC(Part):
-    """Cross-entropy of logits - tau * n_c^(-1/4), n_c the device's labels of class c; 100 tau where it has none."""
+    """Cross-entropy of the logits - tau * n_c^(-1/4), which asks for a larger margin of rare classes.
+
+    n_c is the number of the device's labels of class c. Where it has none, 100 tau is taken off.
+    """
 
     cite: ClassVar = ("zhang2022fedlc",)
     replaces_loss: ClassVar = True

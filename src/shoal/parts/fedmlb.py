@@ -12,7 +12,11 @@ from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends, requ
 
 @dataclass(frozen=True)
 class FedMLB(Part):
-    """Beside the local path, one path for every block at which it can change over to the received model."""
+    """Adds the losses of hybrid paths, which start in the local model and end in the received one.
+
+    There is one path for every block at which it can change over. `cross` weighs the cross-entropy of these paths,
+    `distil` the divergence of their predictions from the local one, at the temperature `heat`.
+    """
 
     cite: ClassVar = ("kim2022fedmlb",)
     neutral: ClassVar = Neutral({"cross": 0.0, "distil": 0.0})
@@ -32,5 +36,5 @@ class FedMLB(Part):
         return find_block_ends(net)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        ways = range(1, len(local.net.blocks))
-        return add_hybrid_paths(inner, local, ways, self.cross, self.distil, self.heat)
+        paths = range(1, len(local.net.blocks))
+        return add_hybrid_paths(inner, local, paths, self.cross, self.distil, self.heat)

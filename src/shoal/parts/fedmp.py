@@ -22,10 +22,13 @@ from shoal.parts.lib.submodel_units import compute_unit_strengths, count_units_l
 
 @dataclass(frozen=True)
 class FedMP(Part):
-    """Every device trains the strongest units of every axis; the share that it prunes is an arm of its own bandit.
+    """A bandit for each device finds how much of the model it prunes; it trains the units with the largest weights.
 
     An arm is rewarded with the fall of the loss, the more so the nearer the device's time is to the mean of all. What a
     device does not hold counts with its old value when replies are combined (R2SP).
+
+    `arms` lists the shares that can be pruned. `explore` weighs the bonus of arms that were tried seldom, and
+    `discount` is what earlier rewards count for in each next round.
     """
 
     cite: ClassVar = ("jiang2022fedmp",)

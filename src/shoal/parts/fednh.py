@@ -24,11 +24,12 @@ from shoal.parts.lib.loss_gradient import SAMPLES_AT_ONCE
 
 @dataclass(frozen=True)
 class FedNH(Part):
-    """Logits are scale <z, W_c>, where z are the features at length 1 and W_c is the prototype of class c.
+    """The last layer holds prototypes of the classes, which devices do not train and the server moves.
 
-    Prototypes start far from each other. Devices report the mean direction of each class that they hold, and the server
-    moves W_c the share 1 - rho of the way there. The rest of the model and the scale, which starts at `scale`, are
-    averaged, every reply alike.
+    Logits are scale <z, W_c>, where z are the features at length 1 and W_c is the prototype of class c. Prototypes
+    start far from each other. Devices report the mean direction of each class that they hold, and the server moves W_c
+    the share 1 - `rho` of the way there. The rest of the model and the scale, which starts at `scale`, are averaged,
+    every reply alike.
     """
 
     cite: ClassVar = ("dai2023fednh",)

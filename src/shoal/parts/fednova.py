@@ -15,7 +15,10 @@ from shoal.core.types import Device, Reply, Round
 
 @dataclass(frozen=True)
 class FedNova(Part):
-    """Averages updates per effective step, then takes the average number of effective steps."""
+    """Averages updates per effective step, so that devices that took more steps do not pull harder.
+
+    w = anchor + (sum p_k a_k) sum p_k delta_k / a_k, a_k being the effective steps of device k.
+    """
 
     cite: ClassVar = ("wang2020fednova",)
     neutral: ClassVar = Neutral({}, equal_devices=True)

@@ -15,9 +15,11 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class FedNTD(Part):
-    """Adds beta tau^2 KL(received || local), both the softmax at temperature tau over all classes but the true one.
+    """Keeps what the received model says of the classes that are not true, by distillation.
 
-    The received model goes through the same scorer, so what parts listed behind this one do to a model holds for both.
+    It adds beta tau^2 KL(received || local) to the loss, both the softmax at temperature tau over all classes but the
+    true one. The received model goes through the same scorer, so what parts listed behind this one do to a model holds
+    for both.
     """
 
     cite: ClassVar = ("lee2022fedntd",)

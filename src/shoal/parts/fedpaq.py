@@ -21,7 +21,10 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True)
 class FedPAQ(Part):
-    """Each element becomes one of 2^bits - 1 levels between plus and minus the largest of its tensor."""
+    """Rounds each element at random, without bias, to one of 2^bits - 1 levels.
+
+    The levels lie evenly between plus and minus the largest element of its tensor.
+    """
 
     cite: ClassVar = ("reisizadeh2020fedpaq",)
     stage: ClassVar = "quantise"

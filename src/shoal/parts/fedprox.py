@@ -11,7 +11,7 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class FedProx(Part):
-    """Adds mu/2 |w - anchor|^2 to the local loss."""
+    """Adds mu/2 |w - anchor|^2 to the local loss, which keeps a device near the model that it received."""
 
     cite: ClassVar = ("li2020fedprox",)
     neutral: ClassVar = Neutral({"mu": 0.0})

@@ -19,9 +19,10 @@ from shoal.parts.lib.class_priors import compute_log_prior
 
 @dataclass(frozen=True)
 class FedROD(Part):
-    """The model learns with the balanced softmax; a linear head, which stays on its device, learns what is left.
+    """The model learns with the balanced softmax, and a personal linear head learns what is left.
 
-    The head reads the features, its logits are added to the model's, and cross-entropy of the sum moves the head alone.
+    The head stays on its device and reads the features; its logits are added to the model's, and cross-entropy of the
+    sum moves the head alone.
     """
 
     cite: ClassVar = ("chen2022fedrod",)

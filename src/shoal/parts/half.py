@@ -17,7 +17,11 @@ HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Half(Part):
-    """Values travel as float16 or bfloat16; what is too large for that becomes the largest that is not."""
+    """Values travel in 2 bytes, as float16 or bfloat16.
+
+    `kind` says which; what is too large for it becomes the largest number that it has. `down` codes what is sent to
+    devices too.
+    """
 
     cite: ClassVar = ()
     stage: ClassVar = "quantise"

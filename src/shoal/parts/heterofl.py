@@ -20,10 +20,11 @@ from shoal.parts.lib.submodel_units import draw_tier, is_batch_normalised, parse
 
 @dataclass(frozen=True)
 class HeteroFL(Part):
-    """A device holds the first units of every axis at its own rate; what they make is divided by the rate in training.
+    """Every device trains a model of its own fixed width: the first units of every axis.
 
-    With `mask_loss` the logits of classes that a device does not hold count as 0 in its loss, and their rows of the
-    last layer stay at home: only devices that hold a class say what becomes of it.
+    A device's width is one of `rates`; the outputs of its units are divided by it in training. With `mask_loss` the
+    logits of classes that a device does not hold count as 0 in its loss, and their rows of the last layer are not sent:
+    only devices that hold a class change its row.
     """
 
     cite: ClassVar = ("diao2021heterofl",)

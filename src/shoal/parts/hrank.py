@@ -16,7 +16,10 @@ MANY = 10**9
 
 @dataclass(frozen=True)
 class HRank(Part):
-    """In round `at` the server looks at the maps of its own samples, and prunes the share `rate` of every layer."""
+    """In one round the server prunes the same share of every layer: the filters whose maps have the lowest rank.
+
+    That is round `at`, the first being 1, and `rate` the share. Ranks are means over `images` samples of the server.
+    """
 
     cite: ClassVar = ("lin2020hrank",)
     neutral: ClassVar = Neutral({"rate": 0.0})

@@ -14,7 +14,10 @@ from shoal.core.types import SERVER, Round
 
 @dataclass(frozen=True)
 class HybridFL(Part):
-    """The server trains like a device and counts n_0, in whatever measure the other replies are weighed."""
+    """The server trains on its samples like one more device in every round.
+
+    It counts n_0, in whatever measure the other replies are weighed.
+    """
 
     cite: ClassVar = ("yoshida2020hybridfl",)
 

@@ -28,10 +28,13 @@ MANY = 10**9
 
 @dataclass(frozen=True)
 class IMC(Part):
-    """At the end of round `at` (the first round is 1) the server finds, on its own samples, which share of the model
-    can go, and the smallest weights of all layers together go. From then on devices train what is left.
+    """In one round the server prunes single weights, as many as the curvature of the loss allows.
 
-    `rule` names how the share is found (`fixed`: `rate`), from `images` samples and `steps` of Lanczos.
+    At the end of round `at` (the first round is 1) it finds, on its own samples, which share of the model can go, and
+    the smallest weights of all layers together go. From then on devices train what is left.
+
+    `rule` is how the share is found: `slq_plateau` and `eigen_gap` from the curvature on `images` samples, after
+    `steps` Lanczos steps, and `fixed` is `rate`.
     """
 
     cite: ClassVar = ("zhang2021imc",)

@@ -14,7 +14,10 @@ from shoal.parts.lib.coordinate_sort import combine_sorted
 
 @dataclass(frozen=True)
 class Median(Part):
-    """Each coordinate takes the median over the replies that cover it, whatever their weights (0 takes one out)."""
+    """Each coordinate of the model takes the median over the replies that hold it.
+
+    Weights do not count, except that 0 takes a reply out.
+    """
 
     cite: ClassVar = ("yin2018robust",)
 

@@ -17,9 +17,10 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class Mixup(Part):
-    """Every sample of a batch is blended with another one of it, by one share for the batch from Beta(alpha, alpha).
+    """Every sample of a batch is blended with another one of it, and so are their labels.
 
-    The partner is the sample so many places further on, round the end of the batch: batches are in random order.
+    One share for the whole batch is drawn from Beta(alpha, alpha). The partner is the sample a drawn number of places
+    further on, round the end of the batch, which is in random order anyway.
     """
 
     cite: ClassVar = ("zhang2018mixup",)

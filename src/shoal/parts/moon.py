@@ -21,11 +21,12 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class MOON(Part):
-    """Adds mu CE([cos(z, z_received), cos(z, z_previous)] / temperature, 0): the received model is the right answer.
+    """Draws features towards the received model's and away from the device's last local model's.
 
-    z are `width` numbers that two new layers make of the features, and that the last layer reads; with width 0 they are
-    the features themselves. All three models go through the same scorer, so what parts listed behind this one do to a
-    model holds for each of them.
+    It adds mu CE([cos(z, z_received), cos(z, z_previous)] / temperature, 0) to the loss: the received model is the
+    right answer. z are `width` numbers that two new layers make of the features, and that the last layer reads; with
+    width 0 they are the features themselves. All three models go through the same scorer, so what parts listed behind
+    this one do to a model holds for each of them.
     """
 
     cite: ClassVar = ("li2021moon",)

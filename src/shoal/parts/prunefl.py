@@ -32,12 +32,12 @@ MANY = 10**9
 
 @dataclass(frozen=True)
 class PruneFL(Part):
-    """The server prunes the share `rate` of every layer before the first round. Every `every` rounds devices report
-    their squared gradients, and up to the share `change` of every layer is given up for the elements, wherever they
-    are, that gain more per second of a round than the model does; so the size of the model changes too.
+    """Which weights are trained is chosen again and again, by what they gain per second of a round.
 
-    `change` halves every `half_life` rounds. Never is more than the share `most` of all weights
-    kept, or 1 - `rate` if that is more.
+    The server prunes the share `rate` of every layer before the first round. Every `every` rounds devices report their
+    squared gradients, and up to the share `change` of every layer is given up for the elements, wherever they are, that
+    gain more per second of a round than the model does; so the size of the model changes too. `change` halves every
+    `half_life` rounds. Never is more than the share `most` of all weights kept, or 1 - `rate` if that is more.
     """
 
     cite: ClassVar = ("jiang2019prunefl",)

@@ -29,7 +29,11 @@ DRAWN_MARK = torch.empty(0, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class RandomK(Part):
-    """Of each tensor some elements travel, drawn anew in each round; the rest is owed, or made up for by scaling."""
+    """Sends some elements of each tensor, drawn anew in each round; both ends draw the same places.
+
+    `ratio` is the share of elements sent. With `feedback` the rest is added to the next update; without it what is sent
+    is scaled up to make up for it.
+    """
 
     cite: ClassVar = ("konecny2016strategies",)
     stage: ClassVar = "sparsify"

@@ -11,7 +11,10 @@ from shoal.core.types import SERVER, BatchScore, Device, Local, Round
 
 @dataclass(frozen=True)
 class Scaffold(Part):
-    """Steps along g - c_k + c; c_k is the mean gradient a device last saw, c their mean with the weights of replies."""
+    """Control variates take the drift out of local steps: a step goes along g - c_k + c.
+
+    c_k is the mean gradient that a device last saw, c their mean with the weights of replies.
+    """
 
     cite: ClassVar = ("karimireddy2020scaffold",)
     neutral: ClassVar = Neutral({}, rounds=1)

@@ -14,9 +14,10 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class Uniform(Part):
-    """Every device with data is equally likely. With a share, that share of them takes part (0: the recipe's number).
+    """Every device with data is equally likely to be selected.
 
-    This is what happens without any part too, with draws of its own.
+    `share` is the share of them that takes part (0: the recipe's number). This is also what happens without any
+    selection part, with other random draws.
     """
 
     cite: ClassVar = ()
@@ -36,7 +37,10 @@ class Uniform(Part):
 
 @dataclass(frozen=True)
 class Weighted(Part):
-    """A device's chance grows with its number of samples to the power `power`; 0 makes all alike."""
+    """A device's chance of being selected grows with its number of samples.
+
+    It is proportional to that number to the power `power`; 0 makes all alike.
+    """
 
     cite: ClassVar = ()
     sets: ClassVar = frozenset({"select"})

@@ -15,7 +15,11 @@ from shoal.parts.lib.checks import require
 
 @dataclass(frozen=True)
 class FedAdam(Part):
-    """m and v are running means of d = mean - anchor and of d^2; w = anchor + lr m / (sqrt(v) + tau)."""
+    """The server takes Adam steps along the mean update.
+
+    With d = mean - anchor, m = beta1 m + (1 - beta1) d and v = beta2 v + (1 - beta2) d^2, the new model is anchor + lr
+    m / (sqrt(v) + tau).
+    """
 
     cite: ClassVar = ("reddi2021fedopt",)
 
@@ -36,7 +40,11 @@ class FedAdam(Part):
 
 @dataclass(frozen=True)
 class FedYogi(Part):
-    """Like FedAdam, but v moves towards d^2 by a step whose size does not depend on how far it is."""
+    """The server takes Yogi steps along the mean update.
+
+    They are those of FedAdam, with `beta1` for m, except that v = v - (1 - beta2) d^2 sign(v - d^2): v moves towards
+    d^2 by a step whose size does not depend on how far it is. The new model is anchor + lr m / (sqrt(v) + tau).
+    """
 
     cite: ClassVar = ("reddi2021fedopt",)
 

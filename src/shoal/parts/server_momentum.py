@@ -14,10 +14,11 @@ STARTS = ("zero", "first")
 
 @dataclass(frozen=True)
 class FedAvgM(Part):
-    """m = beta m + (anchor - mean); w = anchor - lr m.
+    """The server follows the mean update with momentum: m = beta m + (anchor - mean), w = anchor - lr m.
 
-    With `ema` the new part counts 1 - beta, so that m is a running mean of changes. m starts at zero, or is the first
-    change itself (`first`), which spares a running mean a start that is too slow.
+    With `ema` the new part counts 1 - beta, so that m is a running mean of changes (formula (8) of FedDUM). `start` is
+    what m is in the first round: `zero`, or the `first` change itself, which spares a running mean a start that is too
+    slow.
     """
 
     cite: ClassVar = ("hsu2019fedavgm",)

@@ -19,7 +19,10 @@ from shoal.parts.lib.sparse_codec import check_finite_values, check_tensor_fits,
 
 @dataclass(frozen=True)
 class SignSGD(Part):
-    """w = anchor + lr times the sign that most replies have; where as many say plus as minus, nothing moves."""
+    """Devices send the signs of their updates, and the model moves by lr along the sign of the majority.
+
+    w = anchor + lr sign(sum of signs); where as many say plus as minus, nothing moves.
+    """
 
     cite: ClassVar = ("bernstein2018signsgd",)
     stage: ClassVar = "quantise"

@@ -33,9 +33,11 @@ from shoal.parts.lib.sparse_codec import (
 
 @dataclass(frozen=True)
 class STC(Part):
-    """Of each tensor the largest elements travel as a sign each and their mean size; the rest is owed.
+    """Sends the largest elements of each tensor as their signs and one common size; the rest is added to the next.
 
-    With `down` the server's own change of the model becomes one of that form too, and the server owes the rest.
+    `ratio` is the share of elements sent. `positions` is how their places are written: `64` or `32` bits each,
+    `golomb`, `bitmap`, or `auto`, the smallest of these. With `down` the server's own change of the model is coded so
+    as well, and the server adds the rest to its next change.
     """
 
     cite: ClassVar = ("sattler2019stc",)

@@ -24,7 +24,11 @@ from shoal.parts.lib.sparse_codec import (
 
 @dataclass(frozen=True)
 class TopK(Part):
-    """Of each tensor the largest elements travel; the rest is owed to the next round."""
+    """Sends the largest elements of each tensor; the rest is added to the next update.
+
+    `ratio` is the share of elements sent. Without `feedback` the rest is lost. `positions` is how places are written:
+    `64` or `32` bits each, `golomb`, `bitmap`, or `auto`, the smallest of these.
+    """
 
     cite: ClassVar = ("stich2018sparsified",)
     stage: ClassVar = "sparsify"

@@ -16,7 +16,10 @@ from shoal.parts.lib.coordinate_sort import combine_sorted
 
 @dataclass(frozen=True)
 class TrimmedMean(Part):
-    """Each coordinate leaves out the `trim` share of its smallest and of its largest values, then takes the mean."""
+    """Each coordinate of the model takes the mean of the replies without the smallest and the largest values.
+
+    `trim` is the share that is left out at each end.
+    """
 
     cite: ClassVar = ("yin2018robust",)
     neutral: ClassVar = Neutral({"trim": 0.0}, equal_devices=True)
