@@ -1,4 +1,4 @@
-"""Augmentation of images: flips and crops. What is drawn and what is done with it are apart, so many can share it."""
+"""Augmentation of images by flips and crops; drawing and applying are separate, so that engines share the draws."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from shoal.core.errors import ShoalError
 
 @dataclass(frozen=True)
 class Flip:
-    """Every other image, by chance, seen in a mirror."""
+    """Mirrors each image with probability 1/2."""
 
     def draw(self, generator: torch.Generator, images: int) -> Tensor:
         return torch.rand(images, generator=generator) < 0.5
@@ -22,7 +22,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """Every image shifted by its own random number of pixels, the border filled with 0."""
+    """Shifts each image by its own random number of pixels, and fills the border with 0."""
 
     pad: int
 
@@ -40,7 +40,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class ImageAugmentation:
-    """Some of them, one after the other."""
+    """A sequence of augmentations, applied one after the other."""
 
     steps: tuple[Flip | Crop, ...]
 
@@ -49,7 +49,7 @@ class ImageAugmentation:
         return len(self.steps)
 
     def draw(self, generator: torch.Generator, images: int) -> list[Tensor]:
-        """What chance decides for a batch; one row per image."""
+        """The random numbers for a batch, one row per image."""
         return [step.draw(generator, images) for step in self.steps]
 
     def transform_images(self, x: Tensor, drawn: list[Tensor]) -> Tensor:

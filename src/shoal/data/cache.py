@@ -1,4 +1,4 @@
-"""Data sets decoded once: plain arrays on disk, mapped into memory when they are used again."""
+"""A cache of decoded data sets: plain arrays on disk, mapped into memory when they are used again."""
 
 import hashlib
 import json
@@ -19,10 +19,10 @@ ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
 
 
 def load_cached_dataset(root: Path, name: str, files: Iterable[Path], read: Callable[[], Dataset]) -> Dataset:
-    """The data set from its arrays below `root`, or read anew and stored there.
+    """The data set from its cached arrays below `root`, or read with `read` and stored there.
 
-    The arrays belong to files of one size and age. What is damaged is made again; where nothing can be written, the
-    data set is simply used from memory.
+    Cached arrays belong to files of one size and age. Damaged ones are made again; where nothing can be written, the
+    data set is used from memory.
     """
     folder = root / ".arrays" / f"{name.split(':')[0]}-{hash_data_files(name, files)}"
     found = read_stored_dataset(folder)
@@ -37,7 +37,7 @@ def load_cached_dataset(root: Path, name: str, files: Iterable[Path], read: Call
 
 
 def hash_data_files(name: str, files: Iterable[Path]) -> str:
-    """One word for the name, and the sizes and ages of the files; a folder stands for all files in it."""
+    """A hash of the name and of the sizes and ages of the files; a folder stands for all files in it."""
     marks = [f"{VERSION} {name}"]
     for path in files:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:

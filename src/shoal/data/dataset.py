@@ -1,4 +1,4 @@
-"""Data sets: a training and a test half, as plain tensors."""
+"""A data set: training and test samples as plain tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ class Dataset:
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each channel over the training half."""
+        """Mean and deviation of each channel over the training set."""
         dims = [0, *range(2, self.inputs.dim())]
         return self.inputs.mean(dims, keepdim=True), self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
 
     def normalise(self) -> "Dataset":
-        """Each channel shifted and scaled to mean 0 and deviation 1 over the training half."""
+        """The data set with each channel shifted and scaled to mean 0 and deviation 1 over the training set."""
         if not self.inputs.is_floating_point():
             return self
         mean, std = self.moments

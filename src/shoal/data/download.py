@@ -1,4 +1,4 @@
-"""Files of data sets: found in a folder, or fetched from their official address and checked."""
+"""Files of data sets: found in a folder, or downloaded from their official address and checked."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ TIMEOUT = 30
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file as its authors publish it, its address and, where they tell it, its checksum."""
+    """A file as its authors publish it: its name, its address and, where they state it, its checksum."""
 
     name: str
     url: str = ""
@@ -31,7 +31,7 @@ class SourceFile:
     """Other names that serve as well: unpacked, or as other tools lay it out."""
 
     def find_in(self, folder: Path) -> Path | None:
-        """Where it is, or a stand-in for it; an unpacked one is preferred."""
+        """The path of the file in a folder, or of one that can replace it; unpacked ones are preferred."""
         for path in (folder / name for name in (*self.also, self.name)):
             if path.is_file() or (path.is_dir() and any(path.iterdir())):
                 return path
@@ -85,6 +85,7 @@ def download_file(file: SourceFile, folder: Path) -> Path:
 
 
 def make_missing_file_error(file: SourceFile, folder: Path, why: str) -> ShoalError:
+    """The error for a file that is neither there nor can be downloaded."""
     return ShoalError(
         "no-data",
         f"{file.name} is not in {folder} and could not be fetched from {file.url or 'anywhere'} ({why}).",
@@ -93,7 +94,7 @@ def make_missing_file_error(file: SourceFile, folder: Path, why: str) -> ShoalEr
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole of a file of reasonable size."""
+    """The content of a file, refused where it is too large."""
     with explain_disk_errors(path):
         if not path.is_file():
             raise ShoalError("no-data", f"{path} is missing or not a file.", "Put the official files there.")

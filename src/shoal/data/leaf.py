@@ -24,7 +24,7 @@ CLASSES = 1_000_000
 
 
 class LeafSamples(NamedTuple):
-    """The samples of one half, and the name of the user of each."""
+    """The samples of the training or the test set, and the name of the user of each."""
 
     x: list[Any]
     y: list[Any]
@@ -52,6 +52,7 @@ def read_leaf(folder: Path, name: str = "leaf") -> Dataset:
 
 
 def merge_leaf_samples(halves: list[LeafSamples]) -> LeafSamples:
+    """The samples of several files as one list."""
     return LeafSamples(*(sum(lists, []) for lists in zip(*halves, strict=True)))
 
 
@@ -102,7 +103,7 @@ def flatten_leaf_sample(x: Any, y: Any, path: Path) -> list[tuple[Any, Any]]:
 
 
 def assemble_leaf(train: LeafSamples, test: LeafSamples, path: Path, name: str) -> Dataset:
-    """Both halves as tensors, by the kind of their first sample."""
+    """Training and test samples as a data set, by the kind of their first sample."""
     if not train.x or not test.x:
         raise damaged_file_error(path, "one half has no samples")
     first = train.x[0]

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and Fashion-MNIST: a magic number, the sizes, then bytes; plain or in gzip."""
+"""Readers for the idx format of MNIST and Fashion-MNIST: a magic number, the sizes, then bytes; plain or in gzip."""
 
 import math
 import struct

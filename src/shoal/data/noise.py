@@ -1,4 +1,4 @@
-"""Noise in the shape of real data sets, to try a recipe without their files. What is learnt from it means nothing."""
+"""Random data in the shape of real data sets, to try a recipe without their files; training on it means nothing."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ LENGTH, WORDS = 3, 50
 
 
 def build_image_noise(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], Dataset]:
-    """A maker of such noise: the same bytes every time, all classes equally often."""
+    """A function that makes random images: the same bytes every time, all classes equally often."""
 
     def make() -> Dataset:
         generator = torch.Generator().manual_seed(classes)
@@ -35,7 +35,7 @@ def build_image_noise(name: str, shape: tuple[int, ...], classes: int) -> Callab
 
 
 def build_text_noise(name: str) -> Callable[[], Dataset]:
-    """A maker of such text: the same words every time, and for each the one that follows it."""
+    """A function that makes random text: the same words every time, and for each the one that follows it."""
 
     def make() -> Dataset:
         generator = torch.Generator().manual_seed(WORDS)

@@ -1,4 +1,4 @@
-"""The non-IID degrees of splits, and splits of a given degree."""
+"""Non-IID degrees of splits (Jensen-Shannon divergence of labels), and splits of a given degree."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Data that can be trained on and are probably not what was meant: one line each, for the user to judge."""
+"""Warnings about data that can be trained on but are probably not what was meant, one line each."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ Doubt = tuple[str, tuple[Any, ...]]
 
 
 def find_doubts(dataset: Dataset, sizes: np.ndarray) -> Iterator[Doubt]:
-    """What is odd about the data and about how many samples each device has; no sizes where nobody knows them."""
+    """What is odd about a data set and about the number of samples of each device, where the sizes are known."""
     yield from find_class_doubts(dataset)
     yield from find_channel_doubts(dataset.input_shape)
     samples = int(sizes.sum())
@@ -45,7 +45,7 @@ def find_class_doubts(dataset: Dataset) -> Iterator[Doubt]:
 
 
 def find_channel_doubts(shape: tuple[int, ...]) -> Iterator[Doubt]:
-    """Pictures as most programs outside PyTorch have them: the colours last."""
+    """A warning about images whose channels come last, as most programs outside PyTorch store them."""
     if (
         len(shape) == 3
         and shape[2] in CHANNEL_COUNTS
@@ -57,5 +57,6 @@ def find_channel_doubts(shape: tuple[int, ...]) -> Iterator[Doubt]:
 
 
 def format_first_numbers(numbers: torch.Tensor) -> str:
+    """The first few of some numbers, with dots where there are more."""
     some = ", ".join(map(str, numbers[:MAX_SHOWN].tolist()))
     return some if len(numbers) <= MAX_SHOWN else f"{some}, ..."

@@ -1,4 +1,4 @@
-"""Populations: which samples each device holds, stored once or drawn when somebody asks."""
+"""Populations: which samples each device holds, stored, or drawn from a seed when they are needed."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class VirtualPopulation(Population):
 
 
 def split_virtual(labels: np.ndarray, devices: int, generator: np.random.Generator, size: int) -> VirtualPopulation:
-    """Each device draws its own samples from all, when it is asked; devices may share samples."""
+    """Each device draws its own samples from all, from its seed; devices may share samples."""
     if size > len(labels):
         raise ShoalError(
             "bad-value", f"virtual:{size} wants {size} samples, and there are {len(labels)}.", "Give a smaller number."

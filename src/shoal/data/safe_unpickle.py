@@ -1,4 +1,4 @@
-"""Reading pickles without running them: arrays and plain containers, stood in for, and nothing is ever imported."""
+"""A reader of pickles that runs no code: plain containers and numpy arrays only, and nothing is ever imported."""
 
 import codecs
 import io
@@ -13,7 +13,7 @@ from shoal.data.download import LIMIT
 
 
 class ArrayStandIn:
-    """What stands for a numpy array while a pickle is read: shape, type and bytes, checked against each other."""
+    """Stands for a numpy array while a pickle is read: shape, type and bytes, checked against each other."""
 
     def __init__(self):
         self.shape: tuple[int, ...] = (0,)
@@ -37,7 +37,7 @@ class ArrayStandIn:
 
 
 class DtypeStandIn:
-    """What stands for a numpy type: bytes or little-endian whole numbers."""
+    """Stands for a numpy type: bytes or little-endian whole numbers."""
 
     def __init__(self, code: Any):
         code = code.decode("latin-1") if isinstance(code, bytes) else code

@@ -87,7 +87,7 @@ def draw_server_samples(text: str, labels: np.ndarray, generator: np.random.Gene
 
 
 def draw_withheld_samples(text: str, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """All that devices do not get: the server's, and with `share:P:C:A` what was set aside for it to choose from."""
+    """The samples that no device gets: the server's, and with `share:P:C:A` all those that it chooses from."""
     function, values = parse_server_data(text)
     if function is draw_share and len(values) == 3:
         return draw_aside_samples(labels, generator, values[2])
@@ -95,6 +95,7 @@ def draw_withheld_samples(text: str, labels: np.ndarray, generator: np.random.Ge
 
 
 def parse_server_data(text: str) -> tuple[Callable[..., np.ndarray], list[float]]:
+    """The function and its numbers for a text like `share:0.05` or `per-class:20`."""
     name, *given = text.split(":")
     try:
         function, readers = SERVER_DATA[name]

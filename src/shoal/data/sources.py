@@ -1,4 +1,4 @@
-"""The data sets by name: where their files lie, where they come from, and what reads them."""
+"""The registry of data sets: by name, their files, where to download them, and what reads them."""
 
 import os
 from collections.abc import Callable
@@ -184,7 +184,7 @@ def load_dataset(name: str, data_dir: str = "") -> Dataset:
 
 
 def find_data_folder(data_dir: str = "") -> Path:
-    """Where data sets lie."""
+    """The folder in which data sets lie."""
     given = data_dir or os.environ.get("SHOAL_DATA", "")
     return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "shoal" / "data"
 

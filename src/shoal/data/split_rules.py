@@ -1,4 +1,4 @@
-"""The kinds of splits: each spreads samples over devices in its own way, reproducibly from a generator."""
+"""The rules for splitting samples over devices (IID, Dirichlet, shards, ...), each reproducible from a generator."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ TRIES = 1000
 
 
 def split_iid(labels: np.ndarray, devices: int, generator: np.random.Generator) -> StoredPopulation:
-    """Shuffled and dealt out evenly."""
+    """Samples are shuffled and dealt out evenly."""
     sizes = len(labels) // devices + (np.arange(devices) < len(labels) % devices)
     return StoredPopulation(generator.permutation(len(labels)), np.cumsum(sizes))
 
@@ -45,7 +45,7 @@ def split_dirichlet(
 
 
 def split_shards(labels: np.ndarray, devices: int, generator: np.random.Generator, each: int) -> StoredPopulation:
-    """Sorted by label, cut into equal pieces, and a number of pieces to each device."""
+    """Samples are sorted by label and cut into equal shards, of which each device gets a number."""
     if each * devices > len(labels):
         raise ShoalError(
             "bad-value",
@@ -110,7 +110,7 @@ def split_labels(labels: np.ndarray, devices: int, generator: np.random.Generato
 
 
 def split_quantity(labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float) -> StoredPopulation:
-    """Labels at random, sizes in proportions drawn from Dirichlet(beta); small beta, uneven sizes."""
+    """Samples are dealt out at random, sizes in proportions drawn from Dirichlet(beta); small beta, uneven sizes."""
     order = generator.permutation(len(labels))
     return StoredPopulation(order, np.cumsum(draw_portions(len(labels), devices, beta, generator)))
 
@@ -146,7 +146,7 @@ def draw_portions(total: int, devices: int, beta: float, generator: np.random.Ge
 
 
 def assign_classes(devices: int, classes: int, each: int, generator: np.random.Generator) -> np.ndarray:
-    """Who sees what (devices x classes): `each` classes per device, always those seen least so far, ties at random."""
+    """Which classes each device has (devices x classes): `each` per device, the least given first, ties random."""
     seen = np.zeros((devices, classes), dtype=bool)
     count = np.zeros(classes)
     for row, ties in zip(seen, generator.random((devices, classes))):
@@ -156,7 +156,7 @@ def assign_classes(devices: int, classes: int, each: int, generator: np.random.G
 
 
 def deal_out_classes(rows: list[np.ndarray], weights: np.ndarray, generator: np.random.Generator) -> StoredPopulation:
-    """Each class over the devices in proportion to its column; odd samples go where most were owed so far."""
+    """Each class over the devices in proportion to its column; odd samples go to the devices owed most so far."""
     owed = generator.random(len(weights)) * 1e-6
     counts = []
     for held, column in zip(rows, weights.T):

@@ -1,4 +1,4 @@
-"""Splits: which device holds which samples, read from a text such as `dirichlet:0.5`."""
+"""Splits by name: parses texts such as `dirichlet:0.5` into a rule that spreads samples over devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from shoal.data.split_rules import (
 
 
 def build_bounded_parser(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:
-    """A reader of numbers within these bounds."""
+    """A parser of numbers within these bounds."""
 
     def parse_bounded(text: str) -> float:
         value = kind(text)

@@ -35,7 +35,7 @@ def read_tiny_imagenet(folder: Path, name: str = "tiny-imagenet", side: int = 64
 def assemble_tiny_imagenet(
     names: list[str], content: Callable[[str], bytes], path: Path, name: str, side: int
 ) -> Dataset:
-    """Training images by folder, and the labelled validation images as the test half."""
+    """Training images by folder, and the labelled validation images as the test set."""
     classes = {word: i for i, word in enumerate(decode_lines(content("wnids.txt"), path / "wnids.txt"))}
     train: list[tuple[str, int]] = []
     for file in sorted(names):
@@ -63,6 +63,7 @@ def assemble_tiny_imagenet(
 
 
 def decode_lines(content: bytes, path: Path) -> list[str]:
+    """The lines of a text file that are not empty, refused where it is not ASCII."""
     try:
         return [line for line in content.decode("ascii").split("\n") if line.strip()]
     except UnicodeDecodeError as error:

@@ -57,11 +57,12 @@ def build_user_dataset(
 
 
 def describe_form(x: Tensor) -> str:
+    """The shape of one sample and its type, for messages."""
     return f"{tuple(x.shape[1:])} {x.dtype}"
 
 
 def hold_out_validation(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
-    """The same with a share of the training half, drawn with `seed`, in place of the test half."""
+    """The data set with a share of the training samples, drawn with `seed`, in place of the test set."""
     total = len(dataset.inputs)
     held = round(share * total) if 0 < share < 1 else 0
     if not 0 < held < total:
@@ -83,7 +84,7 @@ def hold_out_validation(dataset: Dataset, share: float, seed: int = 0) -> Datase
 
 
 def separate_test_data(data: Any, test: Any) -> tuple[Any, Any]:
-    """What is to train on and what to test with, where one thing holds both."""
+    """The training data and the test data, where one object holds both."""
     found = None
     if isinstance(data, tuple) and len(data) == 4:
         data, found = data[:2], data[2:]
@@ -107,7 +108,7 @@ def separate_test_data(data: Any, test: Any) -> tuple[Any, Any]:
 
 
 def read_user_samples(data: Any) -> UserSamples:
-    """One half, whatever its form."""
+    """The training or the test samples, in any of the forms that `build_user_dataset` takes."""
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
         if not path.exists():

@@ -1,4 +1,4 @@
-"""One half of a user's own data set: inputs and targets, checked and numbered."""
+"""The training or the test samples of a user's data: inputs and targets, checked and numbered."""
 
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ def number_classes(parts: list[UserSamples]) -> list[tuple[Tensor, Tensor]]:
 
 
 def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
+    """The same samples, refused where there are not as many targets, and owners, as inputs."""
     lengths = [len(v) if not isinstance(v, Tensor) or v.dim() else 0 for v in (part.x, part.y)]
     if lengths[0] != lengths[1]:
         raise make_data_error(
@@ -54,7 +55,7 @@ def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
 
 
 def check_samples(part: tuple[Tensor, Tensor]) -> None:
-    """Everything that training would stumble over later."""
+    """Refuses samples that training would fail on: none at all, values that are not finite, targets of a wrong kind."""
     x, y = part
     if not x.numel() or not y.numel():
         raise ShoalError("no-data", "One half of the data has no samples.", "Give at least one sample to each half.")
@@ -133,4 +134,5 @@ def convert_tensor(value: Any, what: str) -> Tensor:
 
 
 def make_data_error(problem: str, advice: str) -> ShoalError:
+    """The error that refuses a user's data."""
     return ShoalError("bad-value", problem, advice)

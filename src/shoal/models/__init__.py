@@ -60,6 +60,7 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int
 
 
 def find_model_maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
+    """The function that builds a model, by the model's name or a `file.py:Name`."""
     if ".py:" in name:
         return user_model.load_model_maker(name)
     known = MODELS | HANDED_OVER
@@ -69,7 +70,7 @@ def find_model_maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
 
 
 def describe_model(name: str) -> tuple[int, int]:
-    """How many parameters a model has, and the multiply-accumulates of one sample; nothing is drawn or computed."""
+    """The number of parameters of a model, and the multiply-accumulates of one sample; no weights are made for it."""
     make = find_model_maker(name)
     with torch.device("meta"):
         net = make(*SHAPES.get(name, ((3, 32, 32), 10)))

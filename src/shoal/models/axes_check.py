@@ -1,4 +1,4 @@
-"""Trying out axes: a copy of a module must say the same whether units are cut out, masked, or made but not read."""
+"""Checks of axes: a copy of a module must compute the same whether units are cut out, masked, or made but not read."""
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -57,7 +57,7 @@ def perturb_weights(module: nn.Module) -> nn.Module:
 
 
 def keep_lawful_axes(net: Net, x: Tensor, axes: list[Axis], kept: list[Axis]) -> list[Axis]:
-    """Those already kept and the axes that keep the law with them; one that breaks it gets a second try, turned."""
+    """`kept` and those of `axes` that pass the check together with them; one that fails is tried again interleaved."""
     if is_lawful(net, [*kept, *axes], x):
         return [*kept, *axes]
     if len(axes) > 1:
@@ -75,7 +75,7 @@ def interleave_units(axis: Axis) -> Axis:
 
 @torch.no_grad()
 def is_lawful(net: Net, axes: list[Axis], x: Tensor) -> bool:
-    """Whether all axes at once can be cut, and of the thin module that this leaves each of two halves."""
+    """Whether all axes can be cut at once, and once more in each of two halves of the thin module that this leaves."""
     try:
         thin = cut_at_random(replace(net, module=copy_module(net), axes=tuple(axes)), axes, x)
         for part in (thin.axes[::2], thin.axes[1::2]):
@@ -86,9 +86,9 @@ def is_lawful(net: Net, axes: list[Axis], x: Tensor) -> bool:
 
 
 def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
-    """A module with a few units of each axis, if it says what it says with masked units and with units nobody reads.
+    """A module with a few random units of each axis; AxisError unless it computes what the masked module computes.
 
-    Only BatchNorm is ever in training: what draws random numbers would draw others for another width.
+    Only BatchNorm is ever in training mode: what draws random numbers would draw others for another width.
     """
     kept = {a.name: torch.randperm(a.size)[: draw_unit_count(a.size)].sort().values for a in axes}
     cut, plan = net.slicer.take(net.initial, Plan(kept)), Plan(kept)
@@ -109,7 +109,7 @@ def cut_at_random(net: Net, axes: Iterable[Axis], x: Tensor) -> Net:
 
 @torch.no_grad()
 def tap_feature_maps(net: Net, axes: list[Axis], x: Tensor) -> Iterator[Axis]:
-    """The same axes, tapped where each unit has a map: what is read, else what the layer that makes it puts out."""
+    """The same axes with the layer where each unit has a map: the one that is read, else the one that makes it."""
     taps = {axis.name: (axis.tap, axis.name) for axis in axes if axis.tap}
     with TrackPoolingInputs():
         seen = net.forward(net.initial, x, tuple(tap for both in taps.values() for tap in both))[2]

@@ -26,10 +26,10 @@ GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
 
 
 def trace_axes(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bool) -> tuple[Axis, ...]:
-    """The widths of a module that can shrink; none without torch_pruning or where its forward cannot be followed.
+    """The axes of a module, its widths that can shrink; none without torch_pruning or where it cannot be traced.
 
-    A tracer may be wrong about a stranger's forward, so an axis counts only if a copy of the module, with random
-    weights, says the same whether some of the units are cut out, masked, or made but not read.
+    The tracer may be wrong about a user's forward, so an axis counts only if a copy of the module with random weights
+    computes the same whether some of its units are cut out, masked, or made but not read.
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -60,7 +60,7 @@ class RecurrentStandIn(nn.Linear):
 
 
 class AxisTracer:
-    """Reads the groups of torch_pruning as axes. It spoils the module."""
+    """Reads the groups of torch_pruning as axes. It changes the module, so it must be given a copy."""
 
     def __init__(self, module: nn.Module, inputs: Tensor):
         from torch_pruning import DependencyGraph
@@ -92,7 +92,7 @@ class AxisTracer:
         return sorted(axes.values(), key=lambda axis: self.order[axis.name])
 
     def build_axis(self, root: nn.Module) -> Axis:
-        """All that goes along with the outputs of a layer: who makes them, what is cut with them, who reads them."""
+        """The axis of a layer's outputs: the tensors that make them, are cut with them, and read them."""
         pruner: Any = self.graph.get_pruner_of_module(root)
         size = width = pruner.get_out_channels(root)
         if isinstance(root, RecurrentStandIn):
@@ -166,6 +166,7 @@ def list_gate_tensors(name: str, layer: nn.RNNBase, reads: bool) -> Iterator[tup
 
 
 def is_depthwise(layer: nn.Module) -> bool:
+    """Whether a convolution has a group for each channel."""
     return isinstance(layer, _ConvNd) and layer.groups == layer.in_channels == layer.out_channels > 1
 
 

@@ -1,4 +1,4 @@
-"""Models that are one chain of layers: their axes and blocks follow from the layers themselves."""
+"""Models that are a plain chain of layers, whose axes and blocks follow from the layers."""
 
 from collections import OrderedDict
 from collections.abc import Iterable

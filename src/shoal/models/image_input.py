@@ -1,4 +1,4 @@
-"""What models that look at images ask of their inputs."""
+"""Checks and padding of inputs for models of images."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from shoal.core.errors import ShoalError
 
 
 def check_image_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int]:
-    """Channels, height and width."""
+    """Channels, height and width of the inputs; refused where they are not images."""
     if len(input_shape) != 3:
         raise ShoalError(
             "no-data", f"{model} needs images, got inputs of shape {tuple(input_shape)}.", "Use --model mlp."

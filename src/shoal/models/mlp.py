@@ -35,4 +35,5 @@ def mlp_1024_256(input_shape: tuple[int, ...], classes: int) -> Net:
 
 
 def build_mlp_layers(inputs: int, hidden: int, classes: int) -> tuple[tuple[str, nn.Module], ...]:
+    """The layers of a perceptron with one hidden layer and ReLU."""
     return ("fc1", nn.Linear(inputs, hidden)), ("relu", nn.ReLU()), ("fc2", nn.Linear(hidden, classes))

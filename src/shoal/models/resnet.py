@@ -14,7 +14,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class Basic(nn.Module):
-    """Two convolutions and a way round them."""
+    """A basic block: two convolutions, and a shortcut around them that is added."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, bias: bool, norm: Norm):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a user's file defines, called with as much as it takes."""
+"""Calls what a user's file defines as a model, with the arguments that it accepts."""
 
 import inspect
 from typing import Any
@@ -7,7 +7,7 @@ from shoal.core.errors import ShoalError, describe_error
 
 
 def call_model_maker(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) -> Any:
-    """Call a class or function with as much as it takes."""
+    """What a user's class or function returns, called with the input shape and the classes as far as it takes them."""
     if not callable(thing):
         raise make_model_error(spec, "it is no class and no function", "Name what makes the model.")
     try:
@@ -33,4 +33,5 @@ def call_model_maker(spec: str, thing: Any, input_shape: tuple[int, ...], classe
 
 
 def make_model_error(source: object, why: str, advice: str) -> ShoalError:
+    """The error that refuses a user's model."""
     return ShoalError("bad-part", f"{source} cannot be used: {why}.", advice)

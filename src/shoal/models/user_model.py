@@ -1,4 +1,4 @@
-"""A user's own model: a module, or a file and the name of what makes one in it."""
+"""A user's own model: a module, or a file and the name of the class or function in it that makes one."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -26,7 +26,7 @@ def load_model_file(spec: str, input_shape: tuple[int, ...], classes: int) -> Ne
 
 
 def load_model_maker(spec: str) -> Callable[[tuple[int, ...], int], Net]:
-    """What makes the net of a file, with the file already loaded."""
+    """A function that builds the net of `path/to/file.py:Name`, with the file already loaded."""
     thing = load_named_object(spec)
 
     def make(input_shape: tuple[int, ...], classes: int) -> Net:
@@ -77,7 +77,7 @@ def build_user_net(module: Any, input_shape: tuple[int, ...], classes: int, name
 
 
 def check_forward_pass(name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
-    """Run two samples of zeros through a module and look at what comes out."""
+    """Runs two samples of zeros through a module and refuses it where the outputs are not logits."""
     first = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     kind = {"dtype": torch.long if tokens else first.dtype, "device": first.device}
     try:
@@ -99,4 +99,5 @@ def check_forward_pass(name: str, module: nn.Module, input_shape: tuple[int, ...
 
 
 def name_type(thing: object) -> str:
+    """The name of an object's type, for messages."""
     return "nothing" if thing is None else f"a {type(thing).__name__}"

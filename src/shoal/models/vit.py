@@ -12,7 +12,7 @@ from shoal.models.image_input import check_image_shape
 
 
 class Patches(nn.Module):
-    """Cuts an image into squares, makes a vector of each, and adds where it was."""
+    """Cuts an image into squares, embeds each, and adds its position."""
 
     def __init__(self, channels: int, patch: int, count: int, width: int):
         super().__init__()

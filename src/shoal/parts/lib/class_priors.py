@@ -1,4 +1,4 @@
-"""How often a device meets each class: what losses for uneven labels move logits by."""
+"""How many samples of each class a device has, by which losses for uneven labels shift logits."""
 
 import torch
 from torch import Tensor

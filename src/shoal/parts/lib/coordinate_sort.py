@@ -1,4 +1,4 @@
-"""What rules that sort the replies coordinate by coordinate have in common."""
+"""Combining replies coordinate by coordinate in sorted order, as the median and the trimmed mean do."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,10 @@ from shoal.core.types import Round
 
 
 def combine_sorted(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Params:
-    """New parameters from a rule on (values in rising order, how many of them are held); the rest of them are inf."""
+    """New parameters, each coordinate by `rule(values, holders)` over the replies that hold it.
+
+    Values are in rising order along the first dimension; beyond the number of `holders` they are inf.
+    """
     replies = [r for r, w in zip(round.replies, round.weights.tolist(), strict=True) if w > 0]
     new = dict(round.anchor)
     for name in round.net.names_with_role("shared"):

@@ -1,6 +1,8 @@
-"""The curvature of a loss and the share of a model that it says can go, without ever forming the Hessian.
+"""The curvature of a loss, and the share of a model that it says can be pruned or dropped (FedAD, FedAP, IMC).
 
-Lanczos steps with Hessian-vector products give a few Ritz values and their weights, which stand for the whole spectrum.
+The Hessian H is never formed: Lanczos steps with Hessian-vector products give a few Ritz values and their weights,
+which stand for the whole spectrum. `eigen_gap` is the rule that the papers print, m_k / h_k with the first m_k for
+which lambda_(m+1) - lambda_m > 4 L_k; `slq_plateau` is what the code of FedDUAP's authors does.
 """
 
 from collections.abc import Callable
@@ -41,10 +43,11 @@ class FlatLoss:
         self.held = held
 
     def flatten(self, params: Params) -> Tensor:
+        """The trained tensors as one vector, without gradients."""
         return torch.cat([params[k].detach().flatten() for k in self.names])
 
     def compute_gradient(self, at: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
-        """The point as a leaf, and the gradient there."""
+        """The point `at` as a leaf, and the gradient of the loss there; with `graph` it can be differentiated again."""
         leaf = at.detach().requires_grad_()
         pieces = leaf.split([self.params[k].numel() for k in self.names])
         own = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
@@ -54,7 +57,7 @@ class FlatLoss:
         return leaf, found if self.held is None else found * self.held
 
     def build_hessian_product(self, at: Tensor) -> Callable[[Tensor], Tensor]:
-        """Vector -> Hessian times vector, at one point: the first derivative is taken once for all of them."""
+        """A function v -> H v at the point `at`; the first derivative is computed once for all products."""
         leaf, gradient = self.compute_gradient(at, graph=True)
 
         def multiply_hessian(vector: Tensor) -> Tensor:
@@ -67,9 +70,10 @@ class FlatLoss:
 
 
 def run_lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Spectrum:
-    """With every new direction made orthogonal to all before it; fewer steps where nothing new is left.
+    """The spectrum of a symmetric matrix, given by its products with vectors, after at most `steps` Lanczos steps.
 
-    Products that are not finite give a spectrum that is not.
+    Every new direction is made orthogonal to all before it; there are fewer steps where nothing new is left. Products
+    that are not finite give a spectrum that is not.
     """
     basis = [start / start.norm()]
     diagonal: list[float] = []
@@ -94,13 +98,17 @@ def run_lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) 
 
 
 def estimate_spectrum(loss: FlatLoss, at: Tensor, steps: int, generator: torch.Generator) -> Spectrum:
-    """The spectrum at a point, seen from one random direction of signs."""
+    """The spectrum of H at a point, from one random direction of signs (a Rademacher probe)."""
     start = torch.randint(0, 2, at.shape, generator=generator).to(at) * 2 - 1
     return run_lanczos(loss.build_hessian_product(at), start if loss.held is None else start * loss.held, steps)
 
 
 def estimate_lipschitz(loss: FlatLoss, at: Tensor, way: Tensor) -> float:
-    """How far the gradient is from linear on the way from a point: the largest secant among three."""
+    """L_k, the Lipschitz constant of B(Delta) = H Delta - (grad L(w + Delta) - grad L(w)), estimated along `way`.
+
+    It is the largest of |B(Delta)| / |Delta| at three points of the way, 0 for a quadratic loss. Printed is H minus a
+    gradient, a matrix minus a vector; this is the reading whose dimensions agree.
+    """
     product, (_, here) = loss.build_hessian_product(at), loss.compute_gradient(at)
     found = [0.0]
     for share in (0.05, 0.2, 1.0):
@@ -111,9 +119,9 @@ def estimate_lipschitz(loss: FlatLoss, at: Tensor, way: Tensor) -> float:
 
 
 def compute_shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
-    """Evenly spaced places from just below a spectrum to just above it, and the share of it, smoothed, above each.
+    """Evenly spaced values t from just below a spectrum to just above it, and the smoothed share of it above each.
 
-    Each place stands for a bin around it, and the bins below a place are those that end halfway before it.
+    Each t stands for a bin around it, and the bins below it are those that end halfway before it.
     """
     places = np.linspace(spectrum.values[0] - MARGIN, spectrum.values[-1] + MARGIN, BINS)
     half, width = (places[1] - places[0]) / 2, np.sqrt(VARIANCE * max(1.0, places[-1] - places[0]))
@@ -124,9 +132,9 @@ def compute_shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_plateau_rate(spectrum: Spectrum) -> float:
-    """The share above the first value from 0 up after which it hardly falls: three changes in a row below 0.005.
+    """The share of the spectrum above the first t >= 0 after which it hardly falls: three changes in a row below 0.005.
 
-    Where it falls below half of what is above 0 before that, the steps of 0.1 were too wide: they are halved, as often
+    Where the share falls below half of that above 0 before, the steps of 0.1 were too wide: they are halved, as often
     as it takes. Most of a trained model's curvature lies in a narrow peak around 0, and steps must be small beside it.
     """
     places, shares = compute_shares_above(spectrum)
@@ -147,7 +155,7 @@ def find_plateau_rate(spectrum: Spectrum) -> float:
 
 
 def find_eigengap_rate(spectrum: Spectrum, constant: float) -> float | None:
-    """The share of the spectrum up to the first gap wider than 4 Lipschitz constants; None where there is none."""
+    """m_k / h_k: the share of the spectrum up to the first gap wider than 4 L_k; None where there is no such gap."""
     wide = np.flatnonzero(np.diff(spectrum.values) > 4 * constant)
     return float(spectrum.weights[: wide[0] + 1].sum()) if len(wide) else None
 
@@ -155,9 +163,11 @@ def find_eigengap_rate(spectrum: Spectrum, constant: float) -> float | None:
 def estimate_pruning_rate(
     rule: str, loss: FlatLoss, start: Params, end: Params, steps: int, generator: torch.Generator
 ) -> float | None:
-    """The share of a model that can go, by `slq_plateau` or by `eigen_gap`, where the literal rule says anything.
+    """The share of a model that can go, at most MAX_PRUNING_RATE; None where the curvature is not finite.
 
-    None where the curvature is not finite, which says nothing.
+    `eigen_gap` falls back to `slq_plateau` where it finds no gap or a share above the maximum: on trained nets the
+    first gap that is wide enough lies among the few largest eigenvalues, so that next to nothing of the model would be
+    left.
     """
     at = loss.flatten(end)
     found = estimate_spectrum(loss, at, steps, generator)

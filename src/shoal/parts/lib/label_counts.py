@@ -1,4 +1,4 @@
-"""The labels of a device: counted by itself, or estimated by a server that sees only its trained model."""
+"""Label counts of devices: counted by themselves, or estimated by the server from their trained models."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -26,7 +26,7 @@ def count_labels(samples: Samples, classes: int) -> Tensor:
 
 
 def collect_label_counts(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
-    """The labels of the devices that are known, with those that have just been met, as each told at first contact."""
+    """The label counts of all devices known so far and of those of this round, which each sends at first contact."""
     if not round.replies:
         everybody = len(round.sizes) <= ASK_ALL_LIMIT
         new = [int(d) for d in (round.sizes > 0).nonzero()[0]] if everybody else []
@@ -37,7 +37,7 @@ def collect_label_counts(known: Mapping[str, Tensor], round: Round) -> dict[str,
 
 
 def check_label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
-    """What a device told of its labels, if that can be; together they are not more than it has samples."""
+    """The label counts that a device sent, refused where they are none, and scaled down to the samples that it has."""
     net, counts = round.net, labels.double()
     if counts.shape != (net.classes,) or bool((counts < 0).any()):
         problem = f"Device {device} told something else than how often each of {net.classes} labels occurs."
@@ -47,10 +47,11 @@ def check_label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
 
 
 def estimate_label_shares(net: Net, params: Params, samples: Samples, beta: float, literal: bool = False) -> Tensor:
-    """The share of each class, from how steep the loss on it is: a model is flat where it was trained.
+    """The share theta(i) of each class i in a device's samples, from the gradients of its model on each class.
 
-    Even shares where any loss is so steep that it is no number; a class without samples counts as infinitely steep. The
-    printed formula, a softmax of the squared norms themselves, says the opposite; it is kept under `literal`.
+    theta = softmax(beta u), u_i = (1 / h_i) / mean_j (1 / h_j), h_i = |grad L_i|^2: a model has a small gradient on
+    classes that it was trained on. Formula (8) of FedDHAD as printed, softmax(h), says the opposite; it is kept under
+    `literal`. A class without samples counts as infinitely steep. Where a gradient is not finite all shares are equal.
     """
     targets = samples.targets[samples.index.to(samples.targets.device)].cpu()
     steep = torch.full((net.classes,), torch.inf, dtype=torch.float64)
@@ -68,9 +69,9 @@ def estimate_label_shares(net: Net, params: Params, samples: Samples, beta: floa
 
 
 def compute_known_degrees(known: Mapping[str, Tensor], devices: Sequence[int]) -> tuple[list[float], float]:
-    """The non-IID degrees of some devices among all that are known, and the least that a degree counts as.
+    """The non-IID degrees of these devices, and the floor under D_k: 2 % of the mean degree, and 0.001 at least.
 
-    A device that is not known has the mean degree.
+    A device whose labels are not known has the mean degree.
     """
     counts = np.stack([own.cpu().numpy() for own in known.values()]) if known else np.zeros((0, 1))
     found = measure_label_degrees(counts)

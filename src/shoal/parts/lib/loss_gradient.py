@@ -1,4 +1,4 @@
-"""The gradient of the loss on given samples, as a model sees them when it is judged."""
+"""The gradient of the mean loss on given samples, with the model in evaluation mode."""
 
 import torch
 
@@ -14,7 +14,7 @@ SAMPLES_AT_ONCE = 500
 
 
 def compute_loss_gradient(net: Net, params: Params, samples: Samples) -> Params:
-    """The gradient of the mean loss with respect to all that devices train and the server combines."""
+    """By tensor, the gradient of the mean loss with respect to what devices train and the server combines."""
     total = tree.make_zeros(tree.select_params(params, net.shared_trainable))
     for rows in samples.index.split(SAMPLES_AT_ONCE):
         leaves = {k: params[k].detach().requires_grad_() for k in net.shared_trainable}

@@ -1,4 +1,4 @@
-"""Positions of single elements as they travel.
+"""A codec for the positions of single elements in a message.
 
 Positions are rising numbers below n. They are written as 64-bit or 32-bit numbers, as a bitmap, or as the gaps between
 them in Golomb-Rice code; `auto` takes the smallest and says in one byte which. What does not fit is refused.
@@ -23,7 +23,7 @@ GOLOMB_HEADER = 5
 
 
 def pack_positions(at: Tensor, n: int, way: str) -> Tensor:
-    """Rising positions below n as they travel."""
+    """Rising positions below n, written in one of POSITION_CODES."""
     if way == "auto":
         way = pick_smallest_code(at, n)
         inside = pack_positions(at, n, way).contiguous().view(torch.uint8)
@@ -40,7 +40,7 @@ def pack_positions(at: Tensor, n: int, way: str) -> Tensor:
 
 
 def unpack_positions(packed: Tensor, n: int, k: int, way: str) -> Tensor:
-    """The k positions that `pack` wrote; refused where they are not k rising numbers below n."""
+    """The k positions that `pack_positions` wrote; refused where they are not k rising numbers below n."""
     way, packed = open_positions(packed, n, way)
     if way == "all":
         at = torch.arange(n, device=packed.device)
@@ -58,7 +58,7 @@ def unpack_positions(packed: Tensor, n: int, k: int, way: str) -> Tensor:
 
 
 def count_positions(packed: Tensor, n: int, way: str) -> int:
-    """How many positions `pack` wrote, as far as that can be told at a glance."""
+    """How many positions `pack_positions` wrote, without reading them all."""
     way, packed = open_positions(packed, n, way)
     if way == "all":
         return n
@@ -68,7 +68,7 @@ def count_positions(packed: Tensor, n: int, way: str) -> int:
 
 
 def pick_smallest_code(at: Tensor, n: int) -> str:
-    """The way that takes the fewest bytes."""
+    """The code that takes the fewest bytes."""
     k = at.numel()
     if k == n:
         return "all"
@@ -79,7 +79,7 @@ def pick_smallest_code(at: Tensor, n: int) -> str:
 
 
 def open_positions(packed: Tensor, n: int, way: str) -> tuple[str, Tensor]:
-    """The way that was really taken, and what was written in it."""
+    """The code that `auto` took, and what was written in it."""
     dtype = LIST_DTYPES.get(way, torch.uint8)
     if packed.dtype != dtype or packed.dim() != 1:
         refuse_message(f"has positions of the type {packed.dtype}, {packed.dim()}-dimensional, where {dtype} belongs")
@@ -121,7 +121,7 @@ def encode_golomb(at: np.ndarray) -> np.ndarray:
 
 
 def decode_golomb(packed: np.ndarray, n: int) -> np.ndarray:
-    """The positions that `golomb` wrote."""
+    """The positions that `encode_golomb` wrote."""
     k, b = read_golomb_count(packed, n), int(packed[0])
     told = np.unpackbits(packed[GOLOMB_HEADER:])
     ends = np.flatnonzero(told)[:k]
@@ -138,6 +138,7 @@ def decode_golomb(packed: np.ndarray, n: int) -> np.ndarray:
 
 
 def read_golomb_count(packed: np.ndarray, n: int) -> int:
+    """The number of positions in the header of a Golomb-Rice code."""
     k = int(packed[1:GOLOMB_HEADER].copy().view("<u4")[0]) if len(packed) >= GOLOMB_HEADER else -1
     if not 0 <= k <= n or packed[0] > n.bit_length():
         refuse_message(f"has a code of positions that cannot be about {n} elements")
@@ -150,7 +151,7 @@ def compute_gaps(at: np.ndarray) -> np.ndarray:
 
 
 def pick_golomb_parameter(gaps: np.ndarray) -> tuple[int, int]:
-    """The number of bits that are written plainly with which the gaps take the fewest, and how many that is."""
+    """The parameter b with which the gaps take the fewest bits, and how many bits that is."""
     mean = float(gaps.mean()) if len(gaps) else 0.0
     guess = max(0, round(log2(max(mean * log(2), 1.0))))
     costs = {b: int((gaps >> b).sum()) + len(gaps) * (b + 1) for b in range(max(0, guess - 1), guess + 2)}
@@ -158,4 +159,5 @@ def pick_golomb_parameter(gaps: np.ndarray) -> tuple[int, int]:
 
 
 def refuse_message(why: str) -> NoReturn:
+    """Raises the error for a message that was damaged or does not fit."""
     raise ShoalError("damaged", f"A message {why}.", "It was damaged on its way, or made by another method.")

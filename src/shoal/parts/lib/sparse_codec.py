@@ -1,4 +1,4 @@
-"""What codecs of single elements have in common: which elements travel, what is owed to the next round."""
+"""What sparsifying codecs share: which elements are sent, and the rest that is added to the next update."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ def count_sent_elements(n: int, ratio: float) -> int:
 
 
 def find_largest(values: Tensor, k: int) -> Tensor:
-    """The positions of the k numbers of the largest size, rising; of equal ones the first."""
+    """The rising positions of the k elements of the largest absolute value; of equal ones the first."""
     n = values.numel()
     if k >= n:
         return torch.arange(n, device=values.device)
@@ -40,7 +40,7 @@ def find_largest(values: Tensor, k: int) -> Tensor:
 
 
 def preselect_largest(flat: np.ndarray, k: int) -> np.ndarray | None:
-    """The positions of some more than the k largest, told from a sample; None where that would not help."""
+    """Positions of somewhat more than the k largest, from a sampled threshold; None where that would not save time."""
     n = len(flat)
     sample = np.abs(flat[:: max(1, n // THRESHOLD_SAMPLE)])
     expected = k / n * len(sample)
@@ -53,30 +53,30 @@ def preselect_largest(flat: np.ndarray, k: int) -> np.ndarray | None:
 
 
 def find_kth_largest(sizes: np.ndarray, k: int) -> np.floating:
-    """The smallest of the k largest."""
+    """The k-th largest size."""
     return np.partition(sizes, len(sizes) - k)[len(sizes) - k]
 
 
 def select_coded_values(message: Message, link: CodecLink) -> Params:
-    """The values that such a codec codes: what is trained. Counters and running statistics travel as they are."""
+    """The values that are coded: those of trained tensors. Counters and running statistics travel as they are."""
     values = {k: e["value"] for k, e in message.body.items() if link.trained is None or k in link.trained}
     return {k: v for k, v in values.items() if v.is_floating_point()}
 
 
 def lower_codec_memory(full: Mapping[str, Tensor], values: Params, link: CodecLink) -> Params:
-    """Of what is kept at full shape, what the codec sees; 0 where nothing is kept yet."""
+    """The codec's memory, which has full shapes, cut to the values of this message; 0 where nothing is kept yet."""
     known = {k: full[k] if k in full else torch.zeros_like(link.like[k]) for k in values}
     return link.reduce_from_full(known)
 
 
 def add_owed(value: Tensor, due: Tensor | None, name: str, factor: float = 1.0) -> Tensor:
-    """What is due by now as a new list of numbers, value + factor due; refused where one of them is none."""
+    """value + factor * due as a new flat tensor, `due` being what was not sent before; refused if it is not finite."""
     flat = value.flatten()
     return check_finite_values(flat.clone() if due is None else torch.add(flat, due.flatten(), alpha=factor), name)
 
 
 def lift_codec_memory(seen: Params, full: Mapping[str, Tensor], link: CodecLink) -> Params:
-    """What is kept at full shape after this round: what the codec did not see stays as it was."""
+    """The codec's memory at full shapes after this message; what the message did not touch stays as it was."""
     if not link.plan and not link.earlier:
         return {**full, **seen}
     new, there = link.expand_to_full(seen), link.expand_to_full({k: torch.ones_like(v) for k, v in seen.items()})
@@ -85,7 +85,7 @@ def lift_codec_memory(seen: Params, full: Mapping[str, Tensor], link: CodecLink)
 
 
 def decode_sparse_message(message: Message, link: CodecLink, count: Callable[[int], int], way: str) -> Message:
-    """A message whose entries hold some values and their positions, `count(n)` of n, with all values again."""
+    """The message with dense values again, from entries that hold `count(n)` of n values and their positions."""
     body = {}
     for name, entry in message.body.items():
         shape, dtype = link.shapes[name], link.like[name].dtype
@@ -106,7 +106,7 @@ def place_values(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
 
 
 def check_tensor_fits(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, name: str) -> Tensor:
-    """A tensor as it arrived, refused where it is not what belongs there."""
+    """The tensor of a message, refused where shape or type is not what belongs there."""
     if tensor.dtype != dtype or tensor.shape != shape:
         found, wanted = (f"{d} of shape {tuple(s)}" for d, s in ((tensor.dtype, tensor.shape), (dtype, shape)))
         refuse_message(f"has {found} for {name} where {wanted} belongs")
@@ -114,12 +114,12 @@ def check_tensor_fits(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, nam
 
 
 def check_finite_values(tensor: Tensor, name: str) -> Tensor:
-    """The same tensor, refused where a number in it is none."""
+    """The same tensor, refused where a value is not finite."""
     if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.aminmax()):
         refuse_message(f"has values of {name} that are not finite")
     return tensor
 
 
 def drop_entry_fields(entry: Entry, *names: str) -> Entry:
-    """An entry without what a codec wrote beside the value."""
+    """An entry without the fields that a codec wrote beside the value."""
     return {k: v for k, v in entry.items() if k not in names}

@@ -1,4 +1,4 @@
-"""Units of axes: how many of them a sub-model keeps, which, and what follows from it."""
+"""Units of a model's axes: how many a sub-model keeps, which ones, and how strong each is."""
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -40,12 +40,12 @@ def count_units_left(size: int, rate: float) -> int:
 
 
 def take_first_units(net: Net, width: float) -> dict[str, Tensor]:
-    """The first units of every axis."""
+    """By axis, the first units of a model of that width."""
     return {axis.name: torch.arange(count_units_at_width(axis.size, width)) for axis in net.axes}
 
 
 def draw_units(draw: np.random.Generator, size: int, count: int, chances: np.ndarray | None = None) -> Tensor:
-    """So many different units, in order."""
+    """`count` different units out of `size`, in rising order; equally likely, or with `chances`."""
     return torch.from_numpy(np.sort(draw.choice(size, count, replace=False, p=chances)))
 
 
@@ -53,7 +53,7 @@ def draw_units(draw: np.random.Generator, size: int, count: int, chances: np.nda
 def draw_tier(streams: RandomStreams, part: str, device: int, levels: tuple[float, ...]) -> float:
     """The level that a device has for the whole run, equally likely each; the server has the largest.
 
-    Both ends can draw it, so that it need not travel.
+    Server and device can both draw it, so that it does not travel.
     """
     if device == SERVER:
         return max(levels)
@@ -64,12 +64,12 @@ ROW_KINDS = ("embedding", "output", "recurrent", "cells", "input")
 
 
 def list_rows_of_kinds(net: Net, kinds: Collection[str]) -> list[Axis]:
-    """The rows of these kinds."""
+    """The groups of rows whose kind is among these; ROW_KINDS lists the kinds."""
     return [rows for rows in net.rows if rows.name.rpartition(":")[2] in kinds]
 
 
 def list_axes_to_drop(net: Net, filters: bool, rows: str) -> list[Axis]:
-    """What a method drops: rows of the kinds it names, or units of all layers that are not recurrent."""
+    """The axes whose units may be dropped: rows of the kinds named, or units of all layers that are not recurrent."""
     if rows:
         return list_rows_of_kinds(net, rows.split(","))
     return [a for a in net.axes if not is_recurrent(a) and (filters or not a.tap)]

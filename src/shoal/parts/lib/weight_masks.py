@@ -1,4 +1,4 @@
-"""Masks of single elements: which are kept, who was told of it, and how the rest stays 0 on the server."""
+"""Masks of single weights: which are kept, which devices know the masks, and zeros for the rest on the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def list_prunable_weights(part: Part, net: Net) -> list[str]:
 
 
 def mask_top_elements(count: int, *scores: Tensor) -> Tensor:
-    """Which elements score highest: exactly so many. Later scores decide between equals, and then who comes first."""
+    """A mask of exactly `count` elements, those with the highest scores; later scores break ties, then the order."""
     order = torch.arange(scores[0].numel(), device=scores[0].device)
     for own in reversed(scores):
         order = order[own.flatten()[order].argsort(descending=True, stable=True)]
@@ -34,12 +34,12 @@ def mask_top_elements(count: int, *scores: Tensor) -> Tensor:
 
 
 def mask_strongest(params: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """Of each tensor so many elements, those of the largest size."""
+    """By tensor, a mask of `counts[name]` elements, those of the largest absolute value."""
     return {name: mask_top_elements(count, params[name].abs()) for name, count in counts.items()}
 
 
 def mask_strongest_overall(params: Mapping[str, Tensor], names: Sequence[str], count: int) -> dict[str, Tensor]:
-    """So many elements of all these tensors together, those of the largest size; the largest of each in any case."""
+    """Masks of `count` elements of all tensors together, the largest in absolute value; at least one in each."""
     sizes = [params[name].abs().flatten() for name in names]
     firsts = [own.index_fill(0, own.argmax(), torch.inf) for own in sizes]
     found = mask_top_elements(max(count, len(names)), torch.cat(firsts)).split([len(own) for own in sizes])
@@ -72,7 +72,7 @@ def apply_masks(params: Params, masks: Mapping[str, Tensor]) -> Params:
 
 
 def init_mask_state(masks: Mapping[str, Tensor], round: Round) -> Tree:
-    """The state before the first round: masks, how often they changed, and which of them each device knows."""
+    """The server state before the first round: masks, how often they changed, and which of them each device knows."""
     return {
         "masks": drop_full_masks(masks),
         "version": 0,
@@ -81,7 +81,7 @@ def init_mask_state(masks: Mapping[str, Tensor], round: Round) -> Tree:
 
 
 def replace_masks(state: Tree, masks: Mapping[str, Tensor]) -> Tree:
-    """The state with other masks, of which nobody knows yet; the same state where they are the same."""
+    """The state with new masks, which no device knows yet; the same state where they did not change."""
     old, new = state["masks"], drop_full_masks(masks)
     if old.keys() == new.keys() and all(torch.equal(old[k], mask) for k, mask in new.items()):
         return state
@@ -89,12 +89,12 @@ def replace_masks(state: Tree, masks: Mapping[str, Tensor]) -> Tree:
 
 
 def drop_full_masks(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """None at all where nothing is left out."""
+    """The masks, or none at all where none of them leaves anything out."""
     return {} if all(bool(mask.all()) for mask in masks.values()) else dict(masks)
 
 
 def plan_masked_training(plans: Mapping[int, Plan], state: Tree) -> dict[int, Plan]:
-    """Every device trains what is kept; the masks travel to those that do not know them."""
+    """Plans by which every device trains the kept weights; the masks are sent to those that do not know them."""
     masks, version, seen = state["masks"], state["version"], state["seen"]
     if not masks:
         return dict(plans)
@@ -102,7 +102,7 @@ def plan_masked_training(plans: Mapping[int, Plan], state: Tree) -> dict[int, Pl
 
 
 def note_known_masks(state: Tree, round: Round) -> Tree:
-    """The state after a round: who answered knows the masks that it was asked with; of the others nobody can say."""
+    """The state after a round: devices that replied know the masks they were sent; of the others that is unknown."""
     devices = torch.tensor([r.device for r in round.replies if r.device != SERVER], dtype=torch.long)
     seen = state["seen"]
     return state | {"seen": seen.index_fill(0, devices.to(seen.device), state["version"])}

@@ -1,4 +1,4 @@
-"""How the combined model moves when the weight of one reply changes, over the coordinates that each reply holds."""
+"""How the aggregated model changes with the weight of one reply, over the coordinates that each reply holds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ def average_trees(trees: Sequence[Mapping[str, Tensor]], round: Round) -> Params
 
 
 def compute_mean_change(round: Round) -> Params:
-    """What combining the replies changes."""
+    """The weighted mean of the replies' deltas."""
     return average_trees([r.delta for r in round.replies], round)
 
 
@@ -37,13 +37,14 @@ def compute_weight_derivatives(round: Round) -> list[Params]:
 
 
 def expand_held_mask(mask: Tensor | None, there: bool, like: Tensor) -> Tensor:
+    """1 where a reply holds a coordinate and 0 elsewhere, in the shape of `like`."""
     if mask is None:
         return torch.full_like(like, float(there))
     return mask.to(like.dtype)
 
 
 def project_gradient(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str, Tensor]) -> Tensor:
-    """How fast the loss rises along each way."""
+    """<g, way> for each way: how fast the loss changes along it."""
     found = [
         torch.stack([(g * way[k]).sum(dtype=torch.float64) for k, g in gradient.items() if k in way]) for way in ways
     ]
@@ -51,7 +52,10 @@ def project_gradient(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str
 
 
 def cap_weights(weights: Tensor, cap: float) -> Tensor:
-    """No weight above a share of all; what is taken from the heaviest goes to the others in proportion."""
+    """The weights as shares of which none is above `cap`; what the largest lose goes to the others in proportion.
+
+    With fewer replies than 1 / cap no share can be below an equal one, which then is the bound.
+    """
     if cap >= 1 or not weights.sum() > 0:
         return weights
     shares = weights / weights.sum()
