@@ -218,7 +218,7 @@ def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
     assert all(torch.equal(plain.params[k], v) for k, v in standing.params.items())
     head = standing.states["creff"]["head"]
     assert not torch.allclose(head[WEIGHT], standing.params[WEIGHT])
-    final = loop.final(standing, 3)
+    final = loop.make_final_params(standing, 3)
     assert all(torch.equal(final[k], (standing.params | head)[k]) for k in final)
     assert rows[-1]["loss"] == loop.judge(standing.net, final)["loss"]
 

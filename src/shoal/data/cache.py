@@ -25,9 +25,9 @@ def load_cached_dataset(root: Path, name: str, files: Iterable[Path], read: Call
     data set is used from memory.
     """
     folder = root / ".arrays" / f"{name.split(':')[0]}-{hash_data_files(name, files)}"
-    found = read_stored_dataset(folder)
-    if found is not None:
-        return found
+    dataset = read_stored_dataset(folder)
+    if dataset is not None:
+        return dataset
     dataset = read()
     try:
         store_dataset(dataset, folder)

@@ -48,24 +48,24 @@ def read_cifar_batches(
 
 def read_tar_members(path: Path, place: str, wanted: list[str]) -> dict[str, bytes]:
     """The wanted files of an archive, into memory. Nothing is unpacked to disk; links and other names are passed by."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with explain_disk_errors(path), open(path, "rb") as file:
             stream: Any = LimitedStream(file)
             for member in (tar := tarfile.open(fileobj=stream, mode="r|")):
                 top, _, name = member.name.removeprefix("./").partition("/")
                 plain = member.isreg() and not member.issparse() and member.size <= LIMIT
-                if plain and top == place and name in wanted and name not in found:
+                if plain and top == place and name in wanted and name not in contents:
                     content = tar.extractfile(member)
-                    found[name] = content.read() if content else b""
+                    contents[name] = content.read() if content else b""
     except ShoalError:
         raise
     except Exception as error:
         raise damaged_file_error(path, error) from error
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in wanted if name not in contents]
     if missing:
         raise damaged_file_error(path, f"there is no {place}/{missing[0]} in it")
-    return {name: found[name] for name in wanted}
+    return {name: contents[name] for name in wanted}
 
 
 class LimitedStream:

@@ -51,7 +51,7 @@ def download_file(file: SourceFile, folder: Path) -> Path:
     """Fetch a file; it takes its place only when it is complete and its checksum is right."""
     place = folder / file.name
     temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
-    found = hashlib.md5(usedforsecurity=False)
+    digest = hashlib.md5(usedforsecurity=False)
     size = 0
     try:
         if not file.url.startswith(("http://", "https://")):
@@ -62,7 +62,7 @@ def download_file(file: SourceFile, folder: Path) -> Path:
                 target = open(temporary, "wb")
             with target:
                 while block := answer.read(1 << 20):
-                    found.update(block)
+                    digest.update(block)
                     size += len(block)
                     if size > LIMIT:
                         raise ValueError("it is far larger than it should be")
@@ -71,8 +71,8 @@ def download_file(file: SourceFile, folder: Path) -> Path:
             expected = answer.headers.get("Content-Length", "")
         if expected.isdecimal() and int(expected) != size:
             raise ValueError(f"it ended after {size} of {expected} bytes")
-        if file.md5 and found.hexdigest() != file.md5:
-            raise ValueError(f"its md5 is {found.hexdigest()}, the official one {file.md5}")
+        if file.md5 and digest.hexdigest() != file.md5:
+            raise ValueError(f"its md5 is {digest.hexdigest()}, the official one {file.md5}")
         with explain_disk_errors(place):
             os.replace(temporary, place)
     except (OSError, HTTPException, ValueError) as error:

@@ -25,16 +25,16 @@ def list_subfolders(path: Path) -> list[str]:
 def read_image_folder(folder: Path) -> UserSamples:
     """`<class>/*.png` or `<device>/<class>/*.png`; all images have one size, and are grey when all of them are."""
     with explain_disk_errors(folder):
-        found = {
+        paths_by_depth = {
             depth: sorted(p for p in folder.glob("/".join("*" * (depth + 1))) if p.suffix.lower() in IMAGE_SUFFIXES)
             for depth in (1, 2)
         }
-    depth = 1 if found[1] else 2
-    if found[1] and found[2]:
+    depth = 1 if paths_by_depth[1] else 2
+    if paths_by_depth[1] and paths_by_depth[2]:
         raise make_data_error(
             f"{folder} has images at two depths.", "Write <class>/*.png or <device>/<class>/*.png throughout."
         )
-    paths = found[depth]
+    paths = paths_by_depth[depth]
     if not paths:
         raise ShoalError(
             "no-data", f"There are no images in {folder}.", "Write <class>/*.png or <device>/<class>/*.png."

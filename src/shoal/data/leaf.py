@@ -108,13 +108,13 @@ def assemble_leaf(train: LeafSamples, test: LeafSamples, path: Path, name: str) 
         raise damaged_file_error(path, "one half has no samples")
     first = train.x[0]
     if isinstance(first, str):
-        found = encode_text(train, test, path)
+        arrays = encode_text(train, test, path)
     elif isinstance(first, list) and first and isinstance(first[0], str):
-        found = encode_word_lists(train, test, path)
+        arrays = encode_word_lists(train, test, path)
     else:
-        found = convert_numbers(train, test, path)
+        arrays = convert_numbers(train, test, path)
     order = {user: i for i, user in enumerate(dict.fromkeys(train.users))}
-    return Dataset(name, *found[:-1], classes=found[-1], owners=np.array([order[user] for user in train.users]))
+    return Dataset(name, *arrays[:-1], classes=arrays[-1], owners=np.array([order[user] for user in train.users]))
 
 
 EncodedHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]

@@ -27,9 +27,9 @@ def count_labels_by_device(
         held = [population[device] for device in range(count)]
         sizes = np.array([len(h) for h in held], dtype=np.int64)
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *held])
-    found = labels[rows].reshape(len(rows), -1).astype(np.int64)
-    cells = np.repeat(np.arange(count) * classes, sizes)[:, None] + found
-    return np.bincount(cells[found >= 0], minlength=count * classes).reshape(count, classes)
+    values = labels[rows].reshape(len(rows), -1).astype(np.int64)
+    cells = np.repeat(np.arange(count) * classes, sizes)[:, None] + values
+    return np.bincount(cells[values >= 0], minlength=count * classes).reshape(count, classes)
 
 
 def compute_mean_degree(histograms: np.ndarray) -> float:
@@ -59,15 +59,15 @@ def search_degree(
         seed, low, high = int(generator.integers(2**63)), -6.0, 6.0
         for _ in range(20):
             middle = (low + high) / 2
-            found = draw(10.0**middle, np.random.default_rng(seed))
-            seen.append(compute_mean_degree(found))
+            histograms = draw(10.0**middle, np.random.default_rng(seed))
+            seen.append(compute_mean_degree(histograms))
             if abs(seen[-1] - target) <= TOLERANCE:
-                return found
+                return histograms
             low, high = (middle, high) if seen[-1] > target else (low, middle)
-    devices, classes = found.shape
+    (devices, classes), total = histograms.shape, int(histograms.sum())
     raise ShoalError(
         "bad-value",
-        f"No Dirichlet split of {int(found.sum())} samples of {classes} classes over {devices} devices was found with "
+        f"No Dirichlet split of {total} samples of {classes} classes over {devices} devices was found with "
         f"a mean degree of {target:g}; the nearest has {min(seen, key=lambda value: abs(value - target)):.3f}.",
         "Give a degree within reach, or another number of devices.",
     )

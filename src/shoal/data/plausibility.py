@@ -57,6 +57,6 @@ def find_channel_doubts(shape: tuple[int, ...]) -> Iterator[Doubt]:
 
 
 def format_first_numbers(numbers: torch.Tensor) -> str:
-    """The first few of some numbers, with dots where there are more."""
-    some = ", ".join(map(str, numbers[:MAX_SHOWN].tolist()))
-    return some if len(numbers) <= MAX_SHOWN else f"{some}, ..."
+    """The first few of many numbers, with dots where there are more."""
+    shown = ", ".join(map(str, numbers[:MAX_SHOWN].tolist()))
+    return shown if len(numbers) <= MAX_SHOWN else f"{shown}, ..."

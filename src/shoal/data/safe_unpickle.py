@@ -113,11 +113,11 @@ class SafeUnpickler(_PythonUnpickler):
 
     def load_build(self) -> None:
         state = self.stack.pop()
-        made = self.stack[-1]
-        if isinstance(made, ArrayStandIn) and isinstance(state, tuple) and len(state) == 5:
-            made.fill(*state[1:])
+        stand_in = self.stack[-1]
+        if isinstance(stand_in, ArrayStandIn) and isinstance(state, tuple) and len(state) == 5:
+            stand_in.fill(*state[1:])
         elif not (
-            isinstance(made, DtypeStandIn)
+            isinstance(stand_in, DtypeStandIn)
             and isinstance(state, tuple)
             and state[1:2] in (("|",), (b"|",), ("<",), (b"<",))
         ):

@@ -32,10 +32,10 @@ def read_svhn(folder: Path) -> Dataset:
 def decode_svhn(content: bytes, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Images `X` (32, 32, 3, N), turned to (N, 3, 32, 32), and labels `y`, where 10 means the digit 0."""
     try:
-        found = read_mat_arrays(content)
+        arrays = read_mat_arrays(content)
     except (ValueError, struct.error, zlib.error) as error:
         raise damaged_file_error(path, error) from error
-    x, y = found.get("X"), found.get("y")
+    x, y = arrays.get("X"), arrays.get("y")
     if x is None or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
         raise damaged_file_error(path, "its 'X' are not colour images of 32 x 32 bytes")
     if y is None or y.size != y.shape[0] or len(y) != x.shape[3]:
@@ -50,7 +50,7 @@ def read_mat_arrays(content: bytes) -> dict[str, np.ndarray]:
     """The arrays `X` and `y` of a MATLAB 5 file."""
     if len(content) < 128 or content[124:128] != b"\x00\x01IM":
         raise ValueError("it is not a MATLAB 5 file")
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     left = LIMIT
     for kind, body in iterate_mat_elements(memoryview(content)[128:], padded=False):
         if kind == COMPRESSED:
@@ -61,8 +61,8 @@ def read_mat_arrays(content: bytes) -> dict[str, np.ndarray]:
                 raise ValueError("a part of it is cut short or far too large")
             kind, body = next(iterate_mat_elements(body), (0, body))
         if kind == MATRIX:
-            found.update(read_mat_matrix(body))
-    return found
+            arrays.update(read_mat_matrix(body))
+    return arrays
 
 
 def iterate_mat_elements(content: memoryview, padded: bool = True) -> Iterator[tuple[int, memoryview]]:

@@ -85,26 +85,26 @@ def hold_out_validation(dataset: Dataset, share: float, seed: int = 0) -> Datase
 
 def separate_test_data(data: Any, test: Any) -> tuple[Any, Any]:
     """The training data and the test data, where one object holds both."""
-    found = None
+    test_data = None
     if isinstance(data, tuple) and len(data) == 4:
-        data, found = data[:2], data[2:]
+        data, test_data = data[:2], data[2:]
     elif (
         isinstance(data, tuple)
         and len(data) == 2
         and all(isinstance(d, tuple | torch.utils.data.Dataset) for d in data)
     ):
-        data, found = data
+        data, test_data = data
     elif isinstance(data, dict) and ("test_x" in data or "test_inputs" in data):
-        found = {key.removeprefix("test_"): value for key, value in data.items() if key.startswith("test_")}
+        test_data = {key.removeprefix("test_"): value for key, value in data.items() if key.startswith("test_")}
     elif isinstance(data, str | Path) and {"train", "test"} <= (folders := set(list_subfolders(Path(data)))):
         if len(folders) > 2:
             raise make_data_error(
                 f"{data} has folders besides train and test.", "Move them elsewhere, or rename train and test."
             )
-        data, found = Path(data) / "train", Path(data) / "test"
-    if found is not None and test is not None:
+        data, test_data = Path(data) / "train", Path(data) / "test"
+    if test_data is not None and test is not None:
         raise make_data_error("There are two test halves: one in the data and one in test.", "Leave one of them out.")
-    return data, test if found is None else found
+    return data, test if test_data is None else test_data
 
 
 def read_user_samples(data: Any) -> UserSamples:

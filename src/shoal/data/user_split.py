@@ -32,12 +32,12 @@ def number_classes(parts: list[UserSamples]) -> list[tuple[Tensor, Tensor]]:
         place = {label: int(label) for label in texts}
     else:
         place = {label: i for i, label in enumerate(sorted(texts))}
-    found = []
+    numbered = []
     for part in map(check_same_length, parts):
         y = torch.tensor([place[label] for label in part.y]) if isinstance(part.y, list) else part.y
         column = y.dim() == 2 and y.shape[1] == 1 and y.shape != part.x.shape
-        found.append((part.x, y[:, 0] if column else y))
-    return found
+        numbered.append((part.x, y[:, 0] if column else y))
+    return numbered
 
 
 def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:

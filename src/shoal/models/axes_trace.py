@@ -35,9 +35,9 @@ def trace_axes(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bo
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(0)
         try:
-            found = AxisTracer(deepcopy(module), draw_inputs(module, input_shape, token_inputs)).find_axes()
+            axes = AxisTracer(deepcopy(module), draw_inputs(module, input_shape, token_inputs)).find_axes()
             net, x = build_trial(module, input_shape, token_inputs)
-            return tuple(tap_feature_maps(net, keep_lawful_axes(net, x, found, []), x)) if found else ()
+            return tuple(tap_feature_maps(net, keep_lawful_axes(net, x, axes, []), x)) if axes else ()
         except Exception:  # anything may go wrong in there, and a model without axes is still a model
             return ()
 

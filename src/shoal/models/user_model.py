@@ -30,8 +30,8 @@ def load_model_maker(spec: str) -> Callable[[tuple[int, ...], int], Net]:
     thing = load_named_object(spec)
 
     def make(input_shape: tuple[int, ...], classes: int) -> Net:
-        made = thing if isinstance(thing, nn.Module) else call_model_maker(spec, thing, input_shape, classes)
-        return build_user_net(made, input_shape, classes, spec)
+        module = thing if isinstance(thing, nn.Module) else call_model_maker(spec, thing, input_shape, classes)
+        return build_user_net(module, input_shape, classes, spec)
 
     return make
 

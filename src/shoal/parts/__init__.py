@@ -25,10 +25,10 @@ PRESETS = {
 @cache
 def find_shipped_parts() -> dict[str, type[Part]]:
     """Every part of this package by its name."""
-    found: dict[str, type[Part]] = {}
+    parts: dict[str, type[Part]] = {}
     for module in pkgutil.iter_modules(__path__):
-        found |= find_parts_in(importlib.import_module(f"{__name__}.{module.name}"))
-    return dict(sorted(found.items()))
+        parts |= find_parts_in(importlib.import_module(f"{__name__}.{module.name}"))
+    return dict(sorted(parts.items()))
 
 
 def find_parts_in(module: ModuleType) -> dict[str, type[Part]]:

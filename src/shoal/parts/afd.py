@@ -49,9 +49,9 @@ class AFD(Part):
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         known = {d: state.get(device_state_key(d), {"scores": self.make_zero_scores(round.net)}) for d in plans}
         masks = {d: self.choose_units(known[d], round, d) for d in plans}
-        made = {d: {axis: mask.nonzero().flatten() for axis, mask in masks[d].items()} for d in plans}
+        kept = {d: {axis: mask.nonzero().flatten() for axis, mask in masks[d].items()} for d in plans}
         state = state | {device_state_key(d): own | {"kept": masks[d]} for d, own in known.items()}
-        return {d: replace(p, kept=made[d]) for d, p in plans.items()}, state
+        return {d: replace(p, kept=kept[d]) for d, p in plans.items()}, state
 
     def choose_units(self, known: Tree, round: Round, device: int) -> dict[str, Tensor]:
         """By axis, which units a device trains in this round."""
@@ -86,16 +86,17 @@ class AFD(Part):
         return {"loss": (state["loss"] / device.numbers["steps"]).float()}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        learnt = {}
+        updates = {}
         for reply in round.replies:
             known, loss = state[device_state_key(reply.device)], float(reply.report[self.name()]["loss"])
             before = known.get("loss", loss)
+            # 1e-12: a loss of 0 cannot fall in proportion
             gain = (before - loss) / max(abs(before), 1e-12)
             scores, kept = known["scores"], known["kept"]
             if gain > 0:
                 scores = {name: torch.where(kept[name], gain, own) for name, own in scores.items()}
-            learnt[device_state_key(reply.device)] = known | {"scores": scores, "loss": loss, "fell": gain > 0}
-        return params, state | learnt
+            updates[device_state_key(reply.device)] = known | {"scores": scores, "loss": loss, "fell": gain > 0}
+        return params, state | updates
 
 
 def compute_unit_chances(scores: Tensor) -> np.ndarray:

@@ -43,15 +43,15 @@ class CatchUp(Part):
         require(self, f"positions in {POSITION_CODES}", self.positions in POSITION_CODES)
 
     def init_server(self, round: Round) -> Tree:
-        told = {k: round.anchor[k] for k in round.net.names_with_role("shared", "server")}
-        changed = {k: torch.zeros(v.shape, dtype=torch.int32) for k, v in told.items()}
-        return {"told": told, "changed": changed, "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32)}
+        model = {k: round.anchor[k] for k in round.net.names_with_role("shared", "server")}
+        changed = {k: torch.zeros(v.shape, dtype=torch.int32) for k, v in model.items()}
+        return {"told": model, "changed": changed, "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32)}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
-        told = {k: round.anchor[k] for k in state["told"]}
-        other = {k: (v != state["told"][k]).cpu() for k, v in told.items()}
+        model = {k: round.anchor[k] for k in state["told"]}
+        other = {k: (v != state["told"][k]).cpu() for k, v in model.items()}
         changed = {k: torch.where(other[k], round.number, v).to(v.dtype) for k, v in state["changed"].items()}
-        return {}, state | {"told": told, "changed": changed, "partial": {}}
+        return {}, state | {"told": model, "changed": changed, "partial": {}}
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         if link.plan or link.earlier or len(message.body) < len(memory.get("told", ())):
@@ -65,15 +65,15 @@ class CatchUp(Part):
         for name, entry in message.body.items():
             value = entry["value"].flatten()
             at = (memory["changed"][name].flatten() > last).nonzero().flatten()
-            some = {"value": value[at.to(value.device)], "at": pack_positions(at, value.numel(), self.positions)}
-            smaller = some["value"].nbytes + some["at"].nbytes < value.nbytes
-            body[name] = entry | some if smaller else entry
+            sparse = {"value": value[at.to(value.device)], "at": pack_positions(at, value.numel(), self.positions)}
+            smaller = sparse["value"].nbytes + sparse["at"].nbytes < value.nbytes
+            body[name] = entry | sparse if smaller else entry
         return replace(message, body=body), memory
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         cut = {k: e["at"] for k, e in message.body.items() if "at" in e}
-        told = {k: torch.Size([count_positions(at, shapes[k].numel(), self.positions)]) for k, at in cut.items()}
-        return shapes | told
+        cut_shapes = {k: torch.Size([count_positions(at, shapes[k].numel(), self.positions)]) for k, at in cut.items()}
+        return shapes | cut_shapes
 
     def decode(self, message: Message, link: CodecLink) -> Message:
         body, known = {}, link.memory.get("model", {})

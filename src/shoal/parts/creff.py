@@ -65,17 +65,17 @@ class CReFF(Part):
             inputs = (samples.take_batch(rows).inputs for rows in samples.index.split(SAMPLES_AT_ONCE))
             x = append_bias_input(torch.cat([net.forward(device.anchor, some)[1] for some in inputs]), head)
         labels = samples.targets.index_select(0, samples.index.to(samples.targets.device))
-        own = torch.eye(net.classes).to(x)[labels]
-        wrong, counts = (x @ join_weight_bias(head).T).softmax(1) - own, own.sum(0)
+        one_hot = torch.eye(net.classes).to(x)[labels]
+        error, counts = (x @ join_weight_bias(head).T).softmax(1) - one_hot, one_hot.sum(0)
         held = counts.nonzero().flatten().tolist()
-        slopes = torch.stack([wrong[labels == c].T @ x[labels == c] / counts[c] for c in held])
+        slopes = torch.stack([error[labels == c].T @ x[labels == c] / counts[c] for c in held])
         return {"held": pack_bits(counts > 0), "slopes": slopes[:, mask_kept_classifier(net, head, device.plan)]}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         ((weight, columns),) = state["features"].items()
-        made = self.optimise_features(columns.mT, *self.average_class_gradients(state["head"], round), state["head"])
-        head = self.retrain_classifier(made, select_params(params, state["head"]), round.generator("batches"))
-        return params, {"features": {weight: made.mT.contiguous()}, "head": head}
+        virtual = self.optimise_features(columns.mT, *self.average_class_gradients(state["head"], round), state["head"])
+        head = self.retrain_classifier(virtual, select_params(params, state["head"]), round.generator("batches"))
+        return params, {"features": {weight: virtual.mT.contiguous()}, "head": head}
 
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
         return judged | {"": judged[""] | state["head"]}
@@ -91,28 +91,29 @@ class CReFF(Part):
                 held = unpack_bits(own["held"], torch.Size([len(layer)])).nonzero().flatten().to(layer.device)
                 total[held[:, None], *there.nonzero(as_tuple=True)] += own["slopes"].to(layer)
                 count[held] += there.to(layer)
+        # what no device reported is 0, not 0 / 0
         return total / count.clamp(min=1), count > 0
 
-    def optimise_features(self, made: Tensor, target: Tensor, seen: Tensor, head: Params) -> Tensor:
+    def optimise_features(self, virtual: Tensor, target: Tensor, seen: Tensor, head: Params) -> Tensor:
         """Virtual features, classes x features x width, after their steps; those of a class nobody told of stay."""
-        layer, some = join_weight_bias(head), seen.flatten(1).any(1).nonzero().flatten()
-        own, seen, target = torch.eye(len(made)).to(made)[some, None], seen[some], target[some]
-        moved = made[some]
+        layer, classes = join_weight_bias(head), seen.flatten(1).any(1).nonzero().flatten()
+        one_hot, seen, target = torch.eye(len(virtual)).to(virtual)[classes, None], seen[classes], target[classes]
+        moved = virtual[classes]
         for _ in range(self.match_steps):
             moved = moved.detach().requires_grad_()
             x = append_bias_input(moved, head)
-            slope = ((x @ layer.T).softmax(2) - own).mT @ x / self.features
-            (gradient,) = torch.autograd.grad(compute_gradient_distance(slope * seen, target, made.shape[2]), moved)
+            slope = ((x @ layer.T).softmax(2) - one_hot).mT @ x / self.features
+            (gradient,) = torch.autograd.grad(compute_gradient_distance(slope * seen, target, virtual.shape[2]), moved)
             moved = moved - self.match_lr * gradient
-        return made.index_copy(0, some, moved.detach())
+        return virtual.index_copy(0, classes, moved.detach())
 
-    def retrain_classifier(self, made: Tensor, head: Params, draw: np.random.Generator) -> Params:
+    def retrain_classifier(self, virtual: Tensor, head: Params, draw: np.random.Generator) -> Params:
         """The layer after its epochs on virtual features."""
-        layer, x = join_weight_bias(head).clone(), append_bias_input(made.flatten(0, 1), head)
-        own = torch.eye(len(made)).to(x).repeat_interleave(self.features, 0)
+        layer, x = join_weight_bias(head).clone(), append_bias_input(virtual.flatten(0, 1), head)
+        one_hot = torch.eye(len(virtual)).to(x).repeat_interleave(self.features, 0)
         for _ in range(self.epochs):
             order = torch.from_numpy(draw.permutation(len(x))).to(x.device)
-            for some, right in zip(x[order].split(self.batch), own[order].split(self.batch)):
+            for some, right in zip(x[order].split(self.batch), one_hot[order].split(self.batch)):
                 wrong = (some @ layer.T).softmax(1) - right
                 layer.addmm_(wrong.T, some, alpha=-self.lr / len(some))
         return split_weight_bias(layer, head)
@@ -160,4 +161,5 @@ def compute_gradient_distance(a: Tensor, b: Tensor, width: int) -> Tensor:
 
 
 def sum_cosine_distances(a: Tensor, b: Tensor) -> Tensor:
+    # 1e-6: a row of zeros has no direction
     return (1 - (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + 1e-6)).sum()

@@ -75,6 +75,7 @@ def quantise_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
         return shrink_integers(inputs), torch.zeros(0)
     over = [0, *range(2, inputs.dim())]
     low, high = inputs.amin(over, keepdim=True), inputs.amax(over, keepdim=True)
+    # a channel of one single value has no range to divide by
     level = (inputs - low) / (high - low).clamp(min=torch.finfo(inputs.dtype).tiny) * 255
     return level.round().to(torch.uint8), torch.stack((low.flatten(), high.flatten())).float()
 

@@ -93,4 +93,5 @@ def clip_update_norm(values: Params, limit: float) -> Params:
     if not limit or not values:
         return values
     norm = torch.stack([torch.linalg.vector_norm(v, dtype=torch.float64) for v in values.values()]).norm()
+    # 1e-300: an update of zeros has no norm to divide by
     return tree.scale_params(values, min(1.0, limit / max(float(norm), 1e-300)))

@@ -64,6 +64,7 @@ def sum_squared_correlations(rows: Tensor, weight: Tensor) -> Tensor:
     """
     count, there = weight.sum().clamp(min=1), weight.unsqueeze(1)
     centred = (rows - (rows * there).sum(0) / count) * there
+    # fewer than two rows have no variance; 1e-8 below is for features that are constant
     variance = centred.square().sum(0) / (count - 1).clamp(min=1)
     z = centred / (variance + 1e-8).sqrt()
     product = z @ z.T if len(z) < z.shape[1] else z.T @ z

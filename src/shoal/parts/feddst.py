@@ -83,14 +83,14 @@ class FedDST(Part):
         """Which elements change places, a bit each; what comes in is 0, so that its value need not travel."""
         if not device.has_request("exchange"):
             return {}
-        slopes, found = compute_loss_gradient(device.net, params, device.samples), {}
+        slopes, exchanges = compute_loss_gradient(device.net, params, device.samples), {}
         for name, mask in device.plan.masks.items():
             count = self.count_exchanges(mask, device.round)
             if count:
                 out = mask_top_elements(count, torch.where(mask, -params[name].abs(), -torch.inf))
                 into = mask_top_elements(count, torch.where(mask, -1, slopes[name].abs()))
-                found[f"exchanged {name}"] = pack_bits(out | into)
-        return found
+                exchanges[f"exchanged {name}"] = pack_bits(out | into)
+        return exchanges
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         gone = find_pruned_elements(message.beside.get(self.name(), {}), link.plan)
@@ -98,13 +98,13 @@ class FedDST(Part):
 
     def outline(self, shapes: dict[str, torch.Size], message: Message) -> dict[str, torch.Size]:
         """Half of what changed places was given up, so that the shapes follow without the masks."""
-        told, made = message.beside.get(self.name(), {}), dict(shapes)
+        report, cut_shapes = message.beside.get(self.name(), {}), dict(shapes)
         for name, shape in shapes.items():
-            packed = read_exchange_bits(told, name)
+            packed = read_exchange_bits(report, name)
             if packed is not None:
                 left = shape.numel() - int(unpack_bits(packed, torch.Size([8 * len(packed)])).sum()) // 2
-                made[name] = torch.Size([max(0, left)])
-        return made
+                cut_shapes[name] = torch.Size([max(0, left)])
+        return cut_shapes
 
     def decode(self, message: Message, link: CodecLink) -> Message:
         body: dict[str, Entry] = dict(message.body)
@@ -118,8 +118,8 @@ class FedDST(Part):
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         state, params = note_known_masks(state, round), apply_masks(params, state["masks"])
-        told = zip(round.weights.tolist(), round.replies, strict=True)
-        reports = [(w, r.report[self.name()]) for w, r in told if w > 0 and self.name() in r.report]
+        weighted = zip(round.weights.tolist(), round.replies, strict=True)
+        reports = [(w, r.report[self.name()]) for w, r in weighted if w > 0 and self.name() in r.report]
         if reports:
             state = replace_masks(
                 state, {k: readjust_mask(params[k], k, m, reports) for k, m in state["masks"].items()}
@@ -135,32 +135,32 @@ def readjust_mask(
 ) -> Tensor:
     """As many elements as before: the largest that anybody holds, of those at 0 the ones that most hold."""
     votes = torch.zeros_like(value, dtype=torch.float64)
-    for weight, told in reports:
-        packed = read_exchange_bits(told, name)
+    for weight, report in reports:
+        packed = read_exchange_bits(report, name)
         held = mask if packed is None else mask ^ unpack_bits(packed, mask.shape).to(mask.device)
         votes = votes + weight * held
     return mask_top_elements(int(mask.sum()), torch.where(votes > 0, value.abs(), -1), votes)
 
 
-def find_pruned_elements(told: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+def find_pruned_elements(report: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
     """By tensor, which of the elements that a plan keeps a device does not hold any more."""
-    found = {}
+    pruned = {}
     for name, mask in plan.masks.items():
-        packed = read_exchange_bits(told, name)
+        packed = read_exchange_bits(report, name)
         if packed is None:
             continue
         if len(packed) != -(-mask.numel() // 8):
             refuse_message(f"has {len(packed)} bytes for the {mask.numel()} elements of {name}")
         changed = unpack_bits(packed, mask.shape)
-        found[name] = changed[mask.to(changed.device)]
-        if 2 * int(found[name].sum()) != int(changed.sum()) or not torch.equal(pack_bits(changed), packed):
+        pruned[name] = changed[mask.to(changed.device)]
+        if 2 * int(pruned[name].sum()) != int(changed.sum()) or not torch.equal(pack_bits(changed), packed):
             refuse_message(f"gives up more or fewer elements of {name} than it takes in")
-    return found
+    return pruned
 
 
-def read_exchange_bits(told: Mapping[str, Tensor], name: str) -> Tensor | None:
+def read_exchange_bits(report: Mapping[str, Tensor], name: str) -> Tensor | None:
     """The bits of the elements of a tensor that changed places; None where none did."""
-    packed = told.get(f"exchanged {name}")
+    packed = report.get(f"exchanged {name}")
     if packed is not None and not (isinstance(packed, Tensor) and packed.dtype == torch.uint8 and packed.dim() == 1):
         refuse_message(f"has no bits where those of {name} belong")
     return packed

@@ -28,6 +28,7 @@ class FedLC(Part):
         require(self, "tau >= 0", self.tau >= 0)
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        # (1e-8)^(-1/4) = 100 for a class without samples, finite as the formula is not
         return params, {"margin": count_device_labels(device, 1e-8).pow(-0.25).to(device.net.dtype)}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:

@@ -51,11 +51,13 @@ class FedMP(Part):
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         ratios, ranks = parse_levels(self.arms), compute_unit_strengths(round.net, round.anchor)
         none = torch.zeros(len(ratios), dtype=torch.float64)
-        asked = {d: state.get(device_state_key(d), {"tried": none, "total": none}) for d in plans if d != SERVER}
-        arms = {d: self.pull_arm(own["tried"], own["total"], round, d) for d, own in asked.items()}
+        bandits = {d: state.get(device_state_key(d), {"tried": none, "total": none}) for d in plans if d != SERVER}
+        arms = {d: self.pull_arm(own["tried"], own["total"], round, d) for d, own in bandits.items()}
         kept = {arm: keep_strongest_units(ranks, ratios[arm]) for arm in set(arms.values())}
-        made = {d: replace(plans[d], kept=kept[arm]) for d, arm in arms.items()}
-        return dict(plans) | made, state | {device_state_key(d): own | {"arm": arms[d]} for d, own in asked.items()}
+        sub_models = {d: replace(plans[d], kept=kept[arm]) for d, arm in arms.items()}
+        return dict(plans) | sub_models, state | {
+            device_state_key(d): own | {"arm": arms[d]} for d, own in bandits.items()
+        }
 
     def pull_arm(self, tried: Tensor, total: Tensor, round: Round, device: int) -> int:
         """The arm with the highest bound; those never tried come first, by chance."""
@@ -83,20 +85,21 @@ class FedMP(Part):
         return aggregate_holders(replace(round, replies=[replace(r, covered={}) for r in replies])), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        rewards, learnt = self.compute_rewards(round), {}
+        rewards, bandits = self.compute_rewards(round), {}
         for device in round.devices:
             if device != SERVER:
-                own = state[device_state_key(device)]
-                pulled = torch.zeros_like(own["tried"]).index_fill(0, torch.tensor(own["arm"]), 1.0)
-                tried = self.discount * own["tried"] + pulled
-                total = self.discount * own["total"] + pulled * rewards.get(device, 0.0)
-                learnt[device_state_key(device)] = own | {"tried": tried, "total": total}
-        return params, state | learnt
+                bandit = state[device_state_key(device)]
+                pulled = torch.zeros_like(bandit["tried"]).index_fill(0, torch.tensor(bandit["arm"]), 1.0)
+                tried = self.discount * bandit["tried"] + pulled
+                total = self.discount * bandit["total"] + pulled * rewards.get(device, 0.0)
+                bandits[device_state_key(device)] = bandit | {"tried": tried, "total": total}
+        return params, state | bandits
 
     def compute_rewards(self, round: Round) -> dict[int, float]:
         """Of the devices that answered: the fall of the loss over 1 plus the relative distance from the mean time."""
         falls = {r.device: float(r.report[self.name()]["fall"]) for r in round.replies if r.device != SERVER}
         times = {r.device: estimate_reply_seconds(r, round) for r in round.replies if r.device != SERVER}
+        # 1e-12: a fleet may take no time at all
         mean = max(sum(times.values()) / max(len(times), 1), 1e-12)
         return {d: own / (1 + abs(times[d] - mean) / mean) for d, own in falls.items()}
 
@@ -113,6 +116,7 @@ def compute_loss_fall(state: Tree, steps: int) -> Tensor:
     """How much lower the loss was in the second half of the local run than in the first, relative to that."""
     early = (steps + 1) // 2
     first, second = state["first"] / early, state["second"] / max(steps - early, 1)
+    # bounded, since a loss near 0 changes by any factor; one step has no second half
     return ((first - second) / first.abs().clamp(min=1e-12)).clamp(-1, 1) * float(steps > 1)
 
 

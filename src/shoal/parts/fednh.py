@@ -47,10 +47,10 @@ class FedNH(Part):
             problem = f"fednh needs {net.classes} prototypes, and the last linear layer has {layer.out_features} rows."
             raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
         roles = {"prototypes.weight": "server", "read": "personal"}
-        made = replace_head(net, lambda old: PrototypeHead(old, self.scale), roles, self.name())
+        new_net = replace_head(net, lambda old: PrototypeHead(old, self.scale), roles, self.name())
         axes = (extend_axis_columns(axis, f"{name}.weight", [f"{name}.{k}" for k in roles]) for axis in net.axes)
-        axes = (replace(a, cuts=tuple(cut for cut in a.cuts if cut.tensor in made.initial)) for a in axes)
-        return replace(made, axes=tuple(axes), head=f"{name}.prototypes")
+        axes = (replace(a, cuts=tuple(cut for cut in a.cuts if cut.tensor in new_net.initial)) for a in axes)
+        return replace(new_net, axes=tuple(axes), head=f"{name}.prototypes")
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         read = name_head_tensor(device.net, "read")
@@ -79,12 +79,13 @@ class FedNH(Part):
         total = torch.zeros_like(old)
         for reply, share in zip(round.replies, round.weights.tolist(), strict=True):
             if share > 0:
-                told = reply.report[self.name()]
-                held = told["counts"].nonzero().flatten()
+                report = reply.report[self.name()]
+                held = report["counts"].nonzero().flatten()
                 means = old.new_zeros(len(held), old.shape[1])
-                means[:, find_kept_columns(round.net, weight, round.plans[reply.device])] = told["means"].to(old)
-                total.index_add_(0, held.to(old.device), means * told["counts"][held, None].to(old))
+                means[:, find_kept_columns(round.net, weight, round.plans[reply.device])] = report["means"].to(old)
+                total.index_add_(0, held.to(old.device), means * report["counts"][held, None].to(old))
         new = self.rho * old + (1 - self.rho) * F.normalize(total, dim=1)
+        # directions can cancel, and a prototype needs one: then the old one stays
         new = torch.where(new.norm(dim=1, keepdim=True) > 1e-12, new, old)
         return params | {weight: F.normalize(new, dim=1)}, state
 

@@ -99,11 +99,11 @@ class FedPAQ(Part):
 
 def round_stochastically(flat: np.ndarray, largest: float, levels: int, seed: int) -> Tensor:
     """Whole numbers from -levels to levels, of which flat / largest * levels is expected; block by block."""
-    made = torch.zeros(len(flat), dtype=torch.int8 if levels < 128 else torch.int16)
-    generator, written = np.random.Generator(np.random.SFC64(seed)), made.numpy()
+    rounded = torch.zeros(len(flat), dtype=torch.int8 if levels < 128 else torch.int16)
+    generator, written = np.random.Generator(np.random.SFC64(seed)), rounded.numpy()
     for start in range(0, len(flat) if largest else 0, BLOCK):
         x = flat[start : start + BLOCK] / flat.dtype.type(largest)
         x *= levels
         x += generator.random(len(x), dtype=x.dtype)
         written[start : start + BLOCK] = np.clip(np.floor(x, out=x), -levels, levels, out=x)
-    return made
+    return rounded

@@ -27,6 +27,7 @@ class Median(Part):
 
 def take_median(ranked: Tensor, holders: Tensor) -> Tensor:
     """The mean of the one or two middle values."""
+    # clamped for coordinates that no reply holds; combine_sorted ignores what comes out there
     low, high = (holders - 1).clamp(min=0) // 2, holders // 2
     low, high = low.clamp(max=len(ranked) - 1), high.clamp(max=len(ranked) - 1)
     return (ranked.gather(0, low[None]) + ranked.gather(0, high[None]))[0] / 2

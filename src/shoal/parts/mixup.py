@@ -53,6 +53,7 @@ def blend_batch(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
     x = batch.inputs
     here = torch.arange(len(x), device=x.device)
     count = torch.full_like(here[0], len(x)) if batch.weight is None else (batch.weight > 0).sum()
+    # a batch of padding alone has no samples to go round
     partner = (here + (shift * count).long()).remainder(count.clamp(min=1))
     own = share.to(x.dtype)
     mixed = own * x + (1 - own) * x.index_select(0, partner)

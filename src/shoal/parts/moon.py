@@ -45,8 +45,8 @@ class MOON(Part):
         name, _ = find_head_layer(net, self.name())
         if not self.width:
             return net
-        made = replace_head(net, lambda old: build_projection_head(old, self.width), {}, self.name(), MOVED_TENSORS)
-        return replace(made, head=f"{name}.out")
+        new_net = replace_head(net, lambda old: build_projection_head(old, self.width), {}, self.name(), MOVED_TENSORS)
+        return replace(new_net, head=f"{name}.out")
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         slicer, received = device.net.slicer, tree.select_params(device.anchor, device.net.shared_trainable)

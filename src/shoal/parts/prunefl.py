@@ -72,15 +72,15 @@ class PruneFL(Part):
         """Of all elements, kept or not; a tree by tensor would be cut to what is kept."""
         if not device.has_request("squares"):
             return {}
-        found = compute_loss_gradient(device.net, device.anchor, device.samples)
-        return {"squares": torch.cat([g.flatten().square() for g in found.values()])}
+        gradient = compute_loss_gradient(device.net, device.anchor, device.samples)
+        return {"squares": torch.cat([g.flatten().square() for g in gradient.values()])}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         state, params = note_known_masks(state, round), apply_masks(params, state["masks"])
-        told = [(w, r.report.get(self.name())) for w, r in zip(round.weights.tolist(), round.replies, strict=True)]
-        reports = [w * own["squares"].double() for w, own in told if own]
-        if reports:
-            state = replace_masks(state, self.choose_masks(params, state["masks"], torch.stack(reports).sum(0), round))
+        reports = [(w, r.report.get(self.name())) for w, r in zip(round.weights.tolist(), round.replies, strict=True)]
+        squares = [w * report["squares"].double() for w, report in reports if report]
+        if squares:
+            state = replace_masks(state, self.choose_masks(params, state["masks"], torch.stack(squares).sum(0), round))
         return apply_masks(params, state["masks"]), state
 
     def choose_masks(
@@ -95,12 +95,13 @@ class PruneFL(Part):
         rest = rest[gain[rest].argsort(descending=True, stable=True)]
         whole = sum((gains[k].sum() for k in common if k not in names), gain[stay].sum())
         count = len(squares) - len(rest)
+        # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29
         room = max(0, floor(max(self.most, 1 - self.rate) * len(gain) + 1e-9) - int(stay.sum()))
         kept = stay.index_fill(
             0, rest[: min(count_worthwhile(gain[rest], whole, count, *measure_round_seconds(round)), room)], True
         )
-        made = kept.split([params[k].numel() for k in names])
-        return {k: own.view_as(params[k]) for k, own in zip(names, made)}
+        split = kept.split([params[k].numel() for k in names])
+        return {k: mask.view_as(params[k]) for k, mask in zip(names, split)}
 
     def find_non_prunable(self, value: Tensor, mask: Tensor | None, number: int) -> Tensor:
         """Of the kept elements of a tensor all but the smallest, which may go."""
@@ -113,17 +114,17 @@ class PruneFL(Part):
 
 
 def measure_round_seconds(round: Round) -> tuple[float, float]:
-    """How long a round takes whatever is kept, and what each kept element adds; means over those who answered.
+    """The seconds that a round takes whatever is kept, and that each kept element adds; means over the replies.
 
     Masks do not shorten computing, so that an element costs its way down and up, the same for all.
     """
     size = round.anchor[round.net.shared_trainable[0]].element_size()
-    found = [
+    times = [
         round.fleet.get_profile(r.device, round.number).estimate_times(size, r.outcome.macs_work, size)
         for r in round.replies
         if r.device != SERVER
     ]
-    return sum(t.compute for t in found) / len(found), sum(t.down + t.up for t in found) / len(found)
+    return sum(t.compute for t in times) / len(times), sum(t.down + t.up for t in times) / len(times)
 
 
 def count_worthwhile(gains: Tensor, whole: Tensor, count: int, fixed: float, each: float) -> int:

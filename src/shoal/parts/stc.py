@@ -96,16 +96,16 @@ class STC(Part):
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         if not self.down:
             return params, state
-        owed, made = dict(state.get("owed", {})), dict(params)
+        owed, model = dict(state.get("owed", {})), dict(params)
         for name in round.net.names_with_role("shared", "server"):
             if name in round.net.trainable:
                 before = round.anchor[name]
                 total = add_owed(params[name] - before, owed.get(name), name)
                 at, size, negative = self.ternarise(total)
                 change = build_ternary_values(size, negative)
-                made[name] = before.flatten().index_add(0, at, change).view(before.shape)
+                model[name] = before.flatten().index_add(0, at, change).view(before.shape)
                 owed[name] = total.index_add_(0, at, change, alpha=-1).view(before.shape)
-        return made, {"owed": owed}
+        return model, {"owed": owed}
 
     def ternarise(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where the largest elements are, their mean size, and which of them are below 0."""

@@ -36,4 +36,5 @@ class TrimmedMean(Part):
         cut = (self.trim * holders).floor()
         rank = torch.arange(len(ranked), device=ranked.device).view(-1, *[1] * holders.dim())
         inside = (rank >= cut) & (rank < holders - cut)
+        # 1 at least for coordinates that no reply holds; combine_sorted ignores what comes out there
         return torch.where(inside, ranked, 0).sum(0) / inside.sum(0).clamp(min=1)

@@ -11,9 +11,9 @@ from shoal.core.types import Round
 
 
 def combine_sorted(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Params:
-    """New parameters, each coordinate by `rule(values, holders)` over the replies that hold it.
+    """New parameters: each coordinate moves by `rule(deltas, holders)` over the replies that hold it.
 
-    Values are in rising order along the first dimension; beyond the number of `holders` they are inf.
+    The deltas are in rising order along the first dimension; beyond the number of `holders` they are inf.
     """
     replies = [r for r, w in zip(round.replies, round.weights.tolist(), strict=True) if w > 0]
     new = dict(round.anchor)

@@ -50,11 +50,11 @@ class FlatLoss:
         """The point `at` as a leaf, and the gradient of the loss there; with `graph` it can be differentiated again."""
         leaf = at.detach().requires_grad_()
         pieces = leaf.split([self.params[k].numel() for k in self.names])
-        own = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
+        params = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
         with use_differentiable_kernels(self.net.module, self.net.place, twice=graph):
-            loss = compute_mean_loss(self.net.forward(self.params | own, self.batch.inputs)[0], self.batch)
-        (found,) = torch.autograd.grad(loss, leaf, create_graph=graph)
-        return leaf, found if self.held is None else found * self.held
+            loss = compute_mean_loss(self.net.forward(self.params | params, self.batch.inputs)[0], self.batch)
+        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=graph)
+        return leaf, gradient if self.held is None else gradient * self.held
 
     def build_hessian_product(self, at: Tensor) -> Callable[[Tensor], Tensor]:
         """A function v -> H v at the point `at`; the first derivative is computed once for all products."""
@@ -63,8 +63,8 @@ class FlatLoss:
         def multiply_hessian(vector: Tensor) -> Tensor:
             if not gradient.requires_grad:
                 return torch.zeros_like(vector)
-            (found,) = torch.autograd.grad(gradient @ vector, leaf, retain_graph=True)
-            return found if self.held is None else found * self.held
+            (product,) = torch.autograd.grad(gradient @ vector, leaf, retain_graph=True)
+            return product if self.held is None else product * self.held
 
         return multiply_hessian
 
@@ -110,12 +110,12 @@ def estimate_lipschitz(loss: FlatLoss, at: Tensor, way: Tensor) -> float:
     gradient, a matrix minus a vector; this is the reading whose dimensions agree.
     """
     product, (_, here) = loss.build_hessian_product(at), loss.compute_gradient(at)
-    found = [0.0]
+    secants = [0.0]
     for share in (0.05, 0.2, 1.0):
         step = share * way
         bend = product(step) - (loss.compute_gradient(at + step)[1] - here)
-        found.append(float(bend.norm() / step.norm().clamp(min=1e-12)))
-    return float(np.max(found))
+        secants.append(float(bend.norm() / step.norm().clamp(min=1e-12)))
+    return float(np.max(secants))
 
 
 def compute_shares_above(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
@@ -170,14 +170,14 @@ def estimate_pruning_rate(
     left.
     """
     at = loss.flatten(end)
-    found = estimate_spectrum(loss, at, steps, generator)
-    if not np.isfinite(found.values).all():
+    spectrum = estimate_spectrum(loss, at, steps, generator)
+    if not np.isfinite(spectrum.values).all():
         return None
     share = (
-        find_eigengap_rate(found, estimate_lipschitz(loss, at, loss.flatten(start) - at))
+        find_eigengap_rate(spectrum, estimate_lipschitz(loss, at, loss.flatten(start) - at))
         if rule == "eigen_gap"
         else None
     )
     if share is None or share > MAX_PRUNING_RATE:
-        share = find_plateau_rate(found)
+        share = find_plateau_rate(spectrum)
     return min(max(share, 0.0), MAX_PRUNING_RATE)

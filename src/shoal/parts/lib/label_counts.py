@@ -59,8 +59,8 @@ def estimate_label_shares(net: Net, params: Params, samples: Samples, beta: floa
     for label in range(net.classes):
         rows = samples.index[(targets == label).reshape(len(targets), -1).any(1)]
         if len(rows):
-            own = compute_loss_gradient(net, params, Samples(samples.inputs, samples.targets, rows))
-            steep[label] = torch.stack([g.double().square().sum() for g in own.values()]).sum().cpu()
+            gradient = compute_loss_gradient(net, params, Samples(samples.inputs, samples.targets, rows))
+            steep[label] = torch.stack([g.double().square().sum() for g in gradient.values()]).sum().cpu()
             if not steep[label].isfinite():
                 return even
     flat = 1 / (steep + 1e-12)
@@ -74,7 +74,7 @@ def compute_known_degrees(known: Mapping[str, Tensor], devices: Sequence[int]) -
     A device whose labels are not known has the mean degree.
     """
     counts = np.stack([own.cpu().numpy() for own in known.values()]) if known else np.zeros((0, 1))
-    found = measure_label_degrees(counts)
-    mean = float(found.mean()) if len(found) else 0.0
-    by_device = dict(zip(known, found.tolist()))
+    degrees = measure_label_degrees(counts)
+    mean = float(degrees.mean()) if len(degrees) else 0.0
+    by_device = dict(zip(known, degrees.tolist()))
     return [by_device.get(device_state_key(device), mean) for device in devices], max(1e-3, 0.02 * mean)

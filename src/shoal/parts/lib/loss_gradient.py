@@ -21,6 +21,6 @@ def compute_loss_gradient(net: Net, params: Params, samples: Samples) -> Params:
         batch = samples.take_batch(rows)
         with use_differentiable_kernels(net.module, net.place):
             loss = compute_mean_loss(net.forward(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        total = tree.add_params(total, dict(zip(leaves, found)))
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        total = tree.add_params(total, dict(zip(leaves, gradients)))
     return total

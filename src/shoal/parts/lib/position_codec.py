@@ -111,29 +111,29 @@ def encode_golomb(at: np.ndarray) -> np.ndarray:
     """The parameter b, the count, the gaps' quotients by 2^b in unary, then their remainders in b bits each."""
     gaps = compute_gaps(at)
     b, size = pick_golomb_parameter(gaps)
-    told = np.zeros(size, np.uint8)
-    told[np.cumsum((gaps >> b) + 1) - 1] = 1
+    bits = np.zeros(size, np.uint8)
+    bits[np.cumsum((gaps >> b) + 1) - 1] = 1
     start = size - len(gaps) * b
     for bit in range(b):
-        told[start + bit :: b] = gaps >> (b - 1 - bit) & 1
+        bits[start + bit :: b] = gaps >> (b - 1 - bit) & 1
     head = np.array([b, *np.array([len(at)], "<u4").view(np.uint8)], np.uint8)
-    return np.concatenate((head, np.packbits(told)))
+    return np.concatenate((head, np.packbits(bits)))
 
 
 def decode_golomb(packed: np.ndarray, n: int) -> np.ndarray:
     """The positions that `encode_golomb` wrote."""
     k, b = read_golomb_count(packed, n), int(packed[0])
-    told = np.unpackbits(packed[GOLOMB_HEADER:])
-    ends = np.flatnonzero(told)[:k]
+    bits = np.unpackbits(packed[GOLOMB_HEADER:])
+    ends = np.flatnonzero(bits)[:k]
     start = int(ends[-1]) + 1 if len(ends) else 0
-    if len(ends) < k or len(told) != (start + k * b + 7) // 8 * 8 or told[start + k * b :].any():
+    if len(ends) < k or len(bits) != (start + k * b + 7) // 8 * 8 or bits[start + k * b :].any():
         refuse_message(f"has a code of positions that does not hold {k} of them")
     quotients = np.diff(ends, prepend=-1) - 1
     if int(quotients.sum()) << b > n:
         refuse_message(f"has positions that are not below {n}")
     gaps = (quotients << b) + 1
     for bit in range(b):
-        gaps += told[start + bit : start + k * b : b].astype(np.int64) << (b - 1 - bit)
+        gaps += bits[start + bit : start + k * b : b].astype(np.int64) << (b - 1 - bit)
     return np.cumsum(gaps) - 1
 
 

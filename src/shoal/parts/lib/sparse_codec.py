@@ -48,8 +48,8 @@ def preselect_largest(flat: np.ndarray, k: int) -> np.ndarray | None:
     if n < 4 * THRESHOLD_SAMPLE or rank > len(sample) // 2:
         return None
     limit = find_kth_largest(sample, rank)
-    found = np.flatnonzero((flat >= limit) | (flat <= -limit))
-    return found if k <= len(found) < n else None
+    positions = np.flatnonzero((flat >= limit) | (flat <= -limit))
+    return positions if k <= len(positions) < n else None
 
 
 def find_kth_largest(sizes: np.ndarray, k: int) -> np.floating:

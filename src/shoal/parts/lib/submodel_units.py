@@ -23,10 +23,10 @@ def device_state_key(device: int) -> str:
 def parse_levels(text: str) -> tuple[float, ...]:
     """The numbers of a text such as "0.2,0.4,1" in rising order; none where it holds anything else or one twice."""
     try:
-        found = tuple(sorted(float(word) for word in text.split(",")))
+        levels = tuple(sorted(float(word) for word in text.split(",")))
     except ValueError:
         return ()
-    return found if len(set(found)) == len(found) else ()
+    return levels if len(set(levels)) == len(levels) else ()
 
 
 def count_units_at_width(size: int, width: float) -> int:
@@ -77,8 +77,8 @@ def list_axes_to_drop(net: Net, filters: bool, rows: str) -> list[Axis]:
 
 def is_recurrent(axis: Axis) -> bool:
     """Whether a layer reads its own units, as an LSTM does at the next position."""
-    made = {cut.tensor for cut in axis.cuts if not cut.reads}
-    return any(cut.reads and cut.tensor in made for cut in axis.cuts)
+    own_tensors = {cut.tensor for cut in axis.cuts if not cut.reads}
+    return any(cut.reads and cut.tensor in own_tensors for cut in axis.cuts)
 
 
 def is_batch_normalised(net: Net, axis: Axis) -> bool:
@@ -92,7 +92,7 @@ def compute_unit_strengths(net: Net, params: Mapping[str, Tensor], biases: bool 
 
     Without `biases` those of its weights alone: no bias, and no factor of a norm.
     """
-    found = {}
+    strengths = {}
     for axis in net.axes:
         total = torch.zeros(axis.size, dtype=torch.float64)
         for cut in axis.cuts:
@@ -100,5 +100,5 @@ def compute_unit_strengths(net: Net, params: Mapping[str, Tensor], biases: bool 
                 value = params[cut.tensor].abs().double()
                 line = value.movedim(cut.dim, 0).flatten(1).sum(1) if value.dim() > 1 else value
                 total = total + line.view(cut.copies, axis.size, cut.span).sum((0, 2)).cpu()
-        found[axis.name] = total
-    return found
+        strengths[axis.name] = total
+    return strengths

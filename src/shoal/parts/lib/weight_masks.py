@@ -18,11 +18,11 @@ from shoal.parts.lib.submodel_units import count_units_left
 
 def list_prunable_weights(part: Part, net: Net) -> list[str]:
     """The weights that can lose elements: matrices and filters, but no biases, norms or statistics."""
-    found = [name for name in net.shared_trainable if net.initial[name].dim() >= 2]
-    if not found:
+    names = [name for name in net.shared_trainable if net.initial[name].dim() >= 2]
+    if not names:
         problem = f"{part.name()} prunes matrices and filters, and this model has none that devices train and share."
         raise ShoalError("bad-part", problem, "Use another model, or leave it out.")
-    return found
+    return names
 
 
 def mask_top_elements(count: int, *scores: Tensor) -> Tensor:
@@ -42,8 +42,8 @@ def mask_strongest_overall(params: Mapping[str, Tensor], names: Sequence[str], c
     """Masks of `count` elements of all tensors together, the largest in absolute value; at least one in each."""
     sizes = [params[name].abs().flatten() for name in names]
     firsts = [own.index_fill(0, own.argmax(), torch.inf) for own in sizes]
-    found = mask_top_elements(max(count, len(names)), torch.cat(firsts)).split([len(own) for own in sizes])
-    return {name: own.view_as(params[name]) for name, own in zip(names, found)}
+    masks = mask_top_elements(max(count, len(names)), torch.cat(firsts)).split([len(own) for own in sizes])
+    return {name: own.view_as(params[name]) for name, own in zip(names, masks)}
 
 
 def compute_erk_counts(shapes: Mapping[str, torch.Size], sparsity: float) -> dict[str, int]:

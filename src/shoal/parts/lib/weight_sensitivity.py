@@ -45,10 +45,10 @@ def expand_held_mask(mask: Tensor | None, there: bool, like: Tensor) -> Tensor:
 
 def project_gradient(ways: Sequence[Mapping[str, Tensor]], gradient: Mapping[str, Tensor]) -> Tensor:
     """<g, way> for each way: how fast the loss changes along it."""
-    found = [
+    products = [
         torch.stack([(g * way[k]).sum(dtype=torch.float64) for k, g in gradient.items() if k in way]) for way in ways
     ]
-    return torch.stack([f.sum() for f in found]).cpu()
+    return torch.stack([f.sum() for f in products]).cpu()
 
 
 def cap_weights(weights: Tensor, cap: float) -> Tensor:
