@@ -272,7 +272,7 @@ def test_the_few_runs_meet_padding_idle_lanes_chunks_and_workers_at_once(monkeyp
             seen.append(self)
 
     fork = os.fork
-    monkeypatch.setattr(engine, "Cohort", Watched)
+    monkeypatch.setattr(engine, "DeviceStack", Watched)
     monkeypatch.setattr(os, "fork", lambda: started.append(fork()) or started[-1])
     check_engines_agree(Busy(), whole=False)
     wide = [cohort for cohort in seen if cohort.width > 1]
