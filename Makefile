@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 SHOAL := $(VENV)/bin/shoal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-whole test-all test-distributed check docs clean
+.PHONY: help demo test test-whole test-all test-distributed check docs generate results clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -28,14 +28,17 @@ test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, s
 	$(PY) -m pytest tests/distributed -n 0
 
 check: $(VENV)/dev  ## format, lint, types, imports, docs
-	$(VENV)/bin/ruff format --check src tests benchmarks
-	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks tools
+	$(VENV)/bin/ruff check src tests benchmarks tools
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 docs: $(VENV)/dev  ## serve the documentation
 	$(VENV)/bin/mkdocs serve
+
+generate: $(VENV)/dev  ## write tables, navigation and command help of the documentation anew from the code
+	$(PY) tools/generate_docs.py
 
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,11 @@
 """The documentation says what the program does: whatever can be compared or run, is."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,8 @@ from doc_blocks import Block, differ, run_block, run_page
 from torch import nn
 
 import shoal
-from shoal.core.errors import ERROR_KINDS
-from shoal.data.dataset import DATASETS
-from shoal.data.sources import SOURCES
-from shoal.data.splits import SPLITS
-from shoal.fleet.fleets import FLEET_FORMS
 from shoal.models import MODELS, describe_model
-from shoal.parts import PRESETS, find_shipped_parts
+from shoal.parts import find_shipped_parts
 from shoal.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -72,37 +71,46 @@ def test_a_parts_docstring_names_options_that_exist(name):
     assert not unknown
 
 
-def test_every_method_is_in_both_lists():
-    for page in ("README.md", "docs/methods/index.md"):
-        text = (ROOT / page).read_text()
-        absent = [name for name in find_shipped_parts() | PRESETS if f"`{name}" not in text]
-        assert not absent, page
+def test_generated_sections_are_what_the_code_says():
+    said = subprocess.run(
+        [sys.executable, "tools/generate_docs.py", "--check"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        capture_output=True,
+    )
+    assert said.returncode == 0, f"{said.stdout}{said.stderr}\nRun `make generate`."
 
 
-def test_exit_codes_are_those_of_the_registry():
-    rows = table_rows((DOCS / "reference/exit-codes.md").read_text(), "code")
-    told = {int(cells[0]): (cells[1].strip("`"), cells[2]) for cells in rows if cells[0] != "0"}
-    assert told == {kind.code: (kind.name, kind.meaning) for kind in ERROR_KINDS.values()}
+def test_history_columns_are_those_of_a_run(tmp_path):
+    """The meanings are kept beside the generator, so the names are held against the rows of runs."""
+    (tmp_path / "mine.py").write_text("def mine(logits, targets):\n    return 0.0\n")
+    metrics = ("top3", "perplexity", "per_class", "devices", "local", "class_kl", f"{tmp_path}/mine.py:mine")
+    small = {"rounds": 1, "devices": 4, "sample": 4, "engine": "serial"}
+    full = shoal.run("fedbr", metrics=metrics, fleet="tiers", **small)
+    void = shoal.run(failures=1.0, **small)
+    found = {*full.history.rows[0], *void.history.rows[0]} - {"mine"}
+    cells = [row[0] for row in table_rows((DOCS / "reference/history.md").read_text(), "field")]
+    told = {name for cell in cells for name in re.findall(r"`(\w+)`", cell) if "NAME" not in name}
+    assert found <= told
+    assert told - found <= {"joules"}  # where a fleet knows them
 
 
-def test_recipe_keys_are_listed_with_their_defaults():
-    rows = table_rows((DOCS / "how-to/recipes.md").read_text(), "key")
-    told = {cells[0].strip("`"): cells[1] for cells in rows}
-    known = {f.name: f.default for f in fields(Recipe)}
-    assert told.keys() == known.keys()
-    wrong = {k: (v, known[k]) for k, v in told.items() if v not in as_shown(known[k])}
-    assert not wrong
-
-
-def test_recipe_keys_name_everything_there_is_to_choose_from():
-    rows = {cells[0].strip("`"): cells[2] for cells in table_rows((DOCS / "how-to/recipes.md").read_text(), "key")}
-    for key, names in {"data": DATASETS | SOURCES, "model": MODELS, "split": SPLITS, "fleet": FLEET_FORMS}.items():
-        offered = [name for name in names if not name.startswith("noise-")]  # for smoke runs
-        absent = [name for name in offered if not re.search(rf"`{name}\b", rows[key])]
-        assert not absent, key
-    engines = next(f for f in fields(Recipe) if f.name == "engine").metadata["among"]
-    absent = [name for name in engines if f"`{name}`" not in rows["engine"]]
-    assert not absent
+def test_what_goes_with_what_is_what_compose_says():
+    known = find_shipped_parts()
+    section = (DOCS / "methods/index.md").read_text().split("## What goes with what")[1].split("\n## ")[0]
+    told: set[frozenset[str]] = set()
+    for line in section.splitlines():
+        names = [name for name in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "") if name in known]
+        pairs = combinations(names, 2) if "one of them" in line else ((names[0], name) for name in names[1:])
+        told |= {frozenset(pair) for pair in pairs}
+    refused = set()
+    for a, b in combinations(known, 2):
+        try:
+            shoal.compose([known[a](), known[b]()])
+        except shoal.ShoalError:
+            refused.add(frozenset((a, b)))
+    assert told == refused
 
 
 def test_the_first_page_names_every_engine():

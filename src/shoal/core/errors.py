@@ -12,37 +12,160 @@ class ErrorKind:
     code: int
     name: str
     meaning: str
+    cause: str
+    """What typically leads to it, in Markdown, for docs/reference/exit-codes.md."""
+    remedy: str
+    """What to do about it, likewise."""
 
 
 ERROR_KINDS = {
     kind.name: kind
     for kind in (
-        ErrorKind(2, "usage", "the command line itself could not be read"),
+        ErrorKind(
+            2,
+            "usage",
+            "the command line itself could not be read",
+            "a flag that does not exist; no method for `compare`",
+            "`shoal run --help`",
+        ),
         ErrorKind(
             10,
             "unknown-name",
             "there is no method, value, data set, model, split, fleet, engine or recipe key of that name",
+            "a typing error (`fedpox`); a part of your own without `--parts`",
+            "take the name it suggests; `shoal list methods`",
         ),
-        ErrorKind(11, "bad-value", "a value is of the wrong type or out of its range"),
-        ErrorKind(12, "bad-expression", "a method expression could not be read"),
-        ErrorKind(13, "clash", "two parts of a method cannot be used together"),
-        ErrorKind(14, "bad-part", "a part, model or metric of the user's own cannot be used"),
-        ErrorKind(15, "bad-recipe", "a recipe file could not be read"),
-        ErrorKind(16, "no-data", "there is no data to train on, or it does not fit the split or the model"),
-        ErrorKind(20, "folder-exists", "the run folder is already in use"),
-        ErrorKind(21, "no-run", "the folder holds no run"),
-        ErrorKind(22, "damaged", "a file of a run or of a data set, or a message, is damaged"),
-        ErrorKind(23, "other-recipe", "a checkpoint belongs to another recipe"),
-        ErrorKind(24, "disk", "a file could not be written or read"),
-        ErrorKind(30, "missing-extra", "an optional package is not installed"),
-        ErrorKind(31, "no-device", "the compute device asked for is not there"),
-        ErrorKind(32, "unreachable", "a server, a device or a key of a federation is not there"),
         ErrorKind(
-            40, "nothing-learnt", "every round was void: the run is complete, and the model is what it was before it"
+            11,
+            "bad-value",
+            "a value is of the wrong type or out of its range",
+            "`fedprox(mu=-1)`, `--sample 50` with 20 devices, changing `lr` on resume, `export` onto a file that "
+            "is there",
+            "give a value in the range it names",
         ),
-        ErrorKind(70, "bug", "something went wrong that is not the user's doing"),
-        ErrorKind(130, "interrupted", "stopped by the user; the run can be resumed"),
-        ErrorKind(143, "terminated", "stopped by SIGTERM, which schedulers send; the run can be resumed"),
+        ErrorKind(
+            12,
+            "bad-expression",
+            "a method expression could not be read",
+            "`fedprox(0.1)`: the value has no name",
+            "write `fedprox(mu=0.1)`, parts with `+` between them",
+        ),
+        ErrorKind(
+            13,
+            "clash",
+            "two parts of a method cannot be used together",
+            "`median+trimmedmean`, `uniform+weighted`; a part of your own with the name of a shipped one",
+            "keep one of the two it names",
+        ),
+        ErrorKind(
+            14,
+            "bad-part",
+            "a part, model or metric of the user's own cannot be used",
+            "it raises, changes what it is given, branches on a tensor, forgets to return its state; the file is "
+            "not there or cannot be loaded",
+            "correct the point it names; see [Write a part](../how-to/write-a-part.md#what-is-checked-before-it-runs)",
+        ),
+        ErrorKind(
+            15,
+            "bad-recipe",
+            "a recipe file could not be read",
+            "it is not there, is not TOML, or has tables",
+            "write `key = value` lines",
+        ),
+        ErrorKind(
+            16,
+            "no-data",
+            "there is no data to train on, or it does not fit the split or the model",
+            "`--init` with weights of another model; the server takes part and has no data; data were objects of a "
+            "program that is over",
+            "as it says",
+        ),
+        ErrorKind(
+            20,
+            "folder-exists",
+            "the run folder is already in use",
+            "`--out` names a folder that is not empty, or another process works in it",
+            "`shoal resume` it, or give another `--out`",
+        ),
+        ErrorKind(
+            21,
+            "no-run",
+            "the folder holds no run",
+            "a wrong path; `export` of a comparison, or of a run without a checkpoint",
+            "give the folder of a run",
+        ),
+        ErrorKind(
+            22,
+            "damaged",
+            "a file of a run or of a data set, or a message, is damaged",
+            "cut short, or edited; `--init` with something that is not a safetensors file; a data file of another "
+            "format",
+            "restore it from a copy",
+        ),
+        ErrorKind(
+            23,
+            "other-recipe",
+            "a checkpoint belongs to another recipe",
+            "`recipe.toml` was edited; `shoal.resume` was given other data or another model",
+            "put it back, give the same, or start anew elsewhere",
+        ),
+        ErrorKind(
+            24,
+            "disk",
+            "a file could not be written or read",
+            "the disk is full, the place is not writable, the file is not there, or the folder of a run was "
+            "deleted or moved while it was going on",
+            "make room or allow access, then resume",
+        ),
+        ErrorKind(
+            30,
+            "missing-extra",
+            "an optional package is not installed",
+            "`compare --out` without matplotlib, `to_pandas()` without pandas, `export` to .onnx without its packages",
+            "the `pip install` line it prints",
+        ),
+        ErrorKind(
+            31,
+            "no-device",
+            "the compute device asked for is not there",
+            "`--compute cuda` on a machine without a GPU",
+            "`--compute cpu`",
+        ),
+        ErrorKind(
+            32,
+            "unreachable",
+            "a server, a device or a key of a federation is not there",
+            "no key was made for a device, the port is taken, no device came",
+            "`shoal keys`, another `--port`, `shoal join`",
+        ),
+        ErrorKind(
+            40,
+            "nothing-learnt",
+            "every round was void: the run is complete, and the model is what it was before it",
+            "a learning rate of 1e9; `--failures 1`; a deadline that nobody meets",
+            "as it says; what was computed is printed and kept as always",
+        ),
+        ErrorKind(
+            70,
+            "bug",
+            "something went wrong that is not the user's doing",
+            "an error in shoal",
+            "report it with the file it names; a run with `--out` can be resumed",
+        ),
+        ErrorKind(
+            130,
+            "interrupted",
+            "stopped by the user; the run can be resumed",
+            "Ctrl-C",
+            "`shoal resume`",
+        ),
+        ErrorKind(
+            143,
+            "terminated",
+            "stopped by SIGTERM, which schedulers send; the run can be resumed",
+            "`scancel`, `docker stop`, `kill`, a machine that shuts down",
+            "`shoal resume`",
+        ),
     )
 }
 

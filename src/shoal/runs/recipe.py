@@ -21,41 +21,91 @@ MAX_RECIPE_BYTES = 1 << 16
 
 
 def recipe_field(
-    default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), **more
+    default: Any, help: str, low: float | None = None, high: float | None = None, among: tuple = (), page="", **more
 ) -> Any:
-    """A field with its help text and the values it may take; `steers=False` keeps it out of the fingerprint."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "among": among, **more})
+    """A field with its help text and the values it may take; `steers=False` keeps it out of the fingerprint.
+
+    `page` is what docs/how-to/recipes.md says of it, in Markdown, where that is more than the help text.
+    """
+    rule = {"help": help, "low": low, "high": high, "among": among, "page": page}
+    return field(default=default, metadata={**rule, **more})
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One run. Every field is a flag of the command line and a key of the TOML file under the same name."""
 
-    method: str = recipe_field("fedavg", "What to run: parts with + between them, like 'fedprox(mu=0.1)+scaffold'.")
-    parts: tuple[str, ...] = recipe_field((), "Python files with parts of your own.")
-    data: str = recipe_field("digits", "Data set, or a folder of images, or a CSV table.")
-    data_dir: str = recipe_field("", "Folder with data sets.", steers=False)
-    model: str = recipe_field("mlp", "Model, or FILE.py:NAME.")
-    split: str = recipe_field("dirichlet:0.5", "How samples are spread over devices; see shoal list splits.")
-    server_data: str = recipe_field("", "Samples the server keeps: share:0.05, share:0.05:5 classes, per-class:20.")
+    method: str = recipe_field(
+        "fedavg",
+        "What to run: parts with + between them, like 'fedprox(mu=0.1)+scaffold'.",
+        page="See [expressions](#expressions).",
+    )
+    parts: tuple[str, ...] = recipe_field(
+        (), "Python files with parts of your own.", page="On the command line, `--parts` once per file."
+    )
+    data: str = recipe_field(
+        "digits", "Data set, or a folder of images, or a CSV table.", page="Names: {names}; see [data](data.md)."
+    )
+    data_dir: str = recipe_field("", "Folder with data sets.", page="See [data](data.md).", steers=False)
+    model: str = recipe_field(
+        "mlp", "Model, or FILE.py:NAME.", page="Names: {names}; see [models](../reference/models.md)."
+    )
+    split: str = recipe_field(
+        "dirichlet:0.5",
+        "How samples are spread over devices; see shoal list splits.",
+        page="Kinds: {names}; see [splits](splits.md).",
+    )
+    server_data: str = recipe_field(
+        "",
+        "Samples the server keeps: share:0.05, share:0.05:5 classes, per-class:20.",
+        page="They are taken from the devices; see [splits](splits.md).",
+    )
     devices: int = recipe_field(20, "Number of devices.", 1, 10**9)
-    sample: int = recipe_field(5, "Devices that take part in a round.", 1, 10**9)
+    sample: int = recipe_field(
+        5, "Devices that take part in a round.", 1, 10**9, page="At most `devices`; fewer where fewer hold data."
+    )
     rounds: int = recipe_field(30, "Number of rounds.", 1, 10**9, steers=False)
-    epochs: str = recipe_field("1", "Local epochs: 2, a part like 0.5, or 1-5 drawn anew per device and round.")
+    epochs: str = recipe_field(
+        "1",
+        "Local epochs: 2, a part like 0.5, or 1-5 drawn anew per device and round.",
+        page="Whole numbers are drawn where both ends are whole.",
+    )
     steps: str = recipe_field("", "Local steps instead of epochs: 10, or 5-20 drawn anew per device and round.")
     batch: int = recipe_field(16, "Samples in a batch.", 1, 10**9)
     lr: float = recipe_field(0.1, "Local learning rate.", 0)
-    lr_decay: float = recipe_field(1.0, "Factor on the learning rate per round.", 0, 10)
+    lr_decay: float = recipe_field(
+        1.0, "Factor on the learning rate per round.", 0, 10, page="`lr * lr_decay ** round`, rounds from 0."
+    )
     momentum: float = recipe_field(0.0, "Local momentum, reset every round.", 0, 0.9999)
-    weight_decay: float = recipe_field(0.0, "Weight decay.", 0)
+    weight_decay: float = recipe_field(
+        0.0, "Weight decay.", 0, page="Added to the gradient after clipping, as in torch."
+    )
     clip: float = recipe_field(0.0, "Largest norm of a gradient; 0 for no bound.", 0)
-    normalise: bool = recipe_field(False, "Bring every input channel to mean 0 and deviation 1.")
-    augment: str = recipe_field("", "Augmentation of images: flip, crop:4 or flip,crop:4.")
-    init: str = recipe_field("", "Safetensors file with the first weights.")
-    seed: int = recipe_field(0, "Seed of all randomness.", 0, 2**63 - 1)
-    eval_every: int = recipe_field(1, "Rounds between evaluations; the last round is always evaluated.", 1, 10**9)
+    normalise: bool = recipe_field(
+        False, "Bring every input channel to mean 0 and deviation 1.", page="Taken over the training samples."
+    )
+    augment: str = recipe_field(
+        "", "Augmentation of images: flip, crop:4 or flip,crop:4.", page="`crop:4` shifts by up to 4 pixels."
+    )
+    init: str = recipe_field(
+        "",
+        "Safetensors file with the first weights.",
+        page="`shoal export` writes such files; all weights must be finite.",
+    )
+    seed: int = recipe_field(
+        0, "Seed of all randomness.", 0, 2**63 - 1, page="See [randomness](../explanation/randomness.md)."
+    )
+    eval_every: int = recipe_field(
+        1,
+        "Rounds between evaluations; the last round is always evaluated.",
+        1,
+        10**9,
+        page="So is the round in which a budget ends the run.",
+    )
     metrics: tuple[str, ...] = recipe_field(
-        (), "Further metrics: top3, perplexity, per_class, devices, local, class_kl, or FILE.py:NAME."
+        (),
+        "Further metrics: top3, perplexity, per_class, devices, local, class_kl, or FILE.py:NAME.",
+        page="See [one of your own](#a-metric-of-your-own) and the [columns](../reference/history.md) they fill.",
     )
     validation: float = recipe_field(
         0.0, "Share of the training samples to judge on, instead of the test half.", 0, 0.9
@@ -70,12 +120,16 @@ class Recipe:
         "How devices train: serial, batched (many in one call), pool (many processes), ray (many machines), "
         "flower (real devices, by shoal server); auto: what is quickest on this one.",
         among=("auto", "serial", "batched", "pool", "ray", "flower"),
+        page="See [engines](engines.md), [clusters](cluster.md) and [real devices](devices.md).",
     )
     width: int = recipe_field(
         0, "Devices that batched, pool or ray train in one call; 0: as many as usually pays.", 0, 10**5
     )
     address: str = recipe_field(
-        "", "Ray cluster to train on: auto, HOST:PORT or ray://HOST:PORT; none: this machine.", steers=False
+        "",
+        "Ray cluster to train on: auto, HOST:PORT or ray://HOST:PORT; none: this machine.",
+        page="See [clusters](cluster.md).",
+        steers=False,
     )
     compute: str = recipe_field("cpu", "Compute device: cpu, cuda or cuda:N.")
     precision: str = recipe_field(
@@ -88,20 +142,30 @@ class Recipe:
         "Threads of a process that trains; 0: one, and more where engine auto finds that they pay.",
         0,
         1024,
+        page="See [threads](engines.md#threads).",
         later=True,
     )
     deterministic: bool = recipe_field(
-        False, "On a GPU, only operations that give the same bits every time; slower.", later=True
+        False,
+        "On a GPU, only operations that give the same bits every time; slower.",
+        page="See [the same bits on a GPU](engines.md#the-same-bits-on-a-gpu).",
+        later=True,
     )
-    fleet: str = recipe_field("uniform", "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.")
-    failures: float = recipe_field(0.0, "Chance that a device does not answer.", 0, 1)
+    fleet: str = recipe_field(
+        "uniform",
+        "Speed and links of the devices: uniform, 5g, fedbr, tiers, trace:FILE.",
+        page="Kinds: {names}; see [fleets](fleets.md).",
+    )
+    failures: float = recipe_field(
+        0.0, "Chance that a device does not answer.", 0, 1, page="It is sent its job all the same."
+    )
     deadline: float = recipe_field(0.0, "Simulated seconds after which a reply is late; 0 for none.", 0)
     over_select: float = recipe_field(0.0, "Share of further devices to ask; the first to answer count.", 0, 100)
     checkpoint_every: int = recipe_field(
         0, "Rounds between checkpoints; 0: so often that they cost 5 % of the time.", 0, 10**9, steers=False
     )
     memory_mb: int = recipe_field(1024, "RAM for what devices remember; the rest goes to disk.", 0, 10**9, steers=False)
-    out: str = recipe_field("", "Run folder.", steers=False)
+    out: str = recipe_field("", "Run folder.", page="Without one nothing is written.", steers=False)
 
     def __post_init__(self):
         for f in fields(self):

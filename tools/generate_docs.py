@@ -1,0 +1,196 @@
+"""Writes what the documentation says about the code: methods, recipe keys, history columns, exit codes, commands.
+
+    python tools/generate_docs.py            rewrite the sections between markers, and docs/reference/commands.md
+    python tools/generate_docs.py --check    change nothing; end with 1 where a page is not what would be written
+
+`make generate` runs the first, the tests the second. The sections and their writers are listed in `WRITERS`.
+"""
+
+import re
+import sys
+from dataclasses import MISSING, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from command_page import write_command_page
+from history_columns import COLUMNS
+from markers import ROOT, fill_sections, format_cell, format_table, list_sections, write_changes
+
+from shoal.cli.commands import PANELS
+from shoal.cli.render import read_first_sentence
+from shoal.core.errors import ERROR_KINDS
+from shoal.core.part import POINTS, Neutral, Part
+from shoal.data.dataset import DATASETS
+from shoal.data.sources import SOURCES
+from shoal.data.splits import SPLITS
+from shoal.fleet.fleets import FLEET_FORMS
+from shoal.models import MODELS
+from shoal.parts import PRESETS, find_shipped_parts
+from shoal.report.citations import CITATIONS
+from shoal.runs.history_rows import METRICS, SUMMED, SUMMED_WHERE_TOLD
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_values import format_toml
+
+METHOD_PAGES = ROOT / "docs/methods"
+IDEA = re.compile(r"(?:(?P<title>[^:(]{1,40}): )?(?P<idea>.*?)(?: \([^()]*\d{4}[^()]*\))?\.?")
+"""A part's module docstring begins with its title, the idea in one sentence and the paper in brackets."""
+FEDAVG_IDEA = "the empty list of parts: the mean of the replies, weighted by samples"
+
+
+# methods --------------------------------------------------------------------------------------------------------------
+def read_idea(part: type[Part]) -> str:
+    """What the part is for, from its module's docstring, or from its own where a module holds several parts."""
+    parts = find_shipped_parts().values()
+    if sum(other.__module__ == part.__module__ for other in parts) > 1:
+        return read_first_sentence(part).rstrip(".")
+    about = " ".join((sys.modules[part.__module__].__doc__ or "").strip().split("\n\n")[0].split())
+    found = IDEA.fullmatch(about)
+    return found["idea"] if found else read_first_sentence(part).rstrip(".")
+
+
+def list_points(part: type[Part]) -> str:
+    """The points of a round at which a part acts, those whose value it sets marked."""
+    points = [p for p in POINTS if p in part.sets or getattr(part, p) is not getattr(Part, p)]
+    return ", ".join(f"{point} (sets)" if point in part.sets else point for point in points)
+
+
+def format_neutral(neutral: Neutral | None) -> str:
+    """The setting at which a part changes nothing, and under which condition."""
+    if neutral is None:
+        return "none"
+    setting = ", ".join(f"{name}={value!r}" for name, value in neutral.settings.items())
+    until = f"the first {neutral.rounds} rounds" if (neutral.rounds or 0) > 1 else "the first round"
+    words = (
+        [f"`{setting}`"] * bool(setting) + [until] * bool(neutral.rounds) + ["equal devices"] * neutral.equal_devices
+    )
+    return ", ".join(words) or "always"
+
+
+def link_paper(name: str) -> str:
+    """The paper of a part, as its citation has it."""
+    entry = CITATIONS.get(name, "")
+    known = dict(re.findall(r"^ +(\w+) += \{(.*?)(?:\},?)?$", entry, re.MULTILINE))
+    arxiv = re.search(r"\b\d{4}\.\d{5}\b", known.get("eprint", known.get("journal", "")))
+    if arxiv:
+        return f"[{arxiv[0]}](https://arxiv.org/abs/{arxiv[0]})"
+    author = f"{known['author'].split(',')[0]} et al. {known['year']}" if known else ""
+    return f"[{author}](https://doi.org/{known['doi']})" if "doi" in known else author
+
+
+def write_methods(folder: str, whole: bool) -> str:
+    """The table of parts: with formulas and neutral settings where it is whole."""
+    header = ["part", "what it does", *(["how"] if whole else []), "acts at", *(["neutral setting"] if whole else [])]
+    rows = [["fedavg", FEDAVG_IDEA, *([""] if whole else []), "", *([""] if whole else [])]]
+    for name, part in find_shipped_parts().items():
+        idea, how = read_idea(part), read_first_sentence(part)
+        begin = idea if idea[1:2].isupper() else idea[:1].lower() + idea[1:]
+        row = [name, format_cell(begin), list_points(part)]
+        if whole:
+            row[2:2] = [format_cell(how) if how.rstrip(".") != idea else ""]
+            row.append(format_cell(format_neutral(part.neutral)))
+        rows.append(row)
+    rows = [[f"[`{row[0]}`]({folder}{row[0]}.md)", *row[1:], link_paper(row[0])] for row in rows]
+    return format_table([*header, "paper"], rows)
+
+
+def write_presets(folder: str) -> str:
+    """The table of names for combinations; those with a page of their own are linked."""
+    rows = []
+    for name, expression in sorted(PRESETS.items()):
+        page = (METHOD_PAGES / f"{name}.md").exists()
+        shown = f"[`{name}`]({folder}{name}.md)" if page else f"`{name}`"
+        rows.append([shown, f"`{expression}`" if expression else "the empty list of parts"])
+    return format_table(["preset", "stands for"], rows)
+
+
+def write_method_navigation() -> str:
+    """The pages of methods for mkdocs.yml, by their titles; FedAvg, which the others build on, comes first."""
+    titles = {file.name: file.read_text(encoding="utf-8").split("\n")[0] for file in METHOD_PAGES.glob("*.md")}
+    pages = sorted((title.removeprefix("# "), name) for name, title in titles.items() if name != "index.md")
+    pages.sort(key=lambda page: (page[1] != "fedavg.md", page[0].lower()))
+    return "".join(f"      - {title}: methods/{name}\n" for title, name in pages)
+
+
+# recipe keys ----------------------------------------------------------------------------------------------------------
+def list_names(key: str) -> str:
+    """What can be chosen for a recipe key, as it is written."""
+    forms = {
+        "data": [name for name in (*DATASETS, *SOURCES) if not name.startswith("noise-")],  # those are for smoke runs
+        "model": list(MODELS),
+        "split": [form.split(" with ")[0] for _, _, form in SPLITS.values()],
+        "fleet": [form.split(" or ")[0] for form, _ in FLEET_FORMS.values()],
+    }
+    return ", ".join(f"`{name}`" for name in forms[key])
+
+
+def format_range(rule: Any) -> str:
+    """The numbers that a key takes, where they are not merely positive."""
+    low, high = rule["low"], rule["high"]
+    return "" if high is None or high >= 10**5 or high == 1024 else f" From {low:g} to {high:g}."
+
+
+def write_recipe_keys(panel: str) -> str:
+    """The recipe keys of one panel of the command line's help."""
+    known = {f.name: f for f in fields(Recipe)}
+    rows = []
+    for key in PANELS[panel].split():
+        f = known[key]
+        beside = f.metadata["page"]
+        if "{names}" in beside:
+            beside = beside.replace("{names}", list_names(key))
+        text = f"{f.metadata['help']}{format_range(f.metadata)} {beside}"
+        assert f.default is not MISSING
+        rows.append([f"`{key}`", f"`{format_toml(f.default)}`", format_cell(text)])
+    return format_table(["key", "default", "meaning"], rows)
+
+
+# history, exit codes --------------------------------------------------------------------------------------------------
+def write_history_columns() -> str:
+    """The table of columns; one that the code knows and the list does not is an error."""
+    missing = {*METRICS, *SUMMED, *SUMMED_WHERE_TOLD} - COLUMNS.keys()
+    if missing:
+        raise SystemExit(f"tools/history_columns.py says nothing about {', '.join(sorted(missing))}.")
+    rows = [
+        [
+            ", ".join(f"`{column}`" for column in name.split(", ")),
+            kind,
+            "yes" if name in SUMMED + SUMMED_WHERE_TOLD else "",
+            format_cell(meaning),
+        ]
+        for name, (kind, meaning) in COLUMNS.items()
+    ]
+    return format_table(["field", "type", "adds up", "meaning"], rows)
+
+
+def write_exit_codes() -> str:
+    rows = [["0", "", "all went well", "", ""]]
+    rows += [[str(k.code), f"`{k.name}`", k.meaning, k.cause, k.remedy] for k in ERROR_KINDS.values()]
+    header = ["code", "name", "meaning", "typical cause", "remedy"]
+    return format_table(header, [[format_cell(cell) for cell in row] for row in rows])
+
+
+WRITERS = {
+    "methods in README": partial(write_methods, "docs/methods/", whole=False),
+    "presets in README": partial(write_presets, "docs/methods/"),
+    "methods": partial(write_methods, "", whole=True),
+    "presets": partial(write_presets, ""),
+    "method navigation": write_method_navigation,
+    "history columns": write_history_columns,
+    "exit codes": write_exit_codes,
+} | {f"recipe keys: {panel}": partial(write_recipe_keys, panel) for panel in PANELS}
+
+
+def generate() -> dict[Path, str]:
+    """Every page that has a section of ours, and the page of commands, as they must be."""
+    places = [ROOT / "README.md", ROOT / "mkdocs.yml", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = {place: place.read_text(encoding="utf-8") for place in places}
+    absent = WRITERS.keys() - {name for page in pages.values() for name in list_sections(page)}
+    if absent:
+        raise SystemExit(f"No page has the section {', '.join(sorted(absent))}.")
+    written = {place: fill_sections(page, WRITERS) for place, page in pages.items()}
+    return written | {ROOT / "docs/reference/commands.md": write_command_page()}
+
+
+if __name__ == "__main__":
+    sys.exit(write_changes(generate(), check="--check" in sys.argv[1:]))
