@@ -40,6 +40,9 @@ docs: $(VENV)/dev  ## serve the documentation
 generate: $(VENV)/dev  ## write tables, navigation and command help of the documentation anew from the code
 	$(PY) tools/generate_docs.py
 
+results: $(VENV)/dev  ## build tables and pictures of docs/results anew from the ledger in results/
+	$(PY) tools/build_results.py
+
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis
 

@@ -1,9 +1,13 @@
 """The documentation says what the program does: whatever can be compared or run, is."""
 
+import gzip
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +20,7 @@ from torch import nn
 import shoal
 from shoal.models import MODELS, describe_model
 from shoal.parts import find_shipped_parts
+from shoal.runs.history_rows import check_row
 from shoal.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -71,15 +76,46 @@ def test_a_parts_docstring_names_options_that_exist(name):
     assert not unknown
 
 
-def test_generated_sections_are_what_the_code_says():
-    said = subprocess.run(
-        [sys.executable, "tools/generate_docs.py", "--check"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        text=True,
-        capture_output=True,
-    )
-    assert said.returncode == 0, f"{said.stdout}{said.stderr}\nRun `make generate`."
+@pytest.mark.parametrize("tool, target", [("generate_docs.py", "generate"), ("build_results.py", "results")])
+def test_generated_sections_are_what_would_be_written(tool, target, tmp_path):
+    """In a copy, so that writing twice can be looked at as well: what is committed, once and twice are the same."""
+    for name in ("README.md", "mkdocs.yml", "docs", "results", "tools"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    before = read_files(tmp_path)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    for _ in range(2):
+        command = [sys.executable, f"tools/{tool}"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+        assert (done.returncode, done.stdout) == (0, ""), f"{done.stdout}{done.stderr}\nRun `make {target}`."
+    assert read_files(tmp_path) == before
+
+
+def read_files(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_the_ledger_is_small_and_every_run_can_be_repeated():
+    files = list((ROOT / "results").glob("*.jsonl.gz"))
+    assert sum(file.stat().st_size for file in files) <= 10_000_000
+    texts = [page.read_text() for page in DOCS.rglob("*.md")]
+    for file in files:
+        assert any(f"results/{file.name}" in text for text in texts), f"no page quotes {file.name}"
+        for line in gzip.open(file):
+            run = json.loads(line)
+            recipe = Recipe().with_values(**tomllib.loads(run["recipe"]))
+            assert (recipe.method, recipe.seed, recipe.rounds) == (run["method"], run["seed"], len(run["rows"]))
+            assert re.fullmatch("[0-9a-f]{40}", run["commit"]) and run["machine"]
+            for number, row in enumerate(run["rows"]):
+                assert row["round"] == number
+                check_row(row)
+
+
+def test_tables_of_results_come_from_the_ledger_or_say_that_they_do_not():
+    for page in (DOCS / "results").glob("*.md"):
+        hand_written = re.sub(r"<!-- generated: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+(?:\n.*)?", hand_written, re.MULTILINE):
+            assert "history not kept" in table.splitlines()[-1], f"{page.name}: {table.splitlines()[0]}"
 
 
 def test_history_columns_are_those_of_a_run(tmp_path):

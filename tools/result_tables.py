@@ -1,0 +1,174 @@
+"""The tables of docs/results that are computed from the ledger, each by the name of its section."""
+
+from collections.abc import Callable
+from functools import partial
+from statistics import mean
+
+from ledger import FOLDER, LedgerRun, format_command, format_interval, group_by_method, read_runs
+from markers import ROOT, format_table
+
+NAMES = {
+    "fedavg": "FedAvg",
+    "feddh": "FedDH",
+    "fedjs": "FedJS",
+    "scaffold": "SCAFFOLD",
+    "fedprox": "FedProx",
+    "feddum": "FedDUM",
+    "feddumap": "FedDUMAP",
+}
+FEDDH_05, FEDDH_01 = "feddh-cifar10-lenet-dirichlet0.5", "feddh-cifar10-lenet-dirichlet0.1"
+SCAFFOLD = "scaffold-cifar10-lenet-dirichlet0.1"
+
+
+def compare_to_first(name: str, with_bytes: bool = False) -> str:
+    """For each method the mean of the last 20 rounds of each seed, of all, and the paired difference to the first."""
+    groups = group_by_method(name)
+    first = next(iter(groups.values()))
+    until = len(first[0].rows)
+    base = [run.mean_accuracy(until) for run in first]
+    budget = first[0].total_bytes()
+    rows = []
+    for method, runs in groups.items():
+        values = [run.mean_accuracy(until) for run in runs]
+        gaps = [a - b for a, b in zip(values, base)]
+        row = [NAMES[method], *(f"{value:.2f}" for value in values), format_interval(values)]
+        row.append(
+            "" if runs is first else f"{format_interval(gaps, '+')} ({', '.join(f'{gap:+.2f}' for gap in gaps)})"
+        )
+        if with_bytes:
+            within = max(n for n in range(1, until + 1) if runs[0].total_bytes(n) <= budget)
+            row.append(f"{runs[0].total_bytes() / 1e9:.2f}")
+            row.append(f"{format_interval([run.mean_accuracy(within) for run in runs])} (round {within})")
+        rows.append(row)
+    header = ["", *(f"seed {run.seed}" for run in first), "mean", f"minus {NAMES[first[0].method]}, paired"]
+    header += ["GB, both ways", f"within {NAMES[first[0].method]}'s bytes"] if with_bytes else []
+    return format_table(header, rows, numbers_from=1)
+
+
+def compare_repetitions() -> str:
+    """The same recipes and seeds on two machines, in the last round that both have."""
+    rows = []
+    for name in (FEDDH_05, FEDDH_01):
+        groups, repeated = group_by_method(name), group_by_method(f"{name}-again")
+        for method, runs in groups.items():
+            again = repeated[method]
+            until = min(len(run.rows) for run in (*runs, *again))
+            pairs = [(run.mean_accuracy(until), other.mean_accuracy(until)) for run, other in zip(runs, again)]
+            cells = [f"{a:.2f}, {b:.2f}" for a, b in pairs]
+            split = f"{name.removeprefix('feddh-cifar10-lenet-dirichlet')}, round {until}"
+            rows.append([split, NAMES[method], *cells, f"{max(abs(a - b) for a, b in pairs):.2f}"])
+    header = ["Dirichlet", "", "seed 0", "seed 1", "seed 2", "largest difference"]
+    return format_table(header, rows, numbers_from=2)
+
+
+def compare_repeated_gap() -> str:
+    """FedJS minus FedAvg in both sets of runs, in the last round that both have."""
+    texts = []
+    for name in (f"{FEDDH_05}-again", FEDDH_05):
+        groups = group_by_method(name)
+        until = len(read_runs(f"{FEDDH_05}-again")[0].rows)
+        gaps = [a.mean_accuracy(until) - b.mean_accuracy(until) for a, b in zip(groups["fedjs"], groups["fedavg"])]
+        texts.append(format_interval(gaps, "+"))
+    return (
+        f"FedJS minus FedAvg at 0.5, in round {until}: {texts[0]} in the repetition, {texts[1]} in the table's runs.\n"
+    )
+
+
+def show_rounds(name: str, rounds: tuple[int, ...], window: int) -> str:
+    """The accuracies of each seed in some rounds, and the mean of the last ones."""
+    runs = read_runs(name)
+    until = len(runs[0].rows)
+    rows = []
+    for run in runs:
+        cells = [f"{run.accuracy_in(round):.1f}" for round in rounds]
+        rows.append([f"{NAMES[run.method]}, seed {run.seed}", *cells, f"{run.mean_accuracy(until, window):.2f}"])
+    header = ["", f"{rounds[0]} rounds", *map(str, rounds[1:]), f"mean of rounds {until - window + 1} to {until}"]
+    return format_table(header, rows, numbers_from=1)
+
+
+def show_pruning(files: dict[str, tuple[str, str]]) -> str:
+    """Before and after the pruning in round 30: operations, bytes of a reply, accuracies."""
+    rows = []
+    for name, (title, published) in files.items():
+        for run in read_runs(name):
+            before, after, end = run.rows[0], run.rows[30], len(run.rows)
+            rows.append(
+                [
+                    f"{title}, {run.seed}",
+                    *(f"{row['macs_forward'] / 1e6:.3f}" for row in (before, after)),
+                    published,
+                    *(f"{row['bytes_up'] / 1e4:.0f}" for row in (before, after)),
+                    *(f"{run.accuracy_in(round):.1f}" for round in (29, 30, 31, 40)),
+                    f"{run.mean_accuracy(end):.1f} (of {end})",
+                ]
+            )
+    costs = ["M MACs before", "after", "published", "KB up before", "after"]
+    return format_table(
+        ["model, seed", *costs, "round 29", "30, pruned", "31", "40", "last 20 rounds"], rows, numbers_from=1
+    )
+
+
+def show_fedad() -> str:
+    (run,) = read_runs("fedad-cifar10-lenet")
+    looks = [(row["accuracy"], row["round"] + 1) for row in run.rows if row["accuracy"] is not None]
+    best, where = max(looks)
+    macs = mean(row["macs_forward"] for row in run.rows) / 1e6
+    row = ["FedAD, corrected rule, one seed, H200", f"{macs:.3f}", "0.615", f"{best:.3f} (round {where})"]
+    header = ["", "M MACs, mean of 500 rounds", "published", "best accuracy", "at the end"]
+    return format_table(header, [[*row, f"{looks[-1][0]:.3f}"]], numbers_from=1)
+
+
+def show_scaffold_looks() -> str:
+    """The mean accuracy over seeds at every look."""
+    groups = dict(sorted(group_by_method("scaffold-fashion-mnist").items()))
+    looks = [row["round"] + 1 for row in groups["fedavg"][0].rows if row["accuracy"] is not None]
+    rows = [
+        [f"{NAMES[method]}, mean", *(f"{mean(run.accuracy_in(look) for run in runs):.1f}" for look in looks)]
+        for method, runs in groups.items()
+    ]
+    return format_table(["round", *map(str, looks)], rows, numbers_from=1)
+
+
+def list_ledger() -> str:
+    """The files of the ledger: what they hold, which source ran, and which pages quote them."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    rows = []
+    for file in sorted(FOLDER.glob("*.jsonl.gz")):
+        runs = read_runs(file.name.removesuffix(".jsonl.gz"))
+        quoting = [page.relative_to(ROOT) for page, text in texts.items() if f"results/{file.name}" in text]
+        links = ", ".join(f"[{page.stem}](../{page})" for page in quoting)
+        methods = ", ".join(dict.fromkeys(run.method for run in runs))
+        lengths = sorted({len(run.rows) for run in runs})
+        commits = sorted({run.commit[:8] for run in runs})
+        seeds = len({run.seed for run in runs})
+        rows.append([f"`{file.name}`", methods, str(seeds), join_numbers(lengths), ", ".join(commits), links])
+    return format_table(["file", "methods", "seeds", "rounds", "commit", "quoted in"], rows)
+
+
+def join_numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def list_feddum_runs() -> list[LedgerRun]:
+    return [*read_runs("feddum-cifar10-cnn"), *read_runs("feddumap-cifar10-cnn")]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "feddh dirichlet 0.5": partial(compare_to_first, FEDDH_05),
+    "feddh dirichlet 0.1": partial(compare_to_first, FEDDH_01),
+    "feddh repetitions": compare_repetitions,
+    "feddh repeated gap": compare_repeated_gap,
+    "feddh command": partial(format_command, FEDDH_05),
+    "fedad": show_fedad,
+    "scaffold cifar10": partial(compare_to_first, SCAFFOLD, with_bytes=True),
+    "scaffold cifar10 command": partial(format_command, SCAFFOLD, rounds=500),
+    "scaffold fashion-mnist": show_scaffold_looks,
+    "fedap": partial(show_pruning, {"fedap-cifar10-cnn": ("CNN", "3.0"), "fedap-cifar10-lenet": ("LeNet", "0.6")}),
+    "fedap command": partial(format_command, "fedap-cifar10-cnn"),
+    "feddum": partial(show_rounds, "feddum-cifar10-cnn", (5, 10, 15, 20, 25, 30, 35, 40, 43), 20),
+    "feddum command": partial(format_command, "feddum-cifar10-cnn", rounds=180),
+    "feddumap": partial(show_pruning, {"feddumap-cifar10-cnn": ("CNN", "2.7")}),
+    "feddumap command": partial(format_command, "feddumap-cifar10-cnn", rounds=180),
+    "ledger": list_ledger,
+}
