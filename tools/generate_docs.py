@@ -6,6 +6,8 @@
 `make generate` runs the first, the tests the second. The sections and their writers are listed in `WRITERS`.
 """
 
+import ast
+import inspect
 import re
 import sys
 from dataclasses import MISSING, fields
@@ -36,6 +38,16 @@ METHOD_PAGES = ROOT / "docs/methods"
 IDEA = re.compile(r"(?:(?P<title>[^:(]{1,40}): )?(?P<idea>.*?)(?: \([^()]*\d{4}[^()]*\))?\.?")
 """A part's module docstring begins with its title, the idea in one sentence and the paper in brackets."""
 FEDAVG_IDEA = "the empty list of parts: the mean of the replies, weighted by samples"
+
+POINTS_BY_SIDE = {
+    "once": "model enrol taps",
+    "state": "init_server init_device",
+    "server, before training": "select plan send",
+    "device": "data begin draw objective step end measure",
+    "wire": "encode decode outline error",
+    "server, after training": "weigh combine serve prune evaluate",
+}
+"""The methods that a part may override, as docs/explanation/the-round.md groups them."""
 
 
 # methods --------------------------------------------------------------------------------------------------------------
@@ -112,6 +124,19 @@ def write_method_navigation() -> str:
     return "".join(f"      - {title}: methods/{name}\n" for title, name in pages)
 
 
+# points ---------------------------------------------------------------------------------------------------------------
+def write_points(names: str) -> str:
+    """The signatures of some methods of Part, as the class has them."""
+    tree = ast.parse(inspect.getsource(Part)).body[0]
+    known = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    lines = []
+    for name in names.split():
+        node = known[name]
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        lines.append(f"def {name}({ast.unparse(node.args)}){returns}\n")
+    return f"```python\n{''.join(lines)}```\n"
+
+
 # recipe keys ----------------------------------------------------------------------------------------------------------
 def list_names(key: str) -> str:
     """What can be chosen for a recipe key, as it is written."""
@@ -178,7 +203,9 @@ WRITERS = {
     "method navigation": write_method_navigation,
     "history columns": write_history_columns,
     "exit codes": write_exit_codes,
-} | {f"recipe keys: {panel}": partial(write_recipe_keys, panel) for panel in PANELS}
+}
+WRITERS |= {f"recipe keys: {panel}": partial(write_recipe_keys, panel) for panel in PANELS}
+WRITERS |= {f"points: {side}": partial(write_points, names) for side, names in POINTS_BY_SIDE.items()}
 
 
 def generate() -> dict[Path, str]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -130,6 +131,32 @@ def test_history_columns_are_those_of_a_run(tmp_path):
     told = {name for cell in cells for name in re.findall(r"`(\w+)`", cell) if "NAME" not in name}
     assert found <= told
     assert told - found <= {"joules"}  # where a fleet knows them
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_names_that_a_page_imports_or_quotes_are_there(page):
+    text = page.read_text()
+    wanted = [
+        f"{module}.{name.split(' as ')[0].strip()}"
+        for module, names in re.findall(r"from (shoal[\w.]*) import ([\w, ]+)", text)
+        for name in names.split(",")
+    ]
+    wanted += re.findall(r"`(shoal(?:\.\w+)+)[`(]", text)
+    absent = [path for path in wanted if not can_resolve(path)]
+    assert not absent
+    files = re.findall(
+        r"`((?:core|storage|parts|data|models|fleet|engines|remote|plugins|runs|service)/[\w/]+\.py)`", text
+    )
+    assert not [file for file in files if not (ROOT / "src/shoal" / file).exists()]
+
+
+def can_resolve(path: str) -> bool:
+    """Whether a dotted path leads to a module or to something in one."""
+    try:
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def test_what_goes_with_what_is_what_compose_says():
