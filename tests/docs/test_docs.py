@@ -145,9 +145,20 @@ def test_names_that_a_page_imports_or_quotes_are_there(page):
     absent = [path for path in wanted if not can_resolve(path)]
     assert not absent
     files = re.findall(
-        r"`((?:core|storage|parts|data|models|fleet|engines|remote|plugins|runs|service)/[\w/]+\.py)`", text
+        r"`((?:core|storage|parts|data|models|fleet|engines|remote|plugins|runs|service|compare|report|reproduce|cli)/[\w/]+\.py)`",
+        text,
     )
     assert not [file for file in files if not (ROOT / "src/shoal" / file).exists()]
+
+
+def test_the_architecture_names_rooms_files_and_functions_that_are_there():
+    page = (DOCS / "explanation/architecture.md").read_text()
+    rooms = [cells[0].strip("`") for cells in table_rows(page, "room")]
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert rooms == [room for layer in reversed(layers) for room in reversed(layer.split(" | "))]
+    for name, file in re.findall(r"`(\w+)` in `([\w/]+\.py)`", page):
+        text = (ROOT / "src/shoal" / file).read_text()
+        assert re.search(rf"^ *(def|class) {name}\b|^{name}\b.* = ", text, re.MULTILINE), f"{name} in {file}"
 
 
 def can_resolve(path: str) -> bool:
