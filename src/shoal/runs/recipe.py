@@ -147,7 +147,7 @@ class Recipe:
     )
     deterministic: bool = recipe_field(
         False,
-        "On a GPU, only operations that give the same bits every time; slower.",
+        "On a GPU, only operations that give the same bits every time; nothing is compiled.",
         page="See [the same bits on a GPU](engines.md#the-same-bits-on-a-gpu).",
         later=True,
     )
