@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import matplotlib
 from ledger import LedgerRun, group_by_method
@@ -23,8 +24,13 @@ from matplotlib import pyplot as plt
 from shoal.report.plots import COLOURS
 
 PREFIX = "results "
-STYLE = {"svg.hashsalt": "shoal", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
-STYLE |= {"axes.spines.right": False}
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "shoal",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 SMOOTH = 20
 """Rounds of the running mean that is drawn; single looks jump by several points."""
 
