@@ -27,9 +27,10 @@ test-all: test test-whole  ## run every test of one machine, 15 minutes on two c
 test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, several processes each
 	$(PY) -m pytest tests/distributed -n 0
 
-check: $(VENV)/dev  ## format, lint, types, imports, docs
+check: $(VENV)/dev  ## format, lint, names, types, imports, docs
 	$(VENV)/bin/ruff format --check src tests benchmarks tools
 	$(VENV)/bin/ruff check src tests benchmarks tools
+	$(PY) tools/check_names.py
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
