@@ -5,6 +5,7 @@ SHOAL := $(VENV)/bin/shoal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test test-whole test-all test-distributed check docs generate results clean
+.PHONY: test-portable release-check
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -27,6 +28,9 @@ test-all: test test-whole  ## run every test of one machine, 15 minutes on two c
 test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, several processes each
 	$(PY) -m pytest tests/distributed -n 0
 
+test-portable: $(VENV)/portable  ## run the tests that need neither fork nor signals, Ray or Flower, with those hidden
+	$(PY) -m pytest --portable
+
 check: $(VENV)/dev  ## format, lint, names, types, imports, docs
 	$(VENV)/bin/ruff format --check src tests benchmarks tools
 	$(VENV)/bin/ruff check src tests benchmarks tools
@@ -44,6 +48,19 @@ generate: $(VENV)/dev  ## write tables, navigation and command help of the docum
 results: $(VENV)/dev  ## build tables and pictures of docs/results anew from the ledger in results/
 	$(PY) tools/build_results.py
 
+release-check: $(VENV)/dev  ## build sdist and wheel, check them, try the wheel in an empty environment
+	$(PY) tools/check_release.py
+	rm -rf build dist
+	$(PY) -m build --outdir dist
+	$(PY) -m twine check --strict dist/*
+	python3 -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  "$$(grep '^torch==' constraints.txt)"
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd build/empty && bin/shoal run --rounds 2 --devices 4 --sample 2 --out run && bin/shoal resume run --rounds 3 \
+	  && bin/shoal report run --out report.html && bin/shoal list tables && bin/shoal export run model.safetensors
+	@echo "$$(ls dist) can be published"
+
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis
 
@@ -51,7 +68,7 @@ $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
 # torch first and by its exact version, so that no other build of it is considered
-$(VENV)/plot $(VENV)/test $(VENV)/dev: $(VENV)/%: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/plot $(VENV)/portable $(VENV)/test $(VENV)/dev: $(VENV)/%: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable ".[$*]"
 	@touch $@
