@@ -3,6 +3,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 SHOAL := $(VENV)/bin/shoal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_EMPTY = build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test test-whole test-all test-distributed check docs generate results clean
 .PHONY: test-portable release-check
@@ -54,11 +55,12 @@ release-check: $(VENV)/dev  ## build sdist and wheel, check them, try the wheel 
 	$(PY) -m build --outdir dist
 	$(PY) -m twine check --strict dist/*
 	python3 -m venv build/empty
-	build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	  "$$(grep '^torch==' constraints.txt)"
-	build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
-	cd build/empty && bin/shoal run --rounds 2 --devices 4 --sample 2 --out run && bin/shoal resume run --rounds 3 \
-	  && bin/shoal report run --out report.html && bin/shoal list tables && bin/shoal export run model.safetensors
+	$(PIP_EMPTY) "$$(grep '^torch==' constraints.txt)"
+	$(PIP_EMPTY) dist/*.whl
+	cd build/empty && bin/shoal run --rounds 2 --devices 4 --sample 2 --out run && bin/shoal resume run --set rounds=3 \
+	  && bin/shoal list tables && bin/shoal export run model.safetensors
+	$(PIP_EMPTY) "$$(ls dist/*.whl)[plot]"
+	cd build/empty && bin/shoal report run --out report.html
 	@echo "$$(ls dist) can be published"
 
 clean:  ## remove the environment and everything built
