@@ -4,8 +4,8 @@
                                        [--compute cuda] [--out benchmarks/results/deterministic.md]
 
 Every run is a process of its own, as a repetition would be; with and without take turns. Data are drawn in the shape of
-CIFAR-10, with classes that can be told apart; the setting is that of `shoal reproduce fedbr-2`. It needs torch, NumPy and
-safetensors alone. Seconds are medians over the rounds of both runs but the first of each, in which things are set up.
+CIFAR-10, with classes that can be told apart; the setting is that of `shoal reproduce fedbr-2`. It needs torch,
+NumPy and safetensors alone. Seconds are medians over the rounds of both runs but the first of each (set-up).
 """
 
 import argparse

@@ -19,8 +19,8 @@ from command_page import write_command_page
 from history_columns import COLUMNS
 from markers import ROOT, fill_sections, format_cell, format_table, list_sections, write_changes
 
-from shoal.cli.commands import PANELS
-from shoal.cli.render import read_first_sentence
+from shoal.cli.listings import read_first_sentence
+from shoal.cli.recipe_flags import PANELS
 from shoal.core.errors import ERROR_KINDS
 from shoal.core.part import POINTS, Neutral, Part
 from shoal.data.dataset import DATASETS
@@ -29,7 +29,7 @@ from shoal.data.splits import SPLITS
 from shoal.fleet.fleets import FLEET_FORMS
 from shoal.models import MODELS
 from shoal.parts import PRESETS, find_shipped_parts
-from shoal.report.citations import CITATIONS
+from shoal.report.citations import ENTRIES
 from shoal.runs.history_rows import METRICS, SUMMED, SUMMED_WHERE_TOLD
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_values import format_toml
@@ -80,8 +80,9 @@ def format_neutral(neutral: Neutral | None) -> str:
 
 
 def link_paper(name: str) -> str:
-    """The paper of a part, as its citation has it."""
-    entry = CITATIONS.get(name, "")
+    """The first paper that a part cites, by its address."""
+    part = find_shipped_parts().get(name)
+    entry = ENTRIES[part.cite[0]] if part and part.cite else ""
     known = dict(re.findall(r"^ +(\w+) += \{(.*?)(?:\},?)?$", entry, re.MULTILINE))
     arxiv = re.search(r"\b\d{4}\.\d{5}\b", known.get("eprint", known.get("journal", "")))
     if arxiv:

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from shoal.cli.render import read_first_sentence
+from shoal.cli.listings import read_first_sentence
 from shoal.core.part import Part
 from shoal.parts import find_shipped_parts
 
@@ -16,7 +16,7 @@ PARTS = find_shipped_parts()
 def test_the_first_sentence_is_an_entry_of_a_table(part: type[Part]):
     sentence = read_first_sentence(part)
     assert sentence.endswith(".") and 20 < len(sentence) <= 115, sentence
-    assert sentence == part.__doc__.split("\n")[0].strip(), "it stands on the first line, alone"
+    assert sentence == (part.__doc__ or "").split("\n")[0].strip(), "it stands on the first line, alone"
     assert "`" not in sentence and "|" not in sentence.replace("|w - anchor|", ""), "options come later"
 
 

@@ -196,7 +196,7 @@ def test_a_file_computes_what_the_model_does(run, file, name, ending):
     for size in (1, 7):
         x = inputs_of(result)[:size]
         with torch.no_grad():
-            assert_close(compute(x), result.net.apply(result.params, x)[0], rtol=1e-5, atol=1e-5)
+            assert_close(compute(x), result.net.forward(result.params, x)[0], rtol=1e-5, atol=1e-5)
     assert made.tried is None if ending == "safetensors" else made.tried.apart < 1e-5
 
 
@@ -218,7 +218,7 @@ def test_inputs_are_given_as_they_are_read(run, file, ending):
     assert_close((x - mean) / deviation, normal)
     with torch.no_grad():
         found = loaded(made.path, result)(normal if ending == "safetensors" else x)
-        assert_close(found, result.net.apply(result.params, normal)[0], rtol=1e-5, atol=1e-5)
+        assert_close(found, result.net.forward(result.params, normal)[0], rtol=1e-5, atol=1e-5)
     assert about(made.path)["input_range"] == [0, 1]
     assert ("normalise inputs first" if ending == "safetensors" else "normalises inputs itself") in str(made)
 
@@ -230,7 +230,7 @@ def test_a_program_needs_no_shoal(run, file, tmp_path):
         result, made = run(name), file(name, "pt2")
         x = inputs_of(result)[:3]
         with torch.no_grad():
-            wanted[str(made.path.resolve())] = x.tolist(), result.net.apply(result.params, x)[0].tolist()
+            wanted[str(made.path.resolve())] = x.tolist(), result.net.forward(result.params, x)[0].tolist()
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     code = """
         import json, sys
@@ -250,7 +250,7 @@ def test_numbers_of_64_bits(run, file):
     """A program keeps them; an ONNX model has 32, since runtimes know few operations on 64."""
     result, x = run("double"), inputs_of(run("double"))[:7]
     with torch.no_grad():
-        wanted = result.net.apply(result.params, x.double())[0]
+        wanted = result.net.forward(result.params, x.double())[0]
         assert_close(loaded(file("double", "pt2").path, result)(x.double()), wanted, rtol=1e-12, atol=1e-12)
         made = file("double", "onnx")
         assert_close(loaded(made.path, result)(x).double(), wanted, rtol=1e-5, atol=1e-5)
@@ -371,7 +371,7 @@ def refused(command) -> Callable[..., None]:
 
 def test_what_the_command_prints(run, command, tmp_path):
     result, target = run("lenet"), tmp_path / "model.pt2"
-    reach = result.net.apply(result.params, inputs_of(result)[:7])[0].abs().max()
+    reach = result.net.forward(result.params, inputs_of(result)[:7])[0].abs().max()
     code, out, err = command("lenet", target)
     assert (code, err) == (0, "")
     assert out.splitlines() == [

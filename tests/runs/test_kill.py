@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,15 @@ def killed_run(method: str, folder: Path, after: int, **more: Any) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("every, after", [(1, 1), (1, 6), (3, 7), (3, 9)])
-def test_killed_between_checkpoints(method, every, after, tmp_path):
+MOMENTS = ((1, 1), (1, 6), (3, 7), (3, 9))
+FEW = list(zip(METHODS, MOMENTS))
+"""Every method and every moment once."""
+WHOLE = [pytest.param(*case, marks=pytest.mark.whole) for case in product(METHODS, MOMENTS) if case not in FEW]
+
+
+@pytest.mark.parametrize("method, moment", [*FEW, *WHOLE])
+def test_killed_between_checkpoints(method, moment, tmp_path):
+    every, after = moment
     killed_run(method, tmp_path / "x", after, checkpoint_every=every)
     assert_same(tmp_path / "x", shoal.resume(tmp_path / "x"), whole(method))
 
