@@ -29,7 +29,7 @@ from shoal.data.splits import SPLITS
 from shoal.fleet.fleets import FLEET_FORMS
 from shoal.models import MODELS
 from shoal.parts import PRESETS, find_shipped_parts
-from shoal.report.citations import ENTRIES
+from shoal.report.citations import ENTRIES, FEDAVG_KEY
 from shoal.runs.history_rows import METRICS, SUMMED, SUMMED_WHERE_TOLD
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_values import format_toml
@@ -82,7 +82,8 @@ def format_neutral(neutral: Neutral | None) -> str:
 def link_paper(name: str) -> str:
     """The first paper that a part cites, by its address."""
     part = find_shipped_parts().get(name)
-    entry = ENTRIES[part.cite[0]] if part and part.cite else ""
+    keys = part.cite if part else (FEDAVG_KEY,)
+    entry = ENTRIES[keys[0]] if keys else ""
     known = dict(re.findall(r"^ +(\w+) += \{(.*?)(?:\},?)?$", entry, re.MULTILINE))
     arxiv = re.search(r"\b\d{4}\.\d{5}\b", known.get("eprint", known.get("journal", "")))
     if arxiv:
