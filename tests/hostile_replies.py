@@ -4,7 +4,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.types import Job, Outcome
 from shoal.models import build_model
 from shoal.remote import messages
-from shoal.remote.messages import RequestStamp, read_reply_bytes, reply_to_bytes
+from shoal.remote.messages import RequestStamp, decode_reply_bytes, reply_to_bytes
 
 NET = build_model("mlp", (1, 8, 8), 10, 0)
 STAMP = RequestStamp("run", 3, 1, "nonce")
@@ -26,7 +26,7 @@ JOB = Job(1, 3, messages.Plan(), messages.Message({}), messages.Work(1.0, 0, 16,
 
 def assert_read_or_refused(content: bytes, has_codecs: bool) -> None:
     try:
-        read_reply_bytes(content, STAMP, JOB, NET, has_codecs, 1e6)
+        decode_reply_bytes(content, STAMP, JOB, NET, has_codecs, 1e6)
     except ShoalError as error:
         assert error.kind.name == "damaged"
 

@@ -21,10 +21,10 @@ LAWS = {
 }
 
 
-def name_crew(crew: TrainingEngine) -> str:
-    """A crew and how wide it is."""
-    limits = [f"{name}={vars(crew)[name]}" for name in ("width", "budget") if vars(crew).get(name)]
-    return f"{type(crew).__name__}({', '.join(limits)})"
+def name_engine(engine: TrainingEngine) -> str:
+    """An engine and how wide it is."""
+    limits = [f"{name}={vars(engine)[name]}" for name in ("width", "budget") if vars(engine).get(name)]
+    return f"{type(engine).__name__}({', '.join(limits)})"
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,9 @@ def note_laws(request, monkeypatch):
 
         def call(*given, honest=honest, law=law, **more):
             made = honest(*given, **more)
-            crew, rest = (name_crew(given[0]), given[1:]) if law.startswith("2") else ("SerialEngine()", given)
+            engine, rest = (name_engine(given[0]), given[1:]) if law.startswith("2") else ("SerialEngine()", given)
             pair = [str(part) for part in rest[: 2 if law.startswith("8") else 1]]
-            request.node.user_properties.append(("law", (law, crew, "+".join(pair))))
+            request.node.user_properties.append(("law", (law, engine, "+".join(pair))))
             return made
 
         monkeypatch.setattr(laws, function, call)
@@ -51,9 +51,9 @@ def pytest_terminal_summary(terminalreporter):
     for report in terminalreporter.stats.get("passed", []):
         if report.when == "teardown":
             continue
-        for law, crew, part in (value for name, value in report.user_properties if name == "law"):
-            runs[law, crew][part] += 1
+        for law, engine, part in (value for name, value in report.user_properties if name == "law"):
+            runs[law, engine][part] += 1
     terminalreporter.section("laws")
     terminalreporter.write_line(f"{'law':<20}{'engine':<22}{'parts or pairs':>15}{'runs':>8}")
-    for (law, crew), own in sorted(runs.items()):
-        terminalreporter.write_line(f"{law:<20}{crew:<22}{len(own):>15}{sum(own.values()):>8}")
+    for (law, engine), own in sorted(runs.items()):
+        terminalreporter.write_line(f"{law:<20}{engine:<22}{len(own):>15}{sum(own.values()):>8}")

@@ -83,6 +83,8 @@ def link_paper(name: str) -> str:
     """The first paper that a part cites, by its address."""
     part = find_shipped_parts().get(name)
     keys = part.cite if part else (FEDAVG_KEY,)
+    if unknown := set(keys) - ENTRIES.keys():
+        raise SystemExit(f"{name} cites {', '.join(sorted(unknown))}, which src/shoal/report/bibliography.py lacks.")
     entry = ENTRIES[keys[0]] if keys else ""
     known = dict(re.findall(r"^ +(\w+) += \{(.*?)(?:\},?)?$", entry, re.MULTILINE))
     arxiv = re.search(r"\b\d{4}\.\d{5}\b", known.get("eprint", known.get("journal", "")))

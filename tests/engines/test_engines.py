@@ -42,12 +42,12 @@ from shoal.runs.start import prepare_new_run, prepare_resumed_run
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
 
-def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
-    """Everything after some rounds with this crew, and the rows."""
+def ends(engine: TrainingEngine, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
+    """Everything after some rounds with this engine, and the rows."""
     assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices)
-    loop.engine.training_engine = crew
+    loop.engine.training_engine = engine
     standing, rows = loop.start(assembly.net), []
     for number in range(rounds):
         standing, row = loop.play_round(standing, number)
@@ -68,10 +68,10 @@ def apart(a: Any, b: Any) -> float:
 COUNTED = ("bytes_down", "bytes_up", "macs_forward", "macs_work", "sim_seconds", "devices")
 
 
-def agrees(*crews: TrainingEngine, tolerance: float = 1e-9, **recipe: Any) -> None:
+def agrees(*engines: TrainingEngine, tolerance: float = 1e-9, **recipe: Any) -> None:
     expected, told = ends(SerialEngine(), **recipe)
-    for crew in crews:
-        found, rows = ends(crew, **recipe)
+    for engine in engines:
+        found, rows = ends(engine, **recipe)
         assert apart(found, expected) <= tolerance
         assert [[row[k] for k in COUNTED] for row in rows] == [[row[k] for k in COUNTED] for row in told]
         assert [r["train_loss"] for r in rows] == pytest.approx([r["train_loss"] for r in told], abs=tolerance)
@@ -168,10 +168,10 @@ def test_dropout_drops_something():
 
 def test_a_model_that_wants_its_images_as_they_are_gets_them(caplog):
     torch.manual_seed(0)
-    crew = BatchedEngine(1)
+    engine = BatchedEngine(1)
     with caplog.at_level(logging.WARNING, logger="shoal"):
-        agrees(crew, model=own(Viewing()))
-    assert crew.channels_first and not crew.unvectorisable and not caplog.records
+        agrees(engine, model=own(Viewing()))
+    assert engine.channels_first and not engine.unvectorisable and not caplog.records
 
 
 def test_a_model_that_cannot_be_vectorised_falls_back_with_one_line(caplog):
@@ -196,9 +196,9 @@ def trained_by_torch(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> dic
 
 
 @pytest.mark.parametrize(
-    "crew", [SerialEngine, lambda: BatchedEngine(1), lambda: BatchedEngine(3)], ids=["serial", "one", "batched"]
+    "engine", [SerialEngine, lambda: BatchedEngine(1), lambda: BatchedEngine(3)], ids=["serial", "one", "batched"]
 )
-def test_clipping_decay_and_momentum_are_those_of_torch(crew):
+def test_clipping_decay_and_momentum_are_those_of_torch(engine):
     """On devices and in the server's own training: gradients are clipped, the decay that is added to them is not."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -209,7 +209,7 @@ def test_clipping_decay_and_momentum_are_those_of_torch(crew):
     assembly = assemble_run(Recipe().with_values(**SMALL | given | setting))
     loop = assembly.loop
     assert isinstance(loop.engine, LocalDevices) and loop.server is not None
-    loop.engine.training_engine = crew()
+    loop.engine.training_engine = engine()
 
     def by_torch(samples: Samples) -> dict[str, Tensor]:
         batch = samples.take_all()
@@ -251,8 +251,8 @@ def test_augmentation_is_the_same_for_all():
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_an_update_that_is_not_finite_is_dropped_alike(method):
     told = [
-        ends(crew, method=method, lr=1e200, rounds=1)[1][0]
-        for crew in (SerialEngine(), BatchedEngine(1), BatchedEngine(3))
+        ends(engine, method=method, lr=1e200, rounds=1)[1][0]
+        for engine in (SerialEngine(), BatchedEngine(1), BatchedEngine(3))
     ]
     assert told[0]["dropped"] and all(row["dropped"] == told[0]["dropped"] for row in told)
     assert len({row["bytes_up"] for row in told}) == 1
@@ -284,10 +284,10 @@ def test_what_runs_out_of_memory_is_halved(error, monkeypatch, caplog):
         return together(self, form, members, knobs)
 
     monkeypatch.setattr(BatchedEngine, "train_stack", narrow)
-    crew = BatchedEngine(4)
+    engine = BatchedEngine(4)
     with caplog.at_level(logging.WARNING, logger="shoal"):
-        agrees(crew, method="scaffold")
-    assert crew.width == 2 and "do not fit into memory" in caplog.text
+        agrees(engine, method="scaffold")
+    assert engine.width == 2 and "do not fit into memory" in caplog.text
     monkeypatch.setattr(BatchedEngine, "train_stack", lambda *a: (_ for _ in ()).throw(error))
     with pytest.raises(shoal.ShoalError, match="One device alone does not fit"):
         ends(BatchedEngine(4), rounds=1)
@@ -369,9 +369,9 @@ def test_a_graph_covers_the_run_with_little_idling(steps, even):
 def test_what_is_written_out_is_what_was_traced():
     """Programs run as TorchScript; the traced operations give the same bits."""
     for model in ("mlp", "lenet", "vit"):
-        crew = BatchedEngine(1)
-        ends(crew, rounds=1, model=model, steps="1", sample=1)
-        program = next(iter(crew.programs.values()))
+        engine = BatchedEngine(1)
+        ends(engine, rounds=1, model=model, steps="1", sample=1)
+        program = next(iter(engine.programs.values()))
         assert program.call != program.module.forward, f"{model} stays in Python"
 
 
@@ -392,11 +392,11 @@ def test_arguments_are_written_as_torchscript_reads_them(value):
 
 # programs are traced once ---------------------------------------------------------------------------------------------
 def test_nothing_is_traced_again_round_after_round():
-    crew = BatchedEngine(4)
-    ends(crew, rounds=3, method="scaffold")
-    known = set(crew.programs)
-    ends(crew, rounds=6, method="scaffold", seed=0)
-    assert {k[1:] for k in crew.programs} == {k[1:] for k in known}
+    engine = BatchedEngine(4)
+    ends(engine, rounds=3, method="scaffold")
+    known = set(engine.programs)
+    ends(engine, rounds=6, method="scaffold", seed=0)
+    assert {k[1:] for k in engine.programs} == {k[1:] for k in known}
 
 
 # runs side by side ----------------------------------------------------------------------------------------------------

@@ -42,13 +42,13 @@ def test_a_part_of_levels_keeps_the_laws(whole):
     check_part(TwoUnits(), whole)
 
 
-@pytest.mark.parametrize("crew", [SerialEngine, lambda: BatchedEngine(3)], ids=["serial", "batched"])
+@pytest.mark.parametrize("engine", [SerialEngine, lambda: BatchedEngine(3)], ids=["serial", "batched"])
 @pytest.mark.parametrize("beside", [FedProx(1.0), Scaffold(), FedDyn(0.1)], ids=str)
-def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part, crew):
+def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part, engine):
     ends = []
     for level in (True, False):
-        own: TrainingEngine = crew()
-        loop, net = build_tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, crew=own)
+        own: TrainingEngine = engine()
+        loop, net = build_tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, engine=own)
         server_state, rows = play_rounds(loop, loop.start(net), 0, 4)
         local_devices = get_local_devices(loop)
         assert len(local_devices.slices.sliced_setups) == (3 if level else 0)

@@ -497,7 +497,7 @@ def test_what_a_sparsifier_leaves_out_is_covered_and_what_a_plan_leaves_out_is_n
     link = link_of(like, 0, Plan({"a": torch.tensor([0, 2])}), (AXIS,))
     coded, _, _ = sent(like, [TopK(0.1), FedPAQ()], link=link)
     message = wire.decode_message(coded, [TopK(0.1), FedPAQ()], link)
-    values, covered, _ = wire.open_message(message, like, link.plan, link.slicer)
+    values, covered, _ = wire.unpack_message(message, like, link.plan, link.slicer)
     assert covered["w"].tolist() == [[True] * 3, [False] * 3, [True] * 3, [False] * 3]
     assert values["w"].flatten().nonzero().flatten().tolist() == [8]
 

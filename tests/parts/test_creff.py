@@ -220,7 +220,7 @@ def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
     assert not torch.allclose(head[WEIGHT], standing.params[WEIGHT])
     final = loop.make_final_params(standing, 3)
     assert all(torch.equal(final[k], (standing.params | head)[k]) for k in final)
-    assert rows[-1]["loss"] == loop.judge(standing.net, final)["loss"]
+    assert rows[-1]["loss"] == loop.evaluate_model(standing.net, final)["loss"]
 
 
 def test_the_head_that_is_sent_is_the_one_retrained_the_round_before():

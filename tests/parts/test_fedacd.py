@@ -235,7 +235,7 @@ def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
         loop, net = build_tiny_run(Method((part,)), (5, 3, 4))
         asked = loop.open_round(loop.start(net), 0)
         outcomes = loop.engine.fit(asked.jobs_to_train)
-        replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
+        replies, _ = loop.exchange.decode_replies(asked.jobs, outcomes, asked.round, set())
         round = replace(asked.round, replies=replies)
         weights, _ = part.weigh(torch.zeros(3, dtype=DOUBLE), {}, round)
         if part.weights == "uniform":
@@ -316,14 +316,14 @@ def test_the_risk_of_local_models_is_over_the_labels_of_all_devices():
     labels = np.array([[5, 1], [0, 4], [2, 2]])
     loop, net = build_tiny_run(Method(), (5, 3, 4))
     asked = loop.open_round(loop.start(net), 0)
-    replies, _ = loop.exchange.open_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())
+    replies, _ = loop.exchange.decode_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())
     round = replace(asked.round, replies=replies)
-    judge = loop.judge
-    assert isinstance(judge, Evaluator)
-    judge = Evaluator(judge.samples, 2, (), labels)
-    found = LocalModelEvaluator(judge, lambda device: judge.samples, ("local",))(round)
+    evaluator = loop.evaluate_model
+    assert isinstance(evaluator, Evaluator)
+    evaluator = Evaluator(evaluator.samples, 2, (), labels)
+    found = LocalModelEvaluator(evaluator, lambda device: evaluator.samples, ("local",))(round)
     expected = []
-    batch = judge.samples.take_all()
+    batch = evaluator.samples.take_all()
     for reply in replies:
         guess = net.forward(rebuild_local_model(reply, round), batch.inputs)[0].argmax(-1)
         y = batch.targets[0][0]

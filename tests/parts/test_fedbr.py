@@ -194,7 +194,7 @@ def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
 
 
 def test_a_bandit_on_lanes_of_different_forms():
-    loop, net = build_tiny_run(compose([FedBR()]), (5, 3, 4), crew=BatchedEngine(3))
+    loop, net = build_tiny_run(compose([FedBR()]), (5, 3, 4), engine=BatchedEngine(3))
     standing, rows = play_rounds(loop, loop.start(net), 0, 4)
     assert all("void" not in row for row in rows) and len(standing.states["fedbr"]["arms"]) == 3
 

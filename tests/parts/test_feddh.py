@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import shoal
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.compose import Method
 from shoal.core.measures.divergence import jensen_shannon_divergence, measure_label_degrees
 from shoal.core.model.net import Net
@@ -24,8 +24,8 @@ from shoal.data.user_data import build_user_dataset
 from shoal.models import build_model
 from shoal.parts.feddh import FedDH
 from shoal.parts.lib.label_counts import count_labels, estimate_label_shares
+from shoal.parts.lib.reply_means import cap_weights, compute_weight_derivatives, project_gradient
 from shoal.parts.lib.submodel_units import device_state_key
-from shoal.parts.lib.weight_sensitivity import cap_weights, compute_weight_derivatives, project_gradient
 from shoal.plugins.smoke_run import build_tiny_run
 
 SIZES = (6, 3, 5)
@@ -117,7 +117,7 @@ def test_slopes_are_those_of_finite_differences(masked: bool, seed: int):
         degree = v * torch.from_numpy(js) + b
         weights = sizes / degree
         weights = weights / weights.sum()
-        return aggregate_holders(replace(round, weights=weights)), weights, degree
+        return average_replies(replace(round, weights=weights)), weights, degree
 
     params, weights, degree = combined(v, b)
     gradient = {k: p.cos() + p**2 for k, p in params.items()}
@@ -214,7 +214,7 @@ def test_degrees_do_not_depend_on_what_classes_are_called():
 
 def test_the_pseudo_gradient_is_the_change_over_the_steps_it_took():
     part, round = FedDH(), replace(a_round(), weights=torch.tensor([0.5, 0.2, 0.3]).double())
-    change = {k: v - round.anchor[k] for k, v in aggregate_holders(round).items()}
+    change = {k: v - round.anchor[k] for k, v in average_replies(round).items()}
     for name, found in part.estimate_global_gradient(round.anchor, round).items():
         torch.testing.assert_close(found, -change[name] / (0.1 * 2))
 
@@ -261,8 +261,8 @@ def test_a_second_combination_in_the_same_round_uses_the_new_weights():
     part, round = FedDH(lr_v=0.0, lr_b=5.0, reaggregate=True), a_round()
     state = state_of(HISTOGRAMS)
     round = replace(round, weights=weights_of(part, state, round))
-    params, after = part.serve(aggregate_holders(round), state, round)
-    torch.testing.assert_close(params, aggregate_holders(replace(round, weights=weights_of(part, after, round))))
+    params, after = part.serve(average_replies(round), state, round)
+    torch.testing.assert_close(params, average_replies(replace(round, weights=weights_of(part, after, round))))
 
 
 # FedDHE --------------------------------------------------------------------------------------------------------------

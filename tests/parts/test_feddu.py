@@ -25,7 +25,7 @@ def half_time(part: FedDU, sizes=(5, 3)):
     """The state and the round of a tiny run when the replies are in."""
     loop, net = build_tiny_run(compose([part]), sizes)
     asked = loop.open_round(loop.start(net), 0)
-    replies, _ = loop.exchange.open_replies(
+    replies, _ = loop.exchange.decode_replies(
         asked.jobs, get_local_devices(loop).fit(asked.jobs_to_train), asked.round, set()
     )
     weights = torch.tensor([r.size for r in replies], dtype=torch.float64)
@@ -113,7 +113,7 @@ def test_without_samples_on_the_server_it_is_refused():
 def test_the_server_trains_alike_on_every_engine():
     ends = []
     for crew in (None, BatchedEngine(2)):
-        loop, net = build_tiny_run(compose([FedDU(steps=10**6)]), (5, 3, 4), momentum=0.5, crew=crew)
+        loop, net = build_tiny_run(compose([FedDU(steps=10**6)]), (5, 3, 4), momentum=0.5, engine=crew)
         ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
     assert_trees_close(ends[0], ends[1], 1e-9, "the server trains to other numbers")
 

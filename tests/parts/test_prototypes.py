@@ -187,7 +187,7 @@ def test_every_reply_counts_the_same():
 
 
 def test_prototypes_are_sent_and_never_come_back():
-    loop, net = build_tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, crew=BatchedEngine(3))
+    loop, net = build_tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, engine=BatchedEngine(3))
     spy = RecordingEngine(loop.engine)
     standing = loop.start(net)
     for number in range(3):

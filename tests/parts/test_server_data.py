@@ -193,7 +193,7 @@ def test_a_share_is_drawn_for_each_device_once_and_for_all():
 
 def test_a_device_that_did_not_answer_is_sent_them_again():
     loop, net = build_tiny_run(compose([DataSharing()]))
-    loop = replace(loop, patience=replace(loop.patience, failures=0.5))
+    loop = replace(loop, deadlines=replace(loop.deadlines, failures=0.5))
     seen: set[int] = set()
     standing = loop.start(net)
     for number in range(8):

@@ -309,7 +309,7 @@ def test_heterofl_keeps_rows_of_absent_classes_at_home():
     standing = loop.start(net)
     asked = loop.open_round(standing, 0)
     outcomes = loop.engine.fit(asked.jobs_to_train)
-    replies, _ = loop.exchange.open_replies(asked.jobs, outcomes, asked.round, set())
+    replies, _ = loop.exchange.decode_replies(asked.jobs, outcomes, asked.round, set())
     label = int(get_local_devices(loop).setup.samples(1).take_all().targets[0][0])
     assert replies[1].covered["b.weight"].all(1).tolist() == [label == 0, label == 1]
     assert replies[1].covered["b.bias"].tolist() == [label == 0, label == 1]

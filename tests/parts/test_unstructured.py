@@ -416,7 +416,7 @@ def test_the_server_averages_over_those_who_hold_an_element():
     standing = loop.start(net)
     after, _ = play_rounds(loop, standing, 0, 1)
     asked = loop.open_round(standing, 0)
-    replies, _ = loop.exchange.open_replies(asked.jobs, spy.outcomes[0], asked.round, set())
+    replies, _ = loop.exchange.decode_replies(asked.jobs, spy.outcomes[0], asked.round, set())
     some = 0
     for name, mask in standing.states["feddst"]["masks"].items():
         total = mass = torch.zeros_like(net.initial[name])
@@ -458,7 +458,7 @@ def test_values_that_do_not_fit_are_refused():
     asked, outcome = loop.open_round(standing, 0), spy.outcomes[0][0]
     short = {k: e | {"value": e["value"][:-1]} if k == "a.weight" else e for k, e in said(outcome).body.items()}
     broken = replace(outcome, message=Message(short, said(outcome).beside))
-    _, dropped = loop.exchange.open_replies(asked.jobs[:1], [broken], asked.round, set())
+    _, dropped = loop.exchange.decode_replies(asked.jobs[:1], [broken], asked.round, set())
     assert len(dropped) == 1 and "do not fit" in dropped[0]["why"]
 
 
@@ -533,7 +533,7 @@ def test_compositions(method: str):
     name = next(p.name() for p in parts if p.name() in ("imc", "prunefl", "feddst"))
     ends = []
     for crew in (None, BatchedEngine(3)):
-        loop, net = build_tiny_run(compose(parts), (5, 3, 4), momentum=0.5, crew=crew)
+        loop, net = build_tiny_run(compose(parts), (5, 3, 4), momentum=0.5, engine=crew)
         standing = loop.start(net)
         for number in range(5):
             before = standing.states[name]["masks"]

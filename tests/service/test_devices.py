@@ -24,7 +24,7 @@ from shoal.cli import federation
 from shoal.core.errors import ShoalError
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
-from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, read_reply_bytes
+from shoal.remote.messages import RequestStamp, TrainRequest, decode_reply_bytes, problem_to_bytes
 from shoal.runs.session import Result
 from shoal.runs.start import load_result
 from shoal.service.client import DeviceClient
@@ -322,10 +322,10 @@ def test_keys_are_kept_when_devices_are_added(tmp_path):
 
 
 def test_an_honest_answer_is_read():
-    outcome, remembers = read_reply_bytes(HONEST, STAMP, JOB, NET, False, 1e6)
+    outcome, remembers = decode_reply_bytes(HONEST, STAMP, JOB, NET, False, 1e6)
     assert remembers and outcome.samples == 16 and outcome.message is not None
     assert (
-        read_reply_bytes(problem_to_bytes(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem
+        decode_reply_bytes(problem_to_bytes(STAMP, "disk"), STAMP, JOB, NET, False, 1e6)[0].problem
         == messages.DEVICE_PROBLEMS["disk"]
     )
 

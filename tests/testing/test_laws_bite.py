@@ -275,8 +275,8 @@ def test_the_few_runs_meet_padding_idle_lanes_chunks_and_workers_at_once(monkeyp
     monkeypatch.setattr(engine, "DeviceStack", Watched)
     monkeypatch.setattr(os, "fork", lambda: started.append(fork()) or started[-1])
     check_engines_agree(Busy(), whole=False)
-    wide = [cohort for cohort in seen if cohort.width > 1]
-    assert any(min(member.sizes) < cohort.batch for cohort in wide for member in cohort.members)
-    assert any(len({member.steps for member in cohort.members}) > 1 for cohort in wide)
-    assert len({cohort.width for cohort in seen}) > 1
+    wide = [stack for stack in seen if stack.width > 1]
+    assert any(min(slot.batch_sizes) < stack.batch for stack in wide for slot in stack.slots)
+    assert any(len({slot.steps for slot in stack.slots}) > 1 for stack in wide)
+    assert len({stack.width for stack in seen}) > 1
     assert len(started) == 2

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.render import BY_BLOCKS
+from shoal.cli.render import BLOCK_TRAFFIC_TITLE
 from shoal.compare.comparison import Comparison
 from shoal.report.quantities import format_number, format_seconds, format_size
 from shoal.runs.failed_runs import refuse_all_void
@@ -28,7 +28,7 @@ def print_comparison(comparison: Comparison, out: str, quiet: bool, as_json: boo
         if tables := make_budget_tables(comparison):
             console.print(*tables, comparison.budgets.describe(), sep="", highlight=False)
         if traffic := format_block_traffic(comparison):
-            console.print(f"{BY_BLOCKS}: {traffic}", markup=False, highlight=False)
+            console.print(f"{BLOCK_TRAFFIC_TITLE}: {traffic}", markup=False, highlight=False)
     if out:
         from shoal.report.write import draw_comparison
 

@@ -8,7 +8,7 @@ from shoal.report.quantities import format_count, format_number, format_seconds,
 from shoal.reproduce.sheet import Sheet
 from shoal.runs.session import Result
 
-BY_BLOCKS = "bytes down, blocks counted alike"
+BLOCK_TRAFFIC_TITLE = "bytes down, blocks counted alike"
 """The title of the column `bytes_down_by_blocks` of a history."""
 
 
@@ -41,7 +41,7 @@ def make_summary_table(result: Result) -> Table:
     if result.recipe.out:
         table.add_row("folder", result.recipe.out)
     if history.last("bytes_down_by_blocks") is not None:
-        table.add_row(BY_BLOCKS, format_size(history.total("bytes_down_by_blocks")))
+        table.add_row(BLOCK_TRAFFIC_TITLE, format_size(history.total("bytes_down_by_blocks")))
     return table
 
 

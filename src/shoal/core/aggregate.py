@@ -7,8 +7,10 @@ from shoal.core.model.tree import Params
 from shoal.core.types import Reply, Round
 
 
-def aggregate_holders(round: Round) -> Params:
-    """The new parameters, w + sum_i p_i m_i d_i / sum_i p_i m_i with weights p, masks m and deltas d of the replies.
+def average_replies(round: Round) -> Params:
+    """Average the replies: w + sum_i p_i m_i d_i / sum_i p_i m_i with weights p, masks m and deltas d of the replies.
+
+    So each coordinate is a mean over those that hold it (whose plan or codec covers it).
 
     A coordinate that no reply covers keeps its value; whole numbers (counters of batch norm) take the largest delta.
     """
@@ -24,11 +26,11 @@ def aggregate_holders(round: Round) -> Params:
     for reply, weight in weighed if complete else ():
         torch._foreach_add_(sums, [reply.delta[k] for k in complete], alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
     changes = dict(zip(complete, sums))
-    partial = {k: average_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
+    partial = {k: average_tensor_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
     return anchor | {k: anchor[k] + change for k, change in (changes | partial).items()}
 
 
-def average_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor:
+def average_tensor_delta(name: str, like: Tensor, replies, weights: list[float]) -> Tensor:
     """The weighted mean delta of one tensor, each coordinate over the replies that cover it; 0 where none does."""
     holders: list[tuple[Reply, float]] = [
         (r, w) for r, w in zip(replies, weights, strict=True) if name in r.delta and w > 0

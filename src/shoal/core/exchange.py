@@ -53,7 +53,7 @@ class Exchange:
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
         return jobs, states
 
-    def open_replies(
+    def decode_replies(
         self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late_devices: set[int]
     ) -> tuple[list[Reply], list[Row]]:
         """The usable replies, decoded and at full shape; and, for each device without one, its number and the reason.
@@ -69,7 +69,7 @@ class Exchange:
             if job.device in late_devices or outcome.message is None:
                 continue
             try:
-                replies[job.device] = self.open_reply(job, outcome, outcome.message, like, round)
+                replies[job.device] = self.decode_reply(job, outcome, outcome.message, like, round)
             except Exception as error:
                 if isinstance(error, ShoalError) and error.kind.name == "damaged":
                     problems[job.device] = error.problem
@@ -89,11 +89,11 @@ class Exchange:
         dropped = [{"device": d, "why": w or "its update is not finite"} for d, w in reasons.items() if d not in usable]
         return [r for d, r in replies.items() if d in usable], dropped
 
-    def open_reply(self, job: Job, outcome: Outcome, message: wire.Message, like: Params, round: Round) -> Reply:
+    def decode_reply(self, job: Job, outcome: Outcome, message: wire.Message, like: Params, round: Round) -> Reply:
         """One reply, decoded and at full shape, as a delta to the anchor."""
         net, codecs = round.net, self.method.codecs_for("up")
         message = wire.decode_message(message, codecs, self.make_link(round, "up", job.device)) if codecs else message
-        delta, covered, report = wire.open_message(message, like, job.plan, net.slicer)
+        delta, covered, report = wire.unpack_message(message, like, job.plan, net.slicer)
         misshapen = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]
         if self.is_untrusted and misshapen:
             problem = f"A message has values of another form for {misshapen[0]}."

@@ -1,4 +1,7 @@
-"""What a round costs (bytes, multiply-accumulates, simulated seconds, joules), and which replies come too late."""
+"""What a round costs (bytes, multiply-accumulates, simulated seconds, joules), and which replies come too late.
+
+Bytes are those of the tensors in encoded messages; what a network adds (headers, TLS, Flower) is not counted.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -63,14 +63,14 @@ class Loop:
     sample: int
     work: Callable[[int, int], Work]
     """(round, device) -> how long it trains, with which batch size and learning rate."""
-    judge: Callable[[Net, Params], dict[str, float]]
+    evaluate_model: Callable[[Net, Params], dict[str, float]]
     """Metrics of a model on the test set."""
     evaluates: Callable[[Row], bool]
     """Row of costs -> whether the model is evaluated after this round."""
     optimiser: Optimiser = Optimiser()
-    patience: Deadlines = Deadlines()
+    deadlines: Deadlines = Deadlines()
     server: Samples | None = None
-    look: Callable[[Round], Row] = lambda round: {}
+    measure_replies: Callable[[Round], Row] = lambda round: {}
     """Metrics of a round's replies (of local models), in rounds that are evaluated."""
 
     @cached_property
@@ -135,7 +135,7 @@ class Loop:
         round = replace(round, plans=plans)
         beside, states = method.send(states, round)
         jobs, states = self.exchange.pack_jobs(round, beside, states)
-        failed = frozenset(j.device for j in jobs if self.patience.device_fails(self.streams, j.round, j.device))
+        failed = frozenset(j.device for j in jobs if self.deadlines.device_fails(self.streams, j.round, j.device))
         return PendingRound(server_state, round, states, jobs, failed, register, perf_counter() - started)
 
     def close_round(
@@ -152,9 +152,9 @@ class Loop:
         outcomes = [self.exchange.cap_claims(job, outcome, round.net) for job, outcome in zip(jobs, outcomes)]
         times = simulate_device_times(jobs, outcomes, self.fleet)
         totals, jobs_sent = {d: t.total for d, t in times.items()}, sum(j.device != SERVER for j in jobs)
-        late_devices, end = self.patience.find_late_devices(totals, self.sample, jobs_sent)
+        late_devices, end = self.deadlines.find_late_devices(totals, self.sample, jobs_sent)
 
-        replies, dropped = self.exchange.open_replies(jobs, outcomes, round, late_devices)
+        replies, dropped = self.exchange.decode_replies(jobs, outcomes, round, late_devices)
         round = replace(round, replies=replies)
         rehearse = (lambda update: self.rehearse_next_round(update, register)) if self.engine.is_untrusted else None
         update, refused = update_with_usable(self.method, server_state, round, states, rehearse)
@@ -169,7 +169,7 @@ class Loop:
         if self.evaluates(row):
             row |= self.evaluate_state(
                 server_state, replace(round, net=server_state.net, params=server_state.params)
-            ) | self.look(round)
+            ) | self.measure_replies(round)
         if dropped:
             row["dropped"] = dropped
         if update.void:
@@ -211,7 +211,7 @@ class Loop:
             sizes=np.where(np.isin(np.arange(len(self.sizes)), list(without)), 0, self.sizes)
             if without
             else self.sizes,
-            sample=self.patience.count_devices_to_ask(self.sample),
+            sample=self.deadlines.count_devices_to_ask(self.sample),
             streams=self.streams,
             roster=roster,
             work=self.work(number, SERVER),
@@ -252,5 +252,5 @@ class Loop:
         metrics: Row = {}
         for name, params in self.method.evaluate({"": server_state.params}, server_state.states, round).items():
             suffix = f"_{name}" if name else ""
-            metrics |= {f"{k}{suffix}": v for k, v in self.judge(server_state.net, params).items()}
+            metrics |= {f"{k}{suffix}": v for k, v in self.evaluate_model(server_state.net, params).items()}
         return metrics

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.compose import Method
 from shoal.core.faulty_replies import NotFinite, use_without_culprits
 from shoal.core.model import tree
@@ -84,7 +84,7 @@ def update_server(method: Method, server_state: ServerState, round: Round, state
     if weights is None:
         return ServerUpdate(round, replace(server_state, states=states), True)
     round = replace(round, weights=weights)
-    params, new_states = method.combine(lambda: aggregate_holders(round), new_states, round)
+    params, new_states = method.combine(lambda: average_replies(round), new_states, round)
     params, new_states = method.serve(params, new_states, round)
     if not tree.is_tree_finite(params):
         raise NotFinite("the new model is not finite")

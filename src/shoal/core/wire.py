@@ -145,7 +145,7 @@ def pack_message(
     )
 
 
-def open_message(
+def unpack_message(
     message: Message, like: Params, plan: Plan, slicer: Slicer
 ) -> tuple[Params, dict[str, Tensor], dict[str, dict[str, Any]]]:
     """Values at full shape, masks of the elements that arrived (where not all did), and what came beside."""

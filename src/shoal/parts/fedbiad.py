@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.model.tree import Params, Tree
@@ -174,4 +174,4 @@ class FedBIAD(Part):
         """Eq. (10) as printed: a row that a device dropped counts with the value 0, so that it shrinks every round."""
         gone = [{k: r.delta[k] - round.anchor[k] * ~mask for k, mask in r.covered.items()} for r in replies]
         whole = [replace(r, delta=r.delta | own, covered={}) for r, own in zip(replies, gone)]
-        return aggregate_holders(replace(round, replies=whole)), state
+        return average_replies(replace(round, replies=whole)), state

@@ -10,7 +10,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import BatchScore, Device, Local, Round
 from shoal.parts.lib.checks import require
-from shoal.parts.lib.weight_sensitivity import average_trees
+from shoal.parts.lib.reply_means import average_trees
 
 WALKS = ("gradient", "momentum")
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.errors import ShoalError
 from shoal.core.measures.local_models import rebuild_local_model
 from shoal.core.model.net import Net
@@ -31,14 +31,14 @@ from shoal.parts.lib.label_counts import (
     estimate_label_shares,
 )
 from shoal.parts.lib.loss_gradient import compute_loss_gradient
-from shoal.parts.lib.submodel_units import device_state_key
-from shoal.parts.lib.weight_sensitivity import (
+from shoal.parts.lib.reply_means import (
     average_trees,
     cap_weights,
-    compute_mean_change,
+    compute_mean_delta,
     compute_weight_derivatives,
     project_gradient,
 )
+from shoal.parts.lib.submodel_units import device_state_key
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class FedDH(Part):
             )
         if self.reaggregate:
             weights = round.weights * before / self.compute_dynamic_degrees(state, devices)
-            once, again = aggregate_holders(round), aggregate_holders(replace(round, weights=weights / weights.sum()))
+            once, again = average_replies(round), average_replies(replace(round, weights=weights / weights.sum()))
             params = params | {k: params[k] + again[k] - once[k] for k in round.net.shared_trainable}
         return params, state | {"late": late}
 
@@ -155,7 +155,7 @@ class FedDH(Part):
             return average_trees([r.report[self.name()]["gradient"] for r in round.replies], round)
         steps = sum(w * r.outcome.steps for w, r in zip(round.weights.tolist(), round.replies))
         size = max(round.work.lr * steps, 1e-12)
-        return {k: -change / size for k, change in compute_mean_change(round).items()}
+        return {k: -change / size for k, change in compute_mean_delta(round).items()}
 
     def update_control(self, state: Tree, past: Tree, pull: Tensor, number: int) -> Tree:
         """v_k and b_k after one step down the slope of F, formula (10).

@@ -55,12 +55,12 @@ class FedKT(Part):
         generator = torch.Generator().manual_seed(int(round.generator().integers(2**62)))
         work = replace(round.work, epochs=float(self.epochs), steps=0)
         lr = torch.tensor(work.lr, dtype=net.dtype, device=net.place)
-        course, scene = rule.init_state(params, {}), StepContext(params, {}, {"lr": lr}, {}, {})
+        state, context = rule.init_state(params, {}), StepContext(params, {}, {"lr": lr}, {}, {})
         with override_layers(net.has_dropout, False, lambda shape: torch.rand(shape, generator=generator), None):
             for rows in make_schedule(samples.index, work, generator, net.mixes_batch):
-                course, _ = advance(rule, course, samples.take_batch(rows), scene, compute_autograd_gradient)
-        return tree.select_params(course.params, net.shared_trainable) | tree.select_params(
-            course.buffers, net.names_with_role("shared")
+                state, _ = advance(rule, state, samples.take_batch(rows), context, compute_autograd_gradient)
+        return tree.select_params(state.params, net.shared_trainable) | tree.select_params(
+            state.buffers, net.names_with_role("shared")
         )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -82,7 +82,7 @@ class FedMP(Part):
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """A reply's change is 0 where it has none: there it stands for the old value, and counts."""
-        return aggregate_holders(replace(round, replies=[replace(r, covered={}) for r in replies])), state
+        return average_replies(replace(round, replies=[replace(r, covered={}) for r in replies])), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         rewards, bandits = self.compute_rewards(round), {}

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -37,7 +37,7 @@ class FedNova(Part):
             )
             for r, a in zip(replies, effective)
         ]
-        return aggregate_holders(replace(round, replies=scaled)), state
+        return average_replies(replace(round, replies=scaled)), state
 
 
 def compute_effective_steps(steps: int, momentum: float) -> float:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import aggregate_holders
+from shoal.core.aggregate import average_replies
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Reply, Round
@@ -55,7 +55,7 @@ class SignSGD(Part):
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         voters = [r for r, w in zip(replies, round.weights.tolist(), strict=True) if w > 0]
         moved = {k: self.lr * take_majority_vote(k, voters).to(round.anchor[k]) for k in round.net.shared_trainable}
-        return aggregate_holders(round) | {k: round.anchor[k] + m for k, m in moved.items()}, state
+        return average_replies(round) | {k: round.anchor[k] + m for k, m in moved.items()}, state
 
 
 def take_majority_vote(name: str, voters: Sequence[Reply]) -> Tensor:

@@ -100,7 +100,7 @@ def build_tiny_run(
     sizes: tuple[int, ...] = (5, 3),
     momentum: float = 0.0,
     memory: Path | None = None,
-    crew: TrainingEngine | None = None,
+    engine: TrainingEngine | None = None,
     setting: SmokeSetup | None = None,
 ) -> tuple[Loop, Net]:
     """The loop and the net of a run in miniature: a few devices and a server with a few samples each."""
@@ -116,7 +116,7 @@ def build_tiny_run(
     training_setup = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples, kind=setting.kind)
     loop = Loop(
         method,
-        LocalDevices(training_setup, DeviceMemory(memory, place=net.place), crew or SerialEngine()),
+        LocalDevices(training_setup, DeviceMemory(memory, place=net.place), engine or SerialEngine()),
         UniformFleet(),
         streams,
         np.array(sizes),
@@ -187,8 +187,8 @@ def step_two_devices(method: Method, setting: SmokeSetup) -> None:
     loop, net = build_tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
     assert isinstance(loop.engine, LocalDevices)
     task = Task(loop.engine.setup, prepare_local_trainings(loop, loop.start(net))[0].job, {})
-    stack = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, turned=False)
-    padded, inputs = next(stack.frames.iterate_steps())
+    stack = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, channels_last=False)
+    padded, inputs = next(stack.step_inputs.iterate_steps())
     with torch.no_grad():
         build_step(stack, padded)(stack.stack_initial_states(), stack.stack_constants(), [*stack.data, *inputs])
 

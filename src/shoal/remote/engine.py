@@ -22,7 +22,13 @@ from shoal.core.types import SERVER, Job, Outcome
 from shoal.engines.base import Task, TaskResult
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
-from shoal.remote.messages import REPLY_SLACK_BYTES, RequestStamp, TrainRequest, read_enrolment_bytes, read_reply_bytes
+from shoal.remote.messages import (
+    REPLY_SLACK_BYTES,
+    RequestStamp,
+    TrainRequest,
+    decode_reply_bytes,
+    read_enrolment_bytes,
+)
 from shoal.remote.tree_bytes import tree_to_bytes
 from shoal.storage.memory import DeviceMemory
 
@@ -95,7 +101,7 @@ class RemoteEngine:
             return TaskResult(Outcome(job.device, problem=reply), {})
         try:
             has_codecs = bool(training_setup.method.codecs_for("up"))
-            outcome, remembers = read_reply_bytes(
+            outcome, remembers = decode_reply_bytes(
                 reply, request.stamp, job, training_setup.net, has_codecs, self.max_norm
             )
         except ShoalError as error:

@@ -123,7 +123,7 @@ def compute_max_reply_bytes(net: Net) -> int:
     return MAX_MODEL_MULTIPLE * tree.count_tree_bytes(net.initial) + REPLY_SLACK_BYTES * (1 + len(net.initial))
 
 
-def read_reply_bytes(
+def decode_reply_bytes(
     payload: bytes, stamp: RequestStamp, job: Job, net: Net, has_codecs: bool, max_norm: float
 ) -> tuple[Outcome, bool]:
     """The outcome in a device's reply, and whether the device has stored a memory; a reply of another form is refused.

@@ -52,14 +52,14 @@ def render_results_table(facts: dict[str, Any]) -> str:
         ("in all", "simulated", lambda r: format_seconds(r["sim_seconds"])),
         ("in all", "wall", lambda r: format_seconds(r["wall_seconds"])),
     ]
-    return render_table(columns, groups, "Results of every method") + (BY_BLOCKS if by_blocks else "")
+    return render_table(columns, groups, "Results of every method") + (BLOCK_TRAFFIC_NOTE if by_blocks else "")
 
 
 def format_block_bytes(row: dict[str, Any]) -> str:
     return format_size(row["bytes_down_by_blocks"]) if "bytes_down_by_blocks" in row else "-"
 
 
-BY_BLOCKS = """
+BLOCK_TRAFFIC_NOTE = """
 <p class="note">Blocks alike: bytes down, blocks counted alike, as if all blocks of a model were of one size.</p>
 """
 

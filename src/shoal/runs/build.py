@@ -114,12 +114,12 @@ def assemble_run(
         sizes=sizes,
         sample=recipe.sample,
         work=make_work_schedule(recipe, streams),
-        judge=evaluator,
+        evaluate_model=evaluator,
         evaluates=lambda row: True,
         optimiser=optimiser,
-        patience=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
+        deadlines=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
         server=server_samples,
-        look=LocalModelEvaluator(evaluator, get_samples, select_local_metrics(recipe.metrics)),
+        measure_replies=LocalModelEvaluator(evaluator, get_samples, select_local_metrics(recipe.metrics)),
     )
     split = lambda: summarise_population(labels, population, server_index, dataset.classes)  # noqa: E731
     return Assembly(recipe, method, net, loop, memory, evaluator, split, lambda: find_doubts(dataset, population.sizes))

@@ -148,7 +148,7 @@ def choose_engine_by_recipe(assembly: "Assembly") -> EngineChoice:
     if recipe.engine == "ray" and net.place.type == "cpu":
         return EngineChoice("ray", recipe.width or 1, address=recipe.address)
     if net.place.type == "cuda":
-        width = recipe.width or min(assembly.loop.patience.count_devices_to_ask(recipe.sample), 512)
+        width = recipe.width or min(assembly.loop.deadlines.count_devices_to_ask(recipe.sample), 512)
         steps = recipe.rounds * estimate_local_steps(assembly)
         compiled = steps > LONG and not recipe.deterministic  # compilers choose by the clock
         pick = EngineChoice("batched", width, compiled=compiled, why="on a GPU", threads=recipe.threads)

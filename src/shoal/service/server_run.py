@@ -84,7 +84,7 @@ def play_server_run(
         sizes = np.minimum(sizes, max_samples)
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
-        loop = replace(assembly.loop, engine=remote_devices, sizes=sizes, look=lambda round: {})
+        loop = replace(assembly.loop, engine=remote_devices, sizes=sizes, measure_replies=lambda round: {})
         engine_choice = EngineChoice("flower", threads=recipe.threads or 1)
         folder.write_note("engine", engine_choice.to_dict())
     except BaseException:

@@ -76,39 +76,39 @@ def check_is_value(part: Part) -> None:
 
 
 def check_engines_agree(part: Part, whole: bool = True) -> None:
-    """Law 2: one by one, side by side with padding and idle lanes, and in other processes: the same rounds."""
-    sizes, crews = list_crews() if whole else list_fewest_crews()
+    """Law 2: one by one, side by side with padding and idle devices, and in other processes: the same rounds."""
+    sizes, engines = list_engines() if whole else list_fewest_engines()
     setting = replace(make_tiny_setup(sum(sizes) + SHARED), kind="tiny")
     try:
-        made = [play_on(crew, part, sizes, setting) for crew in crews]
+        results = [play_on(engine, part, sizes, setting) for engine in engines]
     finally:
-        for crew in crews:
-            crew.close()
-    (expected, told), *others = made
-    for found, rows in others:
-        assert_trees_close(found, expected, 1e-9, f"{part} trains to other numbers on another engine")
-        assert_rows_match(rows, told, part)
+        for engine in engines:
+            engine.close()
+    (expected, expected_rows), *others = results
+    for actual, rows in others:
+        assert_trees_close(actual, expected, 1e-9, f"{part} trains to other numbers on another engine")
+        assert_rows_match(rows, expected_rows, part)
 
 
-def list_crews() -> tuple[tuple[int, ...], list[TrainingEngine]]:
-    """Samples of the devices, and every kind of crew for them; the first is the one that the others must agree with."""
-    crews: list[TrainingEngine] = [SerialEngine(), BatchedEngine(1), BatchedEngine(3), BatchedEngine(4, budget=1)]
-    return (5, 3, 1, 4), crews + ([PoolEngine(2, 2, lambda: BatchedEngine(2))] if hasattr(os, "fork") else [])
+def list_engines() -> tuple[tuple[int, ...], list[TrainingEngine]]:
+    """Samples of the devices, and every kind of engine; the first is the one that the others must agree with."""
+    engines: list[TrainingEngine] = [SerialEngine(), BatchedEngine(1), BatchedEngine(3), BatchedEngine(4, budget=1)]
+    return (5, 3, 1, 4), engines + ([PoolEngine(2, 2, lambda: BatchedEngine(2))] if hasattr(os, "fork") else [])
 
 
-def list_fewest_crews() -> tuple[tuple[int, ...], list[TrainingEngine]]:
-    """The same in the smallest form that shows a fault: side by side at once a padded batch, an idle lane and a second
-    chunk; and worker processes, which find all programs in what they were forked from."""
+def list_fewest_engines() -> tuple[tuple[int, ...], list[TrainingEngine]]:
+    """The same in the smallest form that shows a fault: side by side at once a padded batch, an idle device and a
+    second chunk; and worker processes, which find all programs in what they were forked from."""
     batched = BatchedEngine(2)
-    crews: list[TrainingEngine] = [SerialEngine(), batched]
-    return (1, 1, 5), crews + ([PoolEngine(2, 2, lambda: batched)] if hasattr(os, "fork") else [])
+    engines: list[TrainingEngine] = [SerialEngine(), batched]
+    return (1, 1, 5), engines + ([PoolEngine(2, 2, lambda: batched)] if hasattr(os, "fork") else [])
 
 
-def play_on(crew: TrainingEngine, part: Part, sizes: tuple[int, ...], setting: SmokeSetup) -> tuple[Tree, list[Row]]:
+def play_on(engine: TrainingEngine, part: Part, sizes: tuple[int, ...], setting: SmokeSetup) -> tuple[Tree, list[Row]]:
     """What the server and the devices know after a few rounds, and the rows."""
-    loop, net = build_tiny_run(Method((part,)), sizes, momentum=0.5, crew=crew, setting=setting)
-    standing, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
-    return [standing.params, standing.states, [get_memory(loop).get(d) for d in range(len(sizes))]], rows
+    loop, net = build_tiny_run(Method((part,)), sizes, momentum=0.5, engine=engine, setting=setting)
+    server_state, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
+    return [server_state.params, server_state.states, [get_memory(loop).get(d) for d in range(len(sizes))]], rows
 
 
 def assert_rows_match(rows: list[Row], expected: list[Row], part: Part) -> None:
@@ -123,18 +123,18 @@ def assert_rows_match(rows: list[Row], expected: list[Row], part: Part) -> None:
 def check_masked_equals_sliced(part: Part) -> None:
     """Law 3: where a plan keeps units of axes, the masked model and the cut-out one train to the same numbers."""
     loop, net = build_tiny_run(Method((part,)))
-    site, first = get_training_setup(loop), loop.start(net)
+    setup, first = get_training_setup(loop), loop.start(net)
     later, _ = play_rounds(loop, first, 0, ROUNDS - 1)
-    for visit in (*prepare_local_trainings(loop, first), *prepare_local_trainings(loop, later, ROUNDS - 1)):
-        plan, slicer = visit.job.plan, site.net.slicer
+    for training in (*prepare_local_trainings(loop, first), *prepare_local_trainings(loop, later, ROUNDS - 1)):
+        plan, slicer = training.job.plan, setup.net.slicer
         if not plan.kept or plan.masks:
             continue
-        small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
-        masked, sliced = visit.state, LocalState(*(slicer.cut_tree(field, plan) for field in visit.state))
-        for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
-            batch = visit.device.samples.take_batch(rows)
-            masked, _ = advance(site.rule, masked, batch, scene, compute_autograd_gradient)
-            cut = StepContext(*(slicer.cut_tree(field, plan) for field in scene))._replace(mask={})
+        small = StepRule(setup.net.cut(plan), loop.method, setup.optimiser)
+        masked, sliced = training.state, LocalState(*(slicer.cut_tree(field, plan) for field in training.state))
+        for rows, context in zip(training.rows, make_step_contexts(loop.method, training)):
+            batch = training.device.samples.take_batch(rows)
+            masked, _ = advance(setup.rule, masked, batch, context, compute_autograd_gradient)
+            cut = StepContext(*(slicer.cut_tree(field, plan) for field in context))._replace(mask={})
             sliced, _ = advance(small, sliced, batch, cut, compute_autograd_gradient)
         ends = slicer.take(masked.params, plan)
         assert_trees_close(ends, sliced.params, 1e-9, f"{part}: masked and sliced models part ways")
@@ -142,17 +142,17 @@ def check_masked_equals_sliced(part: Part) -> None:
 
 def check_padding_leaves_no_trace(part: Part) -> None:
     """Law 4: samples of weight 0 and steps that are gated off change neither parameters nor any state."""
-    loop, visits, _ = prepare_first_round(part, (5, 3))
+    loop, trainings, _ = prepare_first_round(part, (5, 3))
     rule = get_training_setup(loop).rule
-    for visit in visits:
-        plain = padded = visit.state
-        for rows, scene in zip(visit.rows, make_step_contexts(loop.method, visit)):
-            batch = visit.device.samples.take_batch(rows)
-            plain, _ = advance(rule, plain, batch, scene, compute_autograd_gradient)
+    for training in trainings:
+        plain = padded = training.state
+        for rows, context in zip(training.rows, make_step_contexts(loop.method, training)):
+            batch = training.device.samples.take_batch(rows)
+            plain, _ = advance(rule, plain, batch, context, compute_autograd_gradient)
             wide = pad_batch(batch)
-            idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), scene, compute_autograd_gradient)
+            idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), context, compute_autograd_gradient)
             padded = gate_padded_step(torch.tensor(False), idle, padded)
-            new, _ = advance(rule, padded, wide, scene, compute_autograd_gradient)
+            new, _ = advance(rule, padded, wide, context, compute_autograd_gradient)
             padded = gate_padded_step(torch.tensor(True), new, padded)
         assert_trees_close(padded._asdict(), plain._asdict(), 1e-12, f"padding leaves a trace in {part}")
 
@@ -163,33 +163,33 @@ def check_bytes_are_what_travels(part: Part) -> None:
     spy = RecordingEngine(loop.engine)
     loop = replace(loop, engine=spy)
     _, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
-    told = 0
+    excess = 0
     for row, jobs, outcomes in zip(rows, spy.jobs, spy.outcomes):
         remote = [(j, o) for j, o in zip(jobs, outcomes) if j.device >= 0]
         down = sum(len(j.message.to_bytes()) for j, _ in remote)
         up = sum(len(o.message.to_bytes()) for _, o in remote if o.message)
         assert row["bytes_down"] == down, f"{part}: {row['bytes_down']} bytes down in the ledger, {down} travelled"
-        told += row["bytes_up"] - up
-    assert told == spy.enrolled, f"{part}: {told} bytes too many up in the ledger, {spy.enrolled} for enrolment"
+        excess += row["bytes_up"] - up
+    assert excess == spy.enrolled, f"{part}: {excess} bytes too many up in the ledger, {spy.enrolled} for enrolment"
 
 
 def check_decodes_what_it_encodes(part: Part) -> None:
     """Law 5: what a codec codes comes back as it was, or within the error that the codec states."""
     if not part.stage:
         return
-    loop, visits, _ = prepare_first_round(part, (5, 3))
-    site, visit = get_training_setup(loop), visits[0]
+    loop, trainings, _ = prepare_first_round(part, (5, 3))
+    setup, training = get_training_setup(loop), trainings[0]
     for direction in part.directions:
         generator = torch.Generator().manual_seed(1)
-        values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in site.net.initial.items()}
-        message = wire.pack_message(values, {}, visit.job.plan, site.net.slicer, list(values))
-        link = make_device_link(site, visit.job, direction)
+        values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in setup.net.initial.items()}
+        message = wire.pack_message(values, {}, training.job.plan, setup.net.slicer, list(values))
+        link = make_device_link(setup, training.job, direction)
         coded, _ = wire.encode_message(message, [part], {}, link)
         back = wire.decode_message(coded, [part], link)
-        found, covered, _ = wire.open_message(back, values, visit.job.plan, site.net.slicer)
+        actual, covered, _ = wire.unpack_message(back, values, training.job.plan, setup.net.slicer)
         for name, value in values.items():
             arrived = covered.get(name, torch.ones_like(value, dtype=torch.bool))
-            off = ((found[name] - value).abs() > part.error(value) + 1e-12) & arrived
+            off = ((actual[name] - value).abs() > part.error(value) + 1e-12) & arrived
             assert not off.any(), f"{part} brings {name} back further off than it says"
 
 
@@ -206,8 +206,8 @@ def check_neutral_setting(part: Part) -> None:
         if not method.parts:
             net = neutral.model(net)
             get_local_devices(loop).resize(net, WHOLE_MODEL)
-        standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
-        ends.append(loop.make_final_params(standing, rounds))
+        server_state, _ = play_rounds(loop, loop.start(net), 0, rounds)
+        ends.append(loop.make_final_params(server_state, rounds))
     assert_trees_close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")
 
 
@@ -230,8 +230,8 @@ def check_pair(a: Part, b: Part) -> None:
         assert a.name() in str(error) and b.name() in str(error) and error.advice, str(error)
         return
     loop, net = build_tiny_run(method)
-    standing, rows = play_rounds(loop, loop.start(net), 0, 2)
-    assert tree.is_tree_finite(standing.params) and not any(row.get("void") for row in rows)
+    server_state, rows = play_rounds(loop, loop.start(net), 0, 2)
+    assert tree.is_tree_finite(server_state.params) and not any(row.get("void") for row in rows)
 
 
 def run_through_folder(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
@@ -245,40 +245,40 @@ def run_in_folder(
     disk: RunFolder, recipe: Recipe, part: Part, rounds: int, stop_at: int
 ) -> tuple[list[Tree], list[Row]]:
     loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
-    standing, rows = play_rounds(loop, loop.start(net), 0, stop_at or rounds)
+    server_state, rows = play_rounds(loop, loop.start(net), 0, stop_at or rounds)
     if stop_at:
         for row in rows:
             disk.append_row(clear_nonfinite_values(row))
-        disk.save_checkpoint(recipe, standing, stop_at, get_memory(loop))
+        disk.save_checkpoint(recipe, server_state, stop_at, get_memory(loop))
         loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
-        found = disk.read_checkpoint(recipe, net, [part.name()])
-        assert found is not None
-        if found.server_state.cuts:
-            loop.follow_pruning(ServerState(net, {}, {}), found.server_state)
-        get_memory(loop).restore(found.memory, found.cuts)
-        standing, more = play_rounds(loop, found.server_state, stop_at, rounds)
+        actual = disk.read_checkpoint(recipe, net, [part.name()])
+        assert actual is not None
+        if actual.server_state.cuts:
+            loop.follow_pruning(ServerState(net, {}, {}), actual.server_state)
+        get_memory(loop).restore(actual.memory, actual.cuts)
+        server_state, more = play_rounds(loop, actual.server_state, stop_at, rounds)
         rows += more
     devices = [get_memory(loop).get(d) for d in range(len(loop.sizes))]
-    return [standing.params, standing.states, standing.cards, *devices], rows
+    return [server_state.params, server_state.states, server_state.cards, *devices], rows
 
 
-def play_rounds(loop: Loop, standing: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
+def play_rounds(loop: Loop, server_state: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
     """Rounds `first` to `rounds`, each of them kept."""
     rows = []
     for number in range(first, rounds):
-        after, row = loop.play_round(standing, number)
+        after, row = loop.play_round(server_state, number)
         get_memory(loop).commit(number, kept=not row.get("void"))
-        loop.follow_pruning(standing, after)
-        standing = after
+        loop.follow_pruning(server_state, after)
+        server_state = after
         rows.append(row)
-    return standing, rows
+    return server_state, rows
 
 
 def prepare_first_round(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
     """The devices of a first round about to train, and their first batches."""
     loop, net = build_tiny_run(Method((part,)), sizes)
-    visits = prepare_local_trainings(loop, loop.start(net))
-    return loop, visits, [v.device.samples.take_batch(v.rows[0]) for v in visits]
+    trainings = prepare_local_trainings(loop, loop.start(net))
+    return loop, trainings, [v.device.samples.take_batch(v.rows[0]) for v in trainings]
 
 
 def pad_batch(batch: Batch) -> Batch:
@@ -292,12 +292,12 @@ def pad_batch(batch: Batch) -> Batch:
 
 
 def assert_trees_close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
-    found, expected = list(tree.collect_tensors(a)), list(tree.collect_tensors(b))
-    assert len(found) == len(expected), f"{message}: {len(found)} tensors instead of {len(expected)}"
-    for x, y in zip(found, expected):
+    actual, expected = list(tree.collect_tensors(a)), list(tree.collect_tensors(b))
+    assert len(actual) == len(expected), f"{message}: {len(actual)} tensors instead of {len(expected)}"
+    for x, y in zip(actual, expected):
         assert x.shape == y.shape, message
-        apart = (x.double() - y.double()).abs().max().item() if x.numel() else 0.0
-        assert apart <= tolerance, f"{message}: {apart:.2e} apart"
+        difference = (x.double() - y.double()).abs().max().item() if x.numel() else 0.0
+        assert difference <= tolerance, f"{message}: {difference:.2e} apart"
 
 
 def drop_wall_seconds(row: Row) -> Row:

@@ -170,7 +170,7 @@ def receive_model(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tu
         if codecs
         else job.message
     )
-    values, covered, got = wire.open_message(message, like, job.plan, net.slicer)
+    values, covered, got = wire.unpack_message(message, like, job.plan, net.slicer)
     personal = memory.get(PERSONAL_KEY, {})
     anchor = {}
     for name, value in like.items():

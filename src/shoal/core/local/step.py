@@ -79,7 +79,7 @@ GradientFunction = Callable[[Scorer, Params, Batch], tuple[Params, BatchScore]]
 def advance(
     rule: StepRule, local_state: LocalState, batch: Batch, context: StepContext, gradient: GradientFunction
 ) -> tuple[LocalState, BatchScore]:
-    """One local step, params - lr * update; the new state, and the score of the batch.
+    """One local SGD step of a device, params - lr * update; the new state, and the score of the batch.
 
     The update is the gradient after clipping, weight decay, `step` of each part in its order, momentum, and the masks.
     """

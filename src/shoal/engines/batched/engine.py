@@ -86,14 +86,14 @@ class BatchedEngine:
         images in the ordinary memory format, and at last one device after the other.
         """
         slots = {i: DeviceSlot(task) for i, task in tasks.items()}
-        setups = {id(slot.site): slot.site for slot in slots.values()}
+        setups = {id(slot.setup): slot.setup for slot in slots.values()}
         numbers = {
             setup_id: self.program_numbers.setdefault(build_program_key(setup, hyperparams), len(self.program_numbers))
             for setup_id, setup in setups.items()
         }
         groups: dict[tuple, list[int]] = {}
         for i, slot in slots.items():
-            groups.setdefault(slot.build_sharing_key(numbers[id(slot.site)]), []).append(i)
+            groups.setdefault(slot.build_sharing_key(numbers[id(slot.setup)]), []).append(i)
         results: dict[int, TaskResult] = {}
         for sharing_key, indices in groups.items():
             try:
@@ -126,7 +126,7 @@ class BatchedEngine:
         if sharing_key in self.unvectorisable:
             return [train_device(slot.task) for slot in slots]
         batch = max(max(slot.batch_sizes) for slot in slots)
-        on_gpu = slots[0].site.net.place.type == "cuda"
+        on_gpu = slots[0].setup.net.place.type == "cuda"
         width = round_up_width(len(slots), self.width) if on_gpu else len(slots)
         stack = DeviceStack(slots, hyperparams, width, batch, sharing_key not in self.channels_first)
         with torch.no_grad(), optimized_execution(False):
@@ -134,7 +134,7 @@ class BatchedEngine:
         local_results, finite = stack.collect_results(state)
         rows = zip(slots, local_results, finite, losses.tolist() if losses.dim() else [float(losses)])
         return [
-            TaskResult(*encode_result(slot.site, slot.visit, local_result, is_finite, loss / slot.steps, slot.macs))
+            TaskResult(*encode_result(slot.setup, slot.training, local_result, is_finite, loss / slot.steps, slot.macs))
             for slot, local_result, is_finite, loss in rows
         ]
 
@@ -142,7 +142,7 @@ class BatchedEngine:
         """Run a stack step by step; full and padded steps have a program each."""
         state, constants, loss_sum = stack.stack_initial_states(), {}, None
         programs: dict[bool, StepProgram] = {}
-        for padded, step_tensors in stack.frames.iterate_steps():
+        for padded, step_tensors in stack.step_inputs.iterate_steps():
             inputs = [*stack.data, *step_tensors]
             if padded not in programs:
                 program = self.get_program(sharing_key, stack, padded, lambda: (state, stack.stack_constants(), inputs))
@@ -154,9 +154,9 @@ class BatchedEngine:
 
     def replay_graphs(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
         """Run a stack by CUDA graphs, each of which replays several steps."""
-        state, frames, replay = stack.stack_initial_states(), stack.frames, None
-        steps = pick_graph_steps(frames.steps, bool(frames.full.all()))
-        for segment in frames.iterate_segments(steps):
+        state, step_inputs, replay = stack.stack_initial_states(), stack.step_inputs, None
+        steps = pick_graph_steps(step_inputs.steps, bool(step_inputs.full.all()))
+        for segment in step_inputs.iterate_segments(steps):
             if replay is None:
                 key = (sharing_key, stack.width, stack.batch, segment.padded, steps)
                 inputs = [*stack.data, *segment.get_step(0)]
@@ -193,7 +193,7 @@ class BatchedEngine:
         if sharing_key not in self.stack_limits:
             device_bytes = self.estimate_device_bytes(sharing_key, slot, hyperparams)
             self.stack_limits[sharing_key] = max(
-                1, (self.budget or get_memory_budget(slot.site.net.place)) // device_bytes
+                1, (self.budget or get_memory_budget(slot.setup.net.place)) // device_bytes
             )
         return self.stack_limits[sharing_key]
 
@@ -205,7 +205,7 @@ class BatchedEngine:
         state, constants, (padded, step_tensors) = (
             stack.stack_initial_states(),
             stack.stack_constants(),
-            next(stack.frames.iterate_steps()),
+            next(stack.step_inputs.iterate_steps()),
         )
         inputs = [*stack.data, *step_tensors]
         with raise_not_vectorisable(stack):
@@ -226,7 +226,7 @@ class BatchedEngine:
         if not hyperparams or not is_vectorisable([]):
             return []
         branching = [hyperparam for hyperparam in hyperparams if not is_vectorisable([hyperparam])] or list(hyperparams)
-        for kind, name in (find_hyperparam_field(slot.site, hyperparam) for hyperparam in branching):
+        for kind, name in (find_hyperparam_field(slot.setup, hyperparam) for hyperparam in branching):
             self.branching_fields.add((kind, name))
             log.warning(
                 "%s decides on the value of %s (as in `if self.%s > 0`), so runs with different values of it train in "
@@ -266,7 +266,7 @@ def raise_not_vectorisable(stack: DeviceStack) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ShoalError) or is_out_of_memory(error) or explain_nondeterminism(error):
             raise
-        name = stack.site.kind.partition(" ")[0] or "this model"
+        name = stack.setup.kind.partition(" ")[0] or "this model"
         raise NotVectorisable(f"A step of {name} cannot be vectorised ({describe_error(error)})") from error
 
 

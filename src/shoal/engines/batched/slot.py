@@ -18,36 +18,36 @@ class DeviceSlot:
     """One device, ready to train: its setup, local training and random draws."""
 
     def __init__(self, task: Task):
-        self.task, self.site = task, task.setup
-        self.visit: LocalTraining = prepare_training(task.setup, task.job, task.memory)
-        self.luck = LocalDraws(self.site, self.visit)
-        self.first = self.luck.draw_for_parts(0)
-        context = self.visit.context
+        self.task, self.setup = task, task.setup
+        self.training: LocalTraining = prepare_training(task.setup, task.job, task.memory)
+        self.local_draws = LocalDraws(self.setup, self.training)
+        self.first_draws = self.local_draws.draw_for_parts(0)
+        context = self.training.context
         self.fixed = [context.anchor, context.got, context.numbers, context.mask]
 
     @property
     def steps(self) -> int:
-        return len(self.visit.rows)
+        return len(self.training.rows)
 
     @property
     def batch_sizes(self) -> list[int]:
         """How many samples the batch of each step has."""
-        return self.visit.rows.sizes
+        return self.training.rows.sizes
 
     def build_sharing_key(self, kind: int) -> tuple:
         """What must be equal for two devices to be stacked and share a program; `kind` is the number of the setup."""
-        samples, state, context = self.visit.device.samples, self.visit.state, self.visit.context
-        shapes = tree.outline_tree([state.states, context.got, self.first])
+        samples, state, context = self.training.device.samples, self.training.state, self.training.context
+        shapes = tree.outline_tree([state.states, context.got, self.first_draws])
         return (kind, id(samples.inputs), id(samples.targets), shapes, tuple(context.mask), bool(state.velocity))
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of all local steps."""
-        cost_key = self.visit.cost_key
+        cost_key = self.training.cost_key
         if self.batch_sizes[0] == self.batch_sizes[-1] == min(self.batch_sizes):
-            return self.site.tally.known["step", self.batch_sizes[0], cost_key] * self.steps
+            return self.setup.tally.known["step", self.batch_sizes[0], cost_key] * self.steps
         return sum(
-            self.site.tally.known["step", size, cost_key] * count for size, count in Counter(self.batch_sizes).items()
+            self.setup.tally.known["step", size, cost_key] * count for size, count in Counter(self.batch_sizes).items()
         )
 
     def find_draw_shapes(self, size: int) -> list[torch.Size]:
@@ -55,21 +55,21 @@ class DeviceSlot:
 
         One step is run to see them, and its multiply-accumulates are counted on the way.
         """
-        site, visit = self.site, self.visit
-        key = ("step", size, visit.cost_key)
-        if key not in site.tally.known or (site.net.has_dropout and key not in site.tally.drawn):
-            index = visit.device.samples.index
-            batch = visit.device.samples.take_batch(index.repeat(size // len(index) + 1)[:size])
+        setup, training = self.setup, self.training
+        key = ("step", size, training.cost_key)
+        if key not in setup.tally.known or (setup.net.has_dropout and key not in setup.tally.drawn):
+            index = training.device.samples.index
+            batch = training.device.samples.take_batch(index.repeat(size // len(index) + 1)[:size])
             shapes: list[torch.Size] = []
 
             def record_shape(shape: torch.Size) -> Tensor:
                 shapes.append(shape)
                 return torch.full(shape, 0.5)
 
-            with override_layers(site.net.has_dropout, False, record_shape, None):
-                context = visit.context_at_step(0, self.first)
-                work = lambda: advance(site.rule, visit.state, batch, context, compute_autograd_gradient)  # noqa: E731
+            with override_layers(setup.net.has_dropout, False, record_shape, None):
+                context = training.context_at_step(0, self.first_draws)
+                work = lambda: advance(setup.rule, training.state, batch, context, compute_autograd_gradient)  # noqa: E731
                 macs = count_macs(work)
-            site.tally.known.setdefault(key, macs)
-            site.tally.drawn[key] = shapes
-        return site.tally.drawn.get(key, [])
+            setup.tally.known.setdefault(key, macs)
+            setup.tally.drawn[key] = shapes
+        return setup.tally.drawn.get(key, [])

@@ -22,83 +22,90 @@ class DeviceStack:
     """
 
     def __init__(
-        self, members: Sequence[DeviceSlot], knobs: Sequence[Hyperparam], width: int, batch: int, turned: bool
+        self,
+        slots: Sequence[DeviceSlot],
+        hyperparams: Sequence[Hyperparam],
+        width: int,
+        batch: int,
+        channels_last: bool,
     ):
-        self.members, self.knobs, self.width, self.batch = list(members), tuple(knobs), width, batch
-        first = self.members[0]
-        self.site: TrainingSetup = first.site
-        self.data = [first.visit.device.samples.inputs, first.visit.device.samples.targets]
-        self.place = self.site.net.place
-        self.turned = turned and width == 1 and self.place.type == "cpu"
+        self.slots, self.hyperparams, self.width, self.batch = list(slots), tuple(hyperparams), width, batch
+        first = self.slots[0]
+        self.setup: TrainingSetup = first.setup
+        self.data = [first.training.device.samples.inputs, first.training.device.samples.targets]
+        self.place = self.setup.net.place
+        self.channels_last = channels_last and width == 1 and self.place.type == "cpu"
         """Whether images and filters have their channels last, which is quicker on a processor."""
-        self.frames = StepInputs(self.members, width, batch)
+        self.step_inputs = StepInputs(self.slots, width, batch)
 
     @property
     def is_single(self) -> bool:
         return self.width == 1
 
     def stack_trees(self, trees: Sequence[Any]) -> list[Tensor]:
-        """The members' tensors, each with the lanes as first dimension."""
+        """The devices' tensors, each stacked with the devices as first dimension."""
         return [self.stack_tensors(own) for own in zip(*(tree.collect_tensors(t) for t in trees), strict=True)]
 
-    def stack_tensors(self, lanes: Sequence[Tensor]) -> Tensor:
+    def stack_tensors(self, device_tensors: Sequence[Tensor]) -> Tensor:
         if self.is_single:
-            return self.apply_memory_format(lanes[0].to(self.place, copy=True))
-        return torch.stack([*lanes, *[lanes[0]] * (self.width - len(lanes))]).to(self.place)
+            return self.apply_memory_format(device_tensors[0].to(self.place, copy=True))
+        return torch.stack([*device_tensors, *[device_tensors[0]] * (self.width - len(device_tensors))]).to(self.place)
 
     def apply_memory_format(self, tensor: Tensor) -> Tensor:
-        """As the cohort's program wants it."""
-        images = self.turned and tensor.dim() == 4
+        """The tensor in the memory format that the program wants."""
+        images = self.channels_last and tensor.dim() == 4
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
     def stack_initial_states(self) -> list[Tensor]:
-        """Where the members stand before their first step."""
-        return self.stack_trees([m.visit.state for m in self.members])
+        """The local states before the first step."""
+        return self.stack_trees([m.training.state for m in self.slots])
 
     def stack_constants(self, read: Sequence[bool] | None = None) -> list[Tensor]:
-        """What surrounds every step; of it, where a program says what it reads, only that."""
-        lanes = [tree.collect_tensors([m.fixed, read_hyperparams(m.site, self.knobs)]) for m in self.members]
-        picked = range(len(lanes[0])) if read is None else [i for i, yes in enumerate(read) if yes]
-        return [self.stack_tensors([own[i] for own in lanes]) for i in picked]
+        """The tensors that no step changes; where a program says which it reads, only those."""
+        device_tensors = [
+            tree.collect_tensors([m.fixed, read_hyperparams(m.setup, self.hyperparams)]) for m in self.slots
+        ]
+        picked = range(len(device_tensors[0])) if read is None else [i for i, yes in enumerate(read) if yes]
+        return [self.stack_tensors([own[i] for own in device_tensors]) for i in picked]
 
     def collect_results(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
-        """What each member is about to send, and whether all of it is finite."""
-        if not self.is_single and sends_plain_delta(self.site):
+        """What each device is about to send, and whether all of it is finite."""
+        if not self.is_single and sends_plain_delta(self.setup):
             return self.collect_deltas(carried)
-        endings = [end_training(m.site, m.visit, course) for m, course in zip(self.members, self.split_states(carried))]
-        return endings, tree.check_each_finite([[ending.body, ending.beside] for ending in endings])
+        results = [end_training(m.setup, m.training, state) for m, state in zip(self.slots, self.split_states(carried))]
+        return results, tree.check_each_finite([[result.body, result.beside] for result in results])
 
     def collect_deltas(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
-        """The same where no part acts after the last step: the changes of all lanes at once."""
-        stacked: LocalState = tree.refill_tensors(self.members[0].visit.state, carried)
-        values, anchors = stacked.params | stacked.buffers, [m.visit.context.anchor for m in self.members]
+        """The same where no part acts after the last step: the changes of all devices at once."""
+        stacked: LocalState = tree.refill_tensors(self.slots[0].training.state, carried)
+        values, anchors = stacked.params | stacked.buffers, [m.training.context.anchor for m in self.slots]
         names, sound = (
-            self.site.net.names_with_role("shared"),
+            self.setup.net.names_with_role("shared"),
             torch.ones(self.width, dtype=torch.bool, device=self.place),
         )
-        lanes = []
+        device_tensors = []
         for name in names:
             own = [anchor[name] for anchor in anchors]
             same = all(t is own[0] for t in own)
             change = values[name][: len(own)] - (own[0] if same else torch.stack(own))
             sound[: len(own)] &= change.reshape(len(own), -1).sum(1).isfinite()
-            lanes.append(change.unbind())
-        bodies = [dict(zip(names, own)) for own in zip(*lanes)]
-        made = [LocalResult(body, {}, dict(m.visit.memory), m.visit.macs) for body, m in zip(bodies, self.members)]
+            device_tensors.append(change.unbind())
+        bodies = [dict(zip(names, own)) for own in zip(*device_tensors)]
+        made = [LocalResult(body, {}, dict(m.training.memory), m.training.macs) for body, m in zip(bodies, self.slots)]
         finite = sound.tolist()[: len(made)]
         return made, finite if all(finite) else tree.check_each_finite(bodies)
 
     def split_states(self, carried: Sequence[Tensor]) -> list[LocalState]:
-        """Where each member came to."""
-        course = self.members[0].visit.state
+        """The local state of each device after its last step."""
+        state = self.slots[0].training.state
         if self.is_single:
-            return [tree.refill_tensors(course, (t.contiguous() for t in carried))]
-        lanes = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
-        return [tree.refill_tensors(course, own) for _, own in zip(self.members, lanes)]
+            return [tree.refill_tensors(state, (t.contiguous() for t in carried))]
+        device_tensors = zip(*(t.unbind() for t in carried)) if carried else [()] * self.width
+        return [tree.refill_tensors(state, own) for _, own in zip(self.slots, device_tensors)]
 
 
-def sends_plain_delta(site: TrainingSetup) -> bool:
+def sends_plain_delta(setup: TrainingSetup) -> bool:
     """Whether a device sends its change as it is: no part acts after the last step, and nothing stays on the device."""
-    method, net = site.method, site.net
+    method, net = setup.method, setup.net
     acting = method.parts_at("end") or method.parts_at("measure") or method.carries == "values"
     return not acting and not net.names_with_role("personal")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import average_delta
+from shoal.core.aggregate import average_tensor_delta
 from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
@@ -23,7 +23,7 @@ def combine_sorted(round: Round, rule: Callable[[Tensor, Tensor], Tensor]) -> Pa
         if not held:
             continue
         if not old.is_floating_point():
-            new[name] = old + average_delta(name, old, held, [1.0] * len(held))
+            new[name] = old + average_tensor_delta(name, old, held, [1.0] * len(held))
             continue
         values = torch.stack([r.delta[name] for r in held])
         masks = torch.stack([r.covered.get(name, torch.ones_like(old, dtype=torch.bool)) for r in held])

@@ -1,4 +1,4 @@
-"""How the aggregated model changes with the weight of one reply, over the coordinates that each reply holds."""
+"""Weighted means over the replies, each coordinate over those that hold it, and how they change with one weight."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.aggregate import average_delta
+from shoal.core.aggregate import average_tensor_delta
 from shoal.core.model.tree import Params
 from shoal.core.types import Round
 
@@ -15,10 +15,10 @@ def average_trees(trees: Sequence[Mapping[str, Tensor]], round: Round) -> Params
     """The weighted mean of trees shaped like the model, one per reply, each coordinate over those that hold it."""
     replies = [replace(r, delta=dict(own)) for r, own in zip(round.replies, trees, strict=True)]
     weights = round.weights.tolist()
-    return {k: average_delta(k, round.anchor[k], replies, weights) for k in round.net.shared_trainable}
+    return {k: average_tensor_delta(k, round.anchor[k], replies, weights) for k in round.net.shared_trainable}
 
 
-def compute_mean_change(round: Round) -> Params:
+def compute_mean_delta(round: Round) -> Params:
     """The weighted mean of the replies' deltas."""
     return average_trees([r.delta for r in round.replies], round)
 
@@ -26,7 +26,7 @@ def compute_mean_change(round: Round) -> Params:
 def compute_weight_derivatives(round: Round) -> list[Params]:
     """For each reply k: d w / d log a_k = a_k / A * (w_k - w) where it holds a coordinate, A the sum over holders."""
     weights, ways = round.weights.tolist(), [dict[str, Tensor]() for _ in round.replies]
-    for name, change in compute_mean_change(round).items():
+    for name, change in compute_mean_delta(round).items():
         masks = [expand_held_mask(r.covered.get(name), name in r.delta, change) for r in round.replies]
         mass = sum((m * w for m, w in zip(masks, weights)), torch.zeros_like(change))
         for way, reply, mask, weight in zip(ways, round.replies, masks, weights):
