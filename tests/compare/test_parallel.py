@@ -43,6 +43,7 @@ def test_the_results_do_not_depend_on_how_many_processes_there_are(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.whole
 def test_folders_are_those_of_any_comparison(tmp_path):
     compared(["fedavg", "fedprox"], workers=2, out=str(tmp_path / "both"))
     again = compared(["fedavg", "fedprox"])
@@ -50,6 +51,7 @@ def test_folders_are_those_of_any_comparison(tmp_path):
     assert len(found) == 2 and again.results
 
 
+@pytest.mark.whole
 def test_a_comparison_that_was_stopped_goes_on_in_several_processes(tmp_path):
     whole = compared(["fedavg", "scaffold"], rounds=4)
     compared(["fedavg", "scaffold"], rounds=2, out=str(tmp_path / "c"))

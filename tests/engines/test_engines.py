@@ -582,6 +582,7 @@ def test_norms_are_vectorised_in_half_precision(norm, split, caplog):
     assert apart(beside, one) < 0.02 and 0 < apart(beside, whole) < 0.02
 
 
+@pytest.mark.whole
 def test_a_resnet_is_vectorised_in_half_precision(caplog):
     setting: dict[str, Any] = {"model": "resnet18", "steps": "1", "batch": 4, "lr": 0.01, "precision": "bf16"}
     (one, _), _ = ends(SerialEngine(), rounds=1, **setting)

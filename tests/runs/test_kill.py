@@ -219,7 +219,7 @@ def test_sigterm_to_every_process_of_a_pool(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for child processes in /proc")
-@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("all_of_them", [pytest.param(False, marks=pytest.mark.whole), True])
 def test_sigterm_to_the_processes_of_a_comparison(all_of_them, tmp_path):
     folders = [tmp_path / "x" / name / "seed-0" for name in ("0-fedavg", "1-scaffold")]
     command = command_line("compare", "fedavg", "scaffold", "--workers", "2", "--checkpoint-every", "1000", rounds=4000)
