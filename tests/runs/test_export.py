@@ -197,7 +197,7 @@ def test_a_file_computes_what_the_model_does(run, file, name, ending):
         x = inputs_of(result)[:size]
         with torch.no_grad():
             assert_close(compute(x), result.net.forward(result.params, x)[0], rtol=1e-5, atol=1e-5)
-    assert made.tried is None if ending == "safetensors" else made.tried.apart < 1e-5
+    assert made.deviation is None if ending == "safetensors" else made.deviation.max_error < 1e-5
 
 
 def test_it_is_the_model_that_is_judged(run, file):

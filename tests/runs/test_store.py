@@ -420,7 +420,16 @@ def away(change: Callable[[Path], Any], at: int = 2) -> Callable:
     return lambda recipe, row, history: change(Path(recipe.out)) if len(history) == at else None
 
 
-@pytest.mark.parametrize("more", [{}, {"memory_mb": 0}, {"checkpoint_every": 1}, {"checkpoint_every": 100}], ids=repr)
+GONE = [
+    {},
+    {"memory_mb": 0},
+    {"checkpoint_every": 1},
+    {"checkpoint_every": 100},
+    {"memory_mb": 0, "checkpoint_every": 1},
+]
+
+
+@pytest.mark.parametrize("more", GONE, ids=repr)
 def test_a_folder_that_was_deleted_during_its_run_does_not_come_back(tmp_path, more):
     with pytest.raises(shoal.ShoalError, match="deleted, moved or replaced") as told:
         shoal.run(rounds=4, out=str(tmp_path / "x"), watch=away(shutil.rmtree), **TINY | more)

@@ -118,6 +118,8 @@ class ActiveRun:
         """Discard what an incomplete round left, and write a checkpoint of the complete ones."""
         self.memory.discard()
         with delay_signals():
+            if self.folder:
+                self.folder.require_present()  # else the error would be about a file that went with the folder
             if self.server_state:
                 self.saver.save(self.server_state, len(self.history))
 
