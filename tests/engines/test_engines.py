@@ -89,6 +89,19 @@ def test_every_model_trains_alike(model):
     agrees(*([] if large else [BatchedEngine(1)]), BatchedEngine(2), model=model, lr=0.001, **work)
 
 
+@pytest.mark.parametrize("model", [*SMALL_MODELS, pytest.param("resnet18", marks=pytest.mark.whole)])
+def test_no_step_holds_more_than_what_needs_no_trace_says(model, monkeypatch):
+    seen, honest = [], BatchedEngine.compute_stack_limit
+
+    def compute_stack_limit(self, sharing_key, slot, hyperparams):
+        seen.append((self.estimate_device_bytes(sharing_key, slot, hyperparams), slot.bound_peak_bytes()))
+        return honest(self, sharing_key, slot, hyperparams)
+
+    monkeypatch.setattr(BatchedEngine, "compute_stack_limit", compute_stack_limit)
+    ends(BatchedEngine(2), model=model, rounds=1, steps="1", batch=6, sample=2)
+    assert seen and all(held <= bound for held, bound in seen)
+
+
 def words(seed: int = 0) -> tuple[Tensor, Tensor]:
     text = torch.randint(0, 11, (90, 6), generator=torch.Generator().manual_seed(seed))
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()

@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from shoal.core.model.flops_by_width import FlopsByWidth, count_models_to_cut
@@ -22,6 +23,8 @@ class FlopCache:
         self.known: dict[tuple, int] = {}
         self.drawn: dict[tuple, list[torch.Size]] = {}
         """The shapes of the random numbers that layers draw in a step, by the same keys."""
+        self.made_bytes: dict[tuple, int] = {}
+        """Bytes of all tensors that a step makes, by the same keys."""
         self.slices: dict[tuple, int] = {}
         """Multiply-accumulates of one sample through a submodel, by its widths."""
         self.widths: FlopsByWidth | None = None
@@ -59,6 +62,20 @@ def count_macs(work: Callable[[], object]) -> int:
     with FlopCounterMode(display=False, custom_mapping=FLOP_RULES) as counter:
         work()
     return counter.get_total_flops() // 2
+
+
+class MadeBytesCounter(TorchDispatchMode):
+    """Adds up the bytes of all tensors that are made inside; views count like what they look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            self.total += tensor.numel() * tensor.element_size() if isinstance(tensor, torch.Tensor) else 0
+        return result
 
 
 def make_mask_key(plan: Plan) -> tuple:

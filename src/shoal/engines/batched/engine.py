@@ -189,11 +189,15 @@ class BatchedEngine:
         return self.programs[key]
 
     def compute_stack_limit(self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]) -> int:
-        """How many devices with this sharing key fit into memory, judged by the peak memory of one device's step."""
+        """How many devices with this sharing key fit into memory, judged by the peak memory of one device's step.
+
+        Where the widest stack would fit even if nothing that a step makes were freed, no step is traced to see it.
+        """
         if sharing_key not in self.stack_limits:
-            device_bytes = self.estimate_device_bytes(sharing_key, slot, hyperparams)
-            self.stack_limits[sharing_key] = max(
-                1, (self.budget or get_memory_budget(slot.setup.net.place)) // device_bytes
+            budget, bound = self.budget or get_memory_budget(slot.setup.net.place), slot.bound_peak_bytes()
+            fits = 0 < bound * self.width <= budget
+            self.stack_limits[sharing_key] = (
+                self.width if fits else max(1, budget // self.estimate_device_bytes(sharing_key, slot, hyperparams))
             )
         return self.stack_limits[sharing_key]
 

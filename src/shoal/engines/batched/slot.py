@@ -10,7 +10,7 @@ from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import advance, compute_autograd_gradient
 from shoal.core.model import tree
-from shoal.core.model.flops import count_macs
+from shoal.core.model.flops import MadeBytesCounter, count_macs
 from shoal.engines.base import Task
 
 
@@ -50,6 +50,14 @@ class DeviceSlot:
             self.setup.tally.known["step", size, cost_key] * count for size, count in Counter(self.batch_sizes).items()
         )
 
+    def bound_peak_bytes(self) -> int:
+        """More bytes than a step of this device alone can hold at its peak; 0 where nothing was counted."""
+        size = max(self.batch_sizes)
+        self.find_draw_shapes(size)
+        made = self.setup.tally.made_bytes.get(("step", size, self.training.cost_key), 0)
+        kept = tree.count_tree_bytes([tree.collect_tensors(self.training.state), self.fixed])
+        return 2 * made + 3 * kept if made else 0
+
     def find_draw_shapes(self, size: int) -> list[torch.Size]:
         """The shapes that dropout layers draw in a step with so many samples.
 
@@ -69,7 +77,8 @@ class DeviceSlot:
             with override_layers(setup.net.has_dropout, False, record_shape, None):
                 context = training.context_at_step(0, self.first_draws)
                 work = lambda: advance(setup.rule, training.state, batch, context, compute_autograd_gradient)  # noqa: E731
-                macs = count_macs(work)
+                with MadeBytesCounter() as made:
+                    macs = count_macs(work)
             setup.tally.known.setdefault(key, macs)
-            setup.tally.drawn[key] = shapes
+            setup.tally.drawn[key], setup.tally.made_bytes[key] = shapes, made.total
         return setup.tally.drawn.get(key, [])
