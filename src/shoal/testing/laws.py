@@ -53,7 +53,7 @@ ROUNDS = 3
 def check_part(part: Part, whole: bool = True) -> None:
     """Every law that one part can keep alone; the numbers are those of the list in the documentation.
 
-    Unless `whole`, law 2 is asked of the fewest engines that show a fault, which takes a quarter of the time.
+    Unless `whole`, law 2 is asked of the fewest engines that show a fault, which takes less time.
     """
     check_is_value(part)
     smoke_test_part(part)
