@@ -13,10 +13,10 @@ from time import perf_counter
 
 import torch
 
+from shoal.core.batch import Batch, BatchScore
 from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
-from shoal.core.types import Batch, BatchScore
 from shoal.models import build_model
 from shoal.parts.lib.filter_choice import choose_kept_filters, compute_layer_rates
 from shoal.parts.lib.unit_scores import score_neurons

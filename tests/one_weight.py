@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.core.batch import Batch, BatchScore, Samples, Scorer
 from shoal.core.compose import compose
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
@@ -19,7 +20,7 @@ from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Batch, BatchScore, Local, Optimiser, Samples, Scorer, Work
+from shoal.core.types import Local, Optimiser, Work
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import UniformFleet

@@ -7,12 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from shoal.core.batch import BatchScore, Samples, Scorer
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, BatchScore, Device, Local, Round, Samples, Scorer
+from shoal.core.types import SERVER, Device, Local, Round
 from shoal.core.wire import REQUEST, CodecLink, Message, pack_bits, unpack_bits
 
 

@@ -15,7 +15,8 @@ from shoal.runs.export import export
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.given_objects import hand_over_again, hand_over_objects
 from shoal.runs.history import History
-from shoal.runs.recipe import COMPARISON_FILE, Recipe
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import COMPARISON_FILE
 from shoal.runs.recipe_values import fit_value
 from shoal.runs.session import Result, Watcher
 from shoal.runs.start import resume_run as _resume_run

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
+from shoal.core.batch import Batch
 from shoal.core.compose import Method
 from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut, Plan, Slicer, expand_unit_indices
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Batch, Optimiser
+from shoal.core.types import Optimiser
 from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import read_digits as load_digits

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy, summarise_device_accuracy
 from shoal.core.model.net import Net
-from shoal.core.types import Samples
 from shoal.plugins.metrics import COLUMNS
 
 TINY: dict[str, Any] = dict(devices=6, sample=3, rounds=2, batch=64)

@@ -15,9 +15,10 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
+from shoal.core.batch import Samples
 from shoal.core.expression import parse_method
 from shoal.core.model import tree
-from shoal.core.types import SERVER, Samples
+from shoal.core.types import SERVER
 from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.cuda_graph import pick_graph_steps
 from shoal.engines.batched.engine import BatchedEngine, round_up_width
@@ -94,7 +95,7 @@ def test_no_step_holds_more_than_what_needs_no_trace_says(model, monkeypatch):
     seen, honest = [], BatchedEngine.compute_stack_limit
 
     def compute_stack_limit(self, sharing_key, slot, hyperparams):
-        seen.append((self.estimate_device_bytes(sharing_key, slot, hyperparams), slot.bound_peak_bytes()))
+        seen.append((self.estimate_bytes(sharing_key, slot, hyperparams), slot.bound_peak_bytes()))
         return honest(self, sharing_key, slot, hyperparams)
 
     monkeypatch.setattr(BatchedEngine, "compute_stack_limit", compute_stack_limit)

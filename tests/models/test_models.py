@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 
 import shoal
 from shoal.core import wire
+from shoal.core.batch import Batch, Samples
 from shoal.core.compose import Method
 from shoal.core.local.device import TrainingSetup
 from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
@@ -20,7 +21,7 @@ from shoal.core.model.flops import count_macs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Batch, Job, Optimiser, Samples, Work
+from shoal.core.types import Job, Optimiser, Work
 from shoal.engines.base import Task
 from shoal.engines.serial import train_device
 from shoal.engines.slices import SlicedSetups

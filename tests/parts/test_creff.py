@@ -12,6 +12,7 @@ from tiny_parts import CutOnce, HalfWidth, ServerJoins, Sparse
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
@@ -20,7 +21,7 @@ from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Device, Outcome, Reply, Round, Samples
+from shoal.core.types import Device, Outcome, Reply, Round
 from shoal.core.wire import pack_bits, unpack_bits
 from shoal.data.user_data import build_user_dataset
 from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias, split_weight_bias

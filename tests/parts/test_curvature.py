@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Batch
 from shoal.core.model.kernels import use_differentiable_kernels
-from shoal.core.types import Batch
 from shoal.models.user_model import build_user_net
 from shoal.parts.lib.curvature import FlatLoss
 

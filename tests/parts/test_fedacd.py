@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from shoal.core.batch import Batch, BatchScore
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import compute_sample_losses
@@ -18,7 +19,7 @@ from shoal.core.measures.confusion import compute_class_matrix, measure_class_di
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.measures.local_models import LocalModelEvaluator, rebuild_local_model
 from shoal.core.model import tree
-from shoal.core.types import Batch, BatchScore, Local
+from shoal.core.types import Local
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, compute_adaptability, compute_evenness_loss, roll_class_matrix

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
+from shoal.core.batch import Batch
 from shoal.core.compose import Method
 from shoal.core.model.flops import FlopCache, verify_width_formula
 from shoal.core.model.flops_by_width import FlopsByWidth, count_models_to_cut
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
-from shoal.core.types import Batch
 from shoal.models import build_model
 from shoal.parts.fedad import FedAD
 from shoal.parts.lib.curvature import (
@@ -366,7 +366,8 @@ def test_a_rate_of_nothing_is_fedavg_to_the_bit_and_costs_its_plan():
 
 
 def test_slow_devices_compute_and_send_less():
-    setting = {"model": "lenet", "rounds": 4, "devices": 6, "sample": 6, "engine": "serial", "fleet": "tiers:1:1:0.2"}
+    work = {"steps": "2", "rounds": 3, "devices": 6, "sample": 6}
+    setting = {"model": "lenet", "engine": "serial", "fleet": "tiers:1:1:0.2", **work}
     plain, dropped = (shoal.run(m, **setting).history.rows for m in ("fedavg", QUICK))
     assert dropped[0]["macs_forward"] == plain[0]["macs_forward"]
     for key in ("macs_forward", "macs_work", "bytes_down", "sim_seconds"):
@@ -374,7 +375,8 @@ def test_slow_devices_compute_and_send_less():
 
 
 def test_engines_agree_on_sub_models():
-    setting = {"model": "lenet", "rounds": 4, "devices": 6, "sample": 4, "fleet": "tiers", "precision": "float64"}
+    work = {"steps": "3", "rounds": 3, "devices": 6, "sample": 4}
+    setting = {"model": "lenet", "fleet": "tiers", "precision": "float64", **work}
     ends = [shoal.run(f"feddh+{QUICK}", engine=e, **setting) for e in ("serial", "batched")]
     for name, value in ends[0].params.items():
         torch.testing.assert_close(value, ends[1].params[name], rtol=0, atol=1e-9)

@@ -12,12 +12,13 @@ from torch import Tensor
 import shoal
 import shoal.models
 from shoal.core import wire
+from shoal.core.batch import BatchScore
 from shoal.core.compose import Method
 from shoal.core.expression import parse_method
 from shoal.core.local.step import StepRule, advance, compute_autograd_gradient
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.streams import RandomStreams
-from shoal.core.types import BatchScore, Local, Optimiser, Work
+from shoal.core.types import Local, Optimiser, Work
 from shoal.models import MODELS, build_model
 from shoal.models.lstm import lstm
 from shoal.parts import find_shipped_parts

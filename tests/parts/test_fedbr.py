@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shoal
+from shoal.core.batch import Batch, BatchScore
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import count_bytes_by_blocks
@@ -19,7 +20,7 @@ from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Batch, BatchScore, Local
+from shoal.core.types import Local
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
@@ -183,6 +184,7 @@ def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
             rounds=4,
             devices=6,
             sample=4,
+            steps="3",
             engine=engine,
             precision="float64",
             eval_every=4,

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.core.aggregate import average_replies
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.measures.divergence import jensen_shannon_divergence, measure_label_degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.server_state import EnrolmentRegister
-from shoal.core.types import Outcome, Reply, Round, Samples
+from shoal.core.types import Outcome, Reply, Round
 from shoal.data.dataset import DATASETS
 from shoal.data.user_data import build_user_dataset
 from shoal.models import build_model

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Batch, BatchScore, Samples
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.local.device import PERSONAL_KEY, prepare_training
@@ -26,7 +27,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.part import Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Optimiser, Samples
+from shoal.core.types import Device, Local, Optimiser
 from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.host import LocalDevices

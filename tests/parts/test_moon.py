@@ -13,6 +13,7 @@ from tiny_parts import CutOnce, HalfWidth
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Batch, BatchScore
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
@@ -21,7 +22,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.types import Batch, BatchScore, Local, Optimiser
+from shoal.core.types import Local, Optimiser
 from shoal.models.lenet import lenet
 from shoal.models.lstm import lstm
 from shoal.models.resnet import build_resnet

@@ -11,11 +11,12 @@ from one_weight import one_weight
 from torch import Tensor
 
 import shoal
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Optimiser, Round, Samples, Work
+from shoal.core.types import Optimiser, Round, Work
 from shoal.parts.fedacd import FedACD
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fednova import FedNova, compute_effective_steps

@@ -12,6 +12,7 @@ from tiny_parts import CutOnce, HalfWidth, ServerJoins
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Batch, Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import StepRule
@@ -21,7 +22,7 @@ from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister
 from shoal.core.streams import RandomStreams
-from shoal.core.types import Batch, Device, Local, Optimiser, Outcome, Reply, Round, Samples
+from shoal.core.types import Device, Local, Optimiser, Outcome, Reply, Round
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.models.lenet import lenet
 from shoal.parts.feddrop import FedDrop

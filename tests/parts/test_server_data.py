@@ -13,6 +13,7 @@ from tiny_parts import KeepMask
 from torch import Tensor, nn
 
 import shoal
+from shoal.core.batch import Samples
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.local.device import TrainingSetup
@@ -21,7 +22,7 @@ from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Samples, Work
+from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Work
 from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.host import LocalDevices

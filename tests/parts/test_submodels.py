@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import shoal
+from shoal.core.batch import Batch, BatchScore
 from shoal.core.compose import Method, compose
 from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model.net import Net
@@ -16,7 +17,7 @@ from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Batch, BatchScore, Local, Optimiser, Outcome, Reply, Round, Work
+from shoal.core.types import SERVER, Local, Optimiser, Outcome, Reply, Round, Work
 from shoal.fleet.fleets import UniformFleet
 from shoal.fleet.profile import DeviceProfile
 from shoal.models.lenet import lenet

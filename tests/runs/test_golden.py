@@ -12,7 +12,8 @@ from golden.make import WHOLE, numbers
 from safetensors.torch import load_file
 
 import shoal
-from shoal.runs.recipe import Recipe, read_recipe_file
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import read_recipe_file
 
 VERSIONS = sorted(p for p in (Path(__file__).parents[1] / "golden").iterdir() if (p / "expected.json").is_file())
 

@@ -17,7 +17,7 @@ from shoal.cli.recipe_flags import resolve_recipe
 from shoal.core.streams import RandomStreams
 from shoal.models import build_model
 from shoal.runs.build import make_work_schedule
-from shoal.runs.recipe import parse_recipe_pairs, read_recipe_file
+from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 
 def kind(call, *args: Any, **more: Any) -> str:

@@ -21,7 +21,7 @@ from shoal.core.errors import ERROR_KINDS, ShoalError
 from shoal.core.interrupts import stop_on_sigterm, was_terminated
 from shoal.reproduce.run import reproduce_table
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
-from shoal.runs.recipe import parse_recipe_pairs
+from shoal.runs.recipe_files import parse_recipe_pairs
 
 app = typer.Typer(
     add_completion=False,

@@ -15,7 +15,8 @@ from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.remote.keys import AUTHORITY, make_keys
 from shoal.runs.failed_runs import refuse_all_void
 from shoal.runs.history import read_history
-from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 from shoal.service.client import DeviceClient
 from shoal.service.private_socket import PrivateFolder
 from shoal.service.processes import (

@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 
 from shoal.cli.listings import make_listing
-from shoal.runs.recipe import Recipe, parse_recipe_pairs
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import parse_recipe_pairs
 
 data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
 

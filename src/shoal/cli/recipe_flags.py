@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.runs.recipe import Recipe, parse_recipe_pairs, read_recipe_file
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 PANELS = {
     "What to run": "method parts data data_dir model split server_data devices sample rounds seed",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from shoal.compare.budgets import CHEAPEST, COST_COLUMNS, Budgets
 from shoal.core.errors import ShoalError
-from shoal.runs.recipe import COMPARISON_FILE, Recipe, parse_recipe_pairs, read_recipe_file, split_pairs
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import COMPARISON_FILE, parse_recipe_pairs, read_recipe_file, split_pairs
 from shoal.runs.recipe_values import format_toml
 from shoal.storage.files import write_bytes
 

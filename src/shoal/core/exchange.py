@@ -7,6 +7,7 @@ from math import ceil
 import numpy as np
 
 from shoal.core import wire
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.faulty_replies import explain_exclusion
@@ -16,7 +17,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Samples, Work
+from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Work
 
 MOST_PASSES = 1000
 """The most passes over each of its samples that an untrusted device may claim in a round; curvature takes about 150."""

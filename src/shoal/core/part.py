@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import BatchScore, Samples, Scorer
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.types import BatchScore, Device, Local, Reply, Round, Samples, Scorer
+from shoal.core.types import Device, Local, Reply, Round
 from shoal.core.wire import CodecLink, Message
 
 

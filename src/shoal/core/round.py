@@ -12,9 +12,10 @@ from time import perf_counter
 
 import numpy as np
 
+from shoal.core.batch import Samples
+from shoal.core.cohort import check_cohort, draw_uniform_cohort
 from shoal.core.compose import Method
 from shoal.core.device_host import DeviceHost
-from shoal.core.errors import ShoalError
 from shoal.core.exchange import Exchange
 from shoal.core.faulty_replies import use_without_culprits
 from shoal.core.fleet_protocol import Fleet
@@ -26,7 +27,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.server_state import EnrolmentRegister, MissingEnrolment, ServerState
 from shoal.core.server_update import ServerUpdate, update_with_usable
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Job, Optimiser, Outcome, Roster, Round, Samples, Work
+from shoal.core.types import SERVER, Job, Optimiser, Outcome, Roster, Round, Work
 
 log = logging.getLogger("shoal")
 
@@ -129,8 +130,8 @@ class Loop:
         started, method, states = perf_counter(), self.method, server_state.states
         round = self.make_round(server_state, number, register, without)
 
-        devices, states = method.select(self.draw_cohort(round), states, round)
-        round = replace(round, devices=self.check_cohort(devices))
+        devices, states = method.select(draw_uniform_cohort(round, self.sizes), states, round)
+        round = replace(round, devices=check_cohort(devices, self.sizes, self.server))
         plans, states = method.plan({d: WHOLE_MODEL for d in round.devices}, states, round)
         round = replace(round, plans=plans)
         beside, states = method.send(states, round)
@@ -221,31 +222,6 @@ class Loop:
             learn=lambda params, work: self.engine.train_on_server(params, work, number),
             own_weights=any("weigh" in part.sets for part in self.method.parts),
         )
-
-    def draw_cohort(self, round: Round) -> list[int]:
-        """The cohort unless a part selects another: a uniform draw among eligible devices, in rising order."""
-        eligible = round.eligible
-        if not (self.sizes > 0).any():
-            raise ShoalError("no-data", "No device holds any data.", "Use fewer devices or another split.")
-        generator = self.streams.make_numpy_generator("select", round.number)
-        chosen = generator.choice(len(eligible), min(round.sample, len(eligible)), replace=False, shuffle=False)
-        return sorted(int(eligible[i]) for i in chosen)
-
-    def check_cohort(self, devices: Sequence[int]) -> list[int]:
-        """The selection as a list, if it names each device once and all of them hold data."""
-        unknown = [d for d in devices if d != SERVER and not (0 <= d < len(self.sizes) and self.sizes[d] > 0)]
-        if unknown or len(set(devices)) != len(devices):
-            problem = (
-                f"The selection {list(devices)[:8]} names a device twice, or one that does not exist or has no data."
-            )
-            raise ShoalError(
-                "bad-part", problem, "A part's `select` must return different devices of `round.eligible`."
-            )
-        if SERVER in devices and self.server is None:
-            raise ShoalError(
-                "no-data", "The server takes part but has no data.", "Give it some: --server-data share:0.05."
-            )
-        return list(devices)
 
     def evaluate_state(self, server_state: ServerState, round: Round) -> Row:
         """The metrics of the global model, and of further models that parts evaluate, with _NAME behind theirs."""

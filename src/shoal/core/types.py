@@ -1,4 +1,4 @@
-"""The data types of a round, which parts are given and return: batches, samples, devices, jobs, replies, the round."""
+"""The data types of a round, which parts are given and return: devices, jobs, replies, the round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.fleet_protocol import Fleet
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -20,45 +21,6 @@ if TYPE_CHECKING:
 
 SERVER = -1
 """The device number of the server where it trains in the cohort like a device."""
-
-
-class Batch(NamedTuple):
-    """One mini-batch. `weight` is 0 for padding (None: no padding).
-
-    `targets` are pairs of targets and a weight per sample (None: 1); there is one pair unless a part like Mixup adds
-    others.
-    """
-
-    inputs: Tensor
-    targets: tuple[tuple[Tensor, Tensor | None], ...]
-    weight: Tensor | None = None
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over samples of one value each, without padding."""
-        if self.weight is None:
-            return values.mean()
-        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
-
-
-class BatchScore(NamedTuple):
-    """Loss and outputs of the model for one mini-batch.
-
-    `features` are the inputs of the last layer, `taps` the outputs of layers that parts asked for by name, `buffers`
-    the buffers after the pass (statistics of batch norm), `aux` what parts pass from `objective` to `step`.
-    """
-
-    loss: Tensor
-    logits: Tensor
-    features: Tensor
-    taps: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    aux: dict[str, Tensor]
-
-
-class Scorer(Protocol):
-    """The local objective: loss and outputs of a batch at given parameters."""
-
-    def __call__(self, params: Params, batch: Batch, /) -> BatchScore: ...
 
 
 class Local(NamedTuple):
@@ -75,31 +37,6 @@ class Local(NamedTuple):
     numbers: dict[str, Tensor]
     draws: dict[str, Tensor]
     state: Tree
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Some samples of a data set, by their row numbers `index` (on the CPU); a batch is copied when it is taken."""
-
-    inputs: Tensor
-    targets: Tensor
-    index: Tensor
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def take_batch(self, rows: Tensor) -> Batch:
-        """The rows of the data set with these numbers."""
-        rows = rows.to(self.inputs.device)
-        return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
-
-    def take_all(self) -> Batch:
-        """All samples as one batch."""
-        return self.take_batch(self.index)
-
-    def join(self, other: "Samples") -> "Samples":
-        """These samples and then the others, which must be of the same data set."""
-        return Samples(self.inputs, self.targets, torch.cat((self.index, other.index)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import BatchScore
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
-from shoal.core.types import BatchScore, Device, Local, Round
+from shoal.core.types import Device, Local, Round
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import ROW_KINDS, count_units_left, device_state_key, draw_units, list_axes_to_drop
 

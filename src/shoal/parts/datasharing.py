@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import RandomStreams, part_stream_name
-from shoal.core.types import SERVER, Device, Round, Samples
+from shoal.core.types import SERVER, Device, Round
 from shoal.parts.lib.checks import require, require_server
 
 WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)

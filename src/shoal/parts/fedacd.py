@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.confusion import (
@@ -28,7 +29,7 @@ from shoal.core.measures.confusion import (
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.types import Device, Local, Round
 from shoal.parts.lib.checks import require
 
 CADENCES = ("epoch", "batch_ema", "round")

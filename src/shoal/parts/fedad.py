@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.types import SERVER, Device, Local, Round
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
 from shoal.parts.lib.curvature import RULES, FlatLoss, estimate_pruning_rate

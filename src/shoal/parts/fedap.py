@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Device, Round, Samples
+from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
 from shoal.parts.lib.curvature import RULES, FlatLoss, estimate_pruning_rate

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.aggregate import average_replies
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Reply, Round, Scorer
+from shoal.core.types import Device, Local, Reply, Round
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.posterior import compute_slab_deviation

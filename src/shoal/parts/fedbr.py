@@ -20,11 +20,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.types import SERVER, Device, Local, Round
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.gmbs import compute_block_rewards, count_pick, make_bandit, pick_block_count, reward_pick

@@ -5,10 +5,11 @@ from typing import ClassVar
 
 import torch
 
+from shoal.core.batch import BatchScore
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import BatchScore, Device, Local, Round
+from shoal.core.types import Device, Local, Round
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.reply_means import average_trees
 

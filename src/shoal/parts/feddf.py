@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.measures.local_models import rebuild_local_model
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Round, Samples
+from shoal.core.types import Round
 from shoal.parts.lib.checks import require, require_server
 
 CHUNK = 512

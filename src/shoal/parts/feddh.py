@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from shoal.core.aggregate import average_replies
+from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.measures.local_models import rebuild_local_model
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Device, Round, Samples
+from shoal.core.types import Device, Round
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.label_counts import (
     collect_label_counts,

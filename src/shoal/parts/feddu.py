@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Round, Samples
+from shoal.core.types import SERVER, Round
 from shoal.parts.lib.checks import require, require_server
 from shoal.parts.lib.label_counts import collect_label_counts, count_labels
 from shoal.parts.lib.submodel_units import device_state_key

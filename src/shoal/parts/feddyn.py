@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.types import SERVER, Device, Local, Round
 from shoal.parts.lib.checks import require
 
 

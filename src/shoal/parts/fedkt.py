@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.schedule import make_schedule
@@ -15,7 +16,7 @@ from shoal.core.local.step import StepContext, StepRule, advance, compute_autogr
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Round, Samples
+from shoal.core.types import Round
 from shoal.parts.feddf import compute_logits, list_teacher_models
 from shoal.parts.lib.checks import require, require_server
 

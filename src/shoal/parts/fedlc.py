@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
+from shoal.core.types import Device, Local
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.class_priors import count_device_labels
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.batch import Scorer
 from shoal.core.model.net import Net
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Local, Scorer
+from shoal.core.types import Local
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends, require_blocks
 

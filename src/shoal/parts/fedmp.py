@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.aggregate import average_replies
+from shoal.core.batch import BatchScore
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
-from shoal.core.types import SERVER, BatchScore, Device, Local, Reply, Round
+from shoal.core.types import SERVER, Device, Local, Reply, Round
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import compute_unit_strengths, count_units_left, device_state_key, parse_levels
 

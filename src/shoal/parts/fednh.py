@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.core.batch import BatchScore
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.heads import extend_axis_columns, find_head_layer, replace_head
@@ -15,7 +16,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import BatchScore, Device, Local, Round
+from shoal.core.types import Device, Local, Round
 from shoal.core.wire import copy_tensor_bytes
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.label_counts import count_labels

@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model import tree
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Local, Scorer
+from shoal.core.types import Local
 from shoal.parts.lib.checks import require
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Local, Scorer
+from shoal.core.types import Local
 from shoal.parts.lib.checks import require
 
 

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.heads import add_side_tensors, find_head_layer
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
+from shoal.core.types import Device, Local
 from shoal.parts.lib.class_priors import compute_log_prior
 
 

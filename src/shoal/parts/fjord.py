@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.types import Device, Local, Round
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.submodel_units import count_units_at_width, draw_tier, parse_levels, take_first_units
 

@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Round, Scorer
+from shoal.core.types import Device, Local, Round
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require, require_axes
 from shoal.parts.lib.row_patterns import compute_cut_shapes, cut_rows, restore_rows

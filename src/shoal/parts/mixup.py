@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
+from shoal.core.types import Device, Local
 from shoal.parts.lib.checks import require
 
 

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model import tree
 from shoal.core.model.heads import find_head_layer, replace_head
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import Batch, BatchScore, Device, Local, Scorer
+from shoal.core.types import Device, Local
 from shoal.core.wire import copy_tensor_bytes
 from shoal.parts.lib.checks import require
 

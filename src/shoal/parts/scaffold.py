@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.batch import BatchScore
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, BatchScore, Device, Local, Round
+from shoal.core.types import SERVER, Device, Local, Round
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model import tree
 from shoal.core.model.tree import Params
 from shoal.core.part import POINTS, Part
 from shoal.core.return_checks import broken_rule_error, check_params, check_two_values
-from shoal.core.types import Batch, BatchScore, Scorer
 
 TREE_FIELDS = (
     "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()

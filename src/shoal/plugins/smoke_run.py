@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_training
@@ -24,7 +25,7 @@ from shoal.core.return_checks import broken_rule_error
 from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Optimiser, Samples, Work
+from shoal.core.types import SERVER, Optimiser, Work
 from shoal.engines.base import Task, TrainingEngine
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack

@@ -9,7 +9,8 @@ from typing import Any
 
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.reproduce.table import Keys, PaperTable, TableColumn, TableRow, make_folder_name
-from shoal.runs.recipe import MAX_RECIPE_BYTES, Recipe
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import MAX_RECIPE_BYTES
 
 SHIPPED = Path(__file__).with_name("tables")
 OWN = Path("recipes")

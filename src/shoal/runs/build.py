@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.ledger import Deadlines
@@ -19,7 +20,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Optimiser, Samples, Work
+from shoal.core.types import SERVER, Optimiser, Work
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import Dataset
 from shoal.data.noniid_degree import count_labels_by_device, summarise_population

@@ -18,7 +18,8 @@ from shoal.data import dataset as datasets
 from shoal.data.user_data import build_user_dataset
 from shoal.models.user_model import build_user_net
 from shoal.runs.fingerprint import fingerprint_architecture, fingerprint_dataset, fingerprint_weights
-from shoal.runs.recipe import COMPARISON_FILE, Recipe, read_recipe_file
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import COMPARISON_FILE, read_recipe_file
 from shoal.storage.files import explain_disk_errors, write_bytes
 
 log = logging.getLogger("shoal")

@@ -19,7 +19,8 @@ from shoal.core.server_state import ServerState
 from shoal.runs.checkpoint import FORMAT, Checkpoint, make_checkpoint_tree, restore_checkpoint
 from shoal.runs.given_objects import describe_way_to_resume
 from shoal.runs.history import History, encode_row, read_history, write_history
-from shoal.runs.recipe import Recipe, read_recipe_file
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import read_recipe_file
 from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
 from shoal.storage.memory import DeviceMemory

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Optimiser, Samples
+from shoal.core.types import SERVER, Optimiser
 from shoal.data.augment import parse_augment
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from shoal.core import wire
+from shoal.core.batch import Batch
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse_method
@@ -28,7 +29,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
-from shoal.core.types import Batch, Job, Outcome
+from shoal.core.types import Job, Outcome
 from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.host import LocalDevices

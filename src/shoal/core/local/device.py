@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core import wire
+from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.local.schedule import BatchSchedule, make_schedule
 from shoal.core.local.step import LocalState, StepContext, StepRule
@@ -18,7 +19,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Device, Job, Optimiser, Samples
+from shoal.core.types import SERVER, Device, Job, Optimiser
 from shoal.core.wire import CodecLink
 
 PERSONAL_KEY = ".personal"

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.compose import Method
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
-from shoal.core.types import Batch, BatchScore, Local, Optimiser, Scorer
+from shoal.core.types import Local, Optimiser
 
 
 class LocalState(NamedTuple):

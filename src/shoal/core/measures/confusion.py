@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, Samples
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.types import Batch, Samples
 
 CHUNK_SIZE = 512
 """Samples in one forward pass."""

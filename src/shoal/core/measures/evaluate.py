@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.types import Samples
 
 TEST_METRICS = {
     "top3": "the share of samples whose class is among the three likeliest",

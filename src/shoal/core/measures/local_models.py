@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from shoal.core.batch import Samples
 from shoal.core.measures.confusion import compute_class_matrix, measure_class_divergence
 from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy
 from shoal.core.model import tree
-from shoal.core.types import SERVER, Reply, Round, Samples
+from shoal.core.types import SERVER, Reply, Round
 
 LOCAL_METRICS = {
     "local": "the error of local models, averaged over the label mixes of all devices",

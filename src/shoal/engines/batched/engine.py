@@ -6,18 +6,15 @@ several steps are replayed as one CUDA graph.
 
 import gc
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
-from shoal.core.errors import ShoalError, describe_error
+from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
-from shoal.core.model import tree
 from shoal.engines.base import Task, TaskResult, estimate_steps
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
 from shoal.engines.batched.graph import StepProgram, trace_step
@@ -27,10 +24,15 @@ from shoal.engines.batched.hyperparams import (
     find_hyperparam_field,
     find_varying_hyperparams,
 )
+from shoal.engines.batched.memory import (
+    NotVectorisable,
+    estimate_device_bytes,
+    get_memory_budget,
+    raise_not_vectorisable,
+)
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.batched.step import build_step
-from shoal.engines.deterministic import explain_nondeterminism
 from shoal.engines.serial import train_device
 
 log = logging.getLogger("shoal")
@@ -197,24 +199,12 @@ class BatchedEngine:
             budget, bound = self.budget or get_memory_budget(slot.setup.net.place), slot.bound_peak_bytes()
             fits = 0 < bound * self.width <= budget
             self.stack_limits[sharing_key] = (
-                self.width if fits else max(1, budget // self.estimate_device_bytes(sharing_key, slot, hyperparams))
+                self.width if fits else max(1, budget // self.estimate_bytes(sharing_key, slot, hyperparams))
             )
         return self.stack_limits[sharing_key]
 
-    def estimate_device_bytes(self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]) -> int:
-        """Bytes that one device holds at the peak of a step, from a trace with fake tensors."""
-        stack = DeviceStack(
-            [DeviceSlot(slot.task)], hyperparams, 1, max(slot.batch_sizes), sharing_key not in self.channels_first
-        )
-        state, constants, (padded, step_tensors) = (
-            stack.stack_initial_states(),
-            stack.stack_constants(),
-            next(stack.step_inputs.iterate_steps()),
-        )
-        inputs = [*stack.data, *step_tensors]
-        with raise_not_vectorisable(stack):
-            step = trace_step(build_step(stack, padded), state, constants, inputs, in_place=False, fake=True)
-        return step.peak + 3 * tree.count_tree_bytes([state, constants])
+    def estimate_bytes(self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]) -> int:
+        return estimate_device_bytes(slot, hyperparams, channels_last=sharing_key not in self.channels_first)
 
     def find_branching_hyperparams(
         self, sharing_key: tuple, slot: DeviceSlot, hyperparams: Sequence[Hyperparam]
@@ -223,7 +213,7 @@ class BatchedEngine:
 
         def is_vectorisable(subset: Sequence[Hyperparam]) -> bool:
             try:
-                return self.estimate_device_bytes(sharing_key, slot, subset) > 0
+                return self.estimate_bytes(sharing_key, slot, subset) > 0
             except NotVectorisable:
                 return False
 
@@ -258,30 +248,7 @@ class BatchedEngine:
         self.graph_pool = None
 
 
-class NotVectorisable(Exception):
-    """A step that cannot be vectorised."""
-
-
-@contextmanager
-def raise_not_vectorisable(stack: DeviceStack) -> Iterator[None]:
-    """Turn an exception inside into NotVectorisable, unless it is about memory or deterministic algorithms."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, ShoalError) or is_out_of_memory(error) or explain_nondeterminism(error):
-            raise
-        name = stack.setup.kind.partition(" ")[0] or "this model"
-        raise NotVectorisable(f"A step of {name} cannot be vectorised ({describe_error(error)})") from error
-
-
 def round_up_width(count: int, width: int) -> int:
     """The smallest quarter of `width` that holds so many devices: few different widths mean few programs to trace."""
     quarters = [-(-width * n // 4) for n in (1, 2, 3, 4)]
     return next((n for n in quarters if n >= count), count)
-
-
-def get_memory_budget(device: torch.device) -> int:
-    """Bytes that the devices of one stack may take: 70 % of a GPU's free memory, or half of the free RAM."""
-    if device.type == "cuda":
-        return int(0.7 * torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import LocalState, StepContext, advance, compute_func_gradient, gate_padded_step
 from shoal.core.model import tree
-from shoal.core.types import Batch
 from shoal.engines.batched.graph import StepFunction
 from shoal.engines.batched.hyperparams import substitute_hyperparams
 from shoal.engines.batched.stack import DeviceStack

@@ -7,11 +7,12 @@ from math import isfinite
 
 import torch
 
+from shoal.core.batch import Batch
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.part import Part
-from shoal.core.types import Batch, Round
+from shoal.core.types import Round
 from shoal.parts.lib.curvature import FlatLoss
 
 

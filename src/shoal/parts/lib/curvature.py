@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.types import Batch
 
 RULES = ("slq_plateau", "eigen_gap", "fixed")
 """How a rate is found; `fixed` needs no spectrum."""

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
-from shoal.core.types import Batch, BatchScore, Local, Scorer
+from shoal.core.types import Local
 
 
 def find_block_ends(net: Net) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.measures.divergence import measure_label_degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.types import SERVER, Round, Samples
+from shoal.core.types import SERVER, Round
 from shoal.parts.lib.loss_gradient import compute_loss_gradient
 from shoal.parts.lib.submodel_units import device_state_key
 

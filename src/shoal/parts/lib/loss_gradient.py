@@ -2,12 +2,12 @@
 
 import torch
 
+from shoal.core.batch import Samples
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model import tree
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.types import Samples
 
 SAMPLES_AT_ONCE = 500
 """Samples that are looked at together."""

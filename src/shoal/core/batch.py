@@ -1,0 +1,73 @@
+"""A mini-batch, what the model makes of it, and the samples of a device from which batches are taken."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.core.model.tree import Params
+
+
+class Batch(NamedTuple):
+    """One mini-batch. `weight` is 0 for padding (None: no padding).
+
+    `targets` are pairs of targets and a weight per sample (None: 1); there is one pair unless a part like Mixup adds
+    others.
+    """
+
+    inputs: Tensor
+    targets: tuple[tuple[Tensor, Tensor | None], ...]
+    weight: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over samples of one value each, without padding."""
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+
+class BatchScore(NamedTuple):
+    """Loss and outputs of the model for one mini-batch.
+
+    `features` are the inputs of the last layer, `taps` the outputs of layers that parts asked for by name, `buffers`
+    the buffers after the pass (statistics of batch norm), `aux` what parts pass from `objective` to `step`.
+    """
+
+    loss: Tensor
+    logits: Tensor
+    features: Tensor
+    taps: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    aux: dict[str, Tensor]
+
+
+class Scorer(Protocol):
+    """The local objective: loss and outputs of a batch at given parameters."""
+
+    def __call__(self, params: Params, batch: Batch, /) -> BatchScore: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Some samples of a data set, by their row numbers `index` (on the CPU); a batch is copied when it is taken."""
+
+    inputs: Tensor
+    targets: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take_batch(self, rows: Tensor) -> Batch:
+        """The rows of the data set with these numbers."""
+        rows = rows.to(self.inputs.device)
+        return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
+
+    def take_all(self) -> Batch:
+        """All samples as one batch."""
+        return self.take_batch(self.index)
+
+    def join(self, other: "Samples") -> "Samples":
+        """These samples and then the others, which must be of the same data set."""
+        return Samples(self.inputs, self.targets, torch.cat((self.index, other.index)))
