@@ -107,6 +107,7 @@ def test_a_run_that_goes_on_repeats_no_remark(warned, tmp_path, command):
     assert warned(shoal.resume, tmp_path / "x", rounds=3) == []
 
 
+@pytest.mark.whole
 def test_remarks_come_once_from_several_processes(warned, tmp_path):
     (tmp_path / "t.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{1 + i % 3}\n" for i in range(40)))
     lines = warned(shoal.compare, ["fedavg", "fedprox"], workers=2, data=tmp_path / "t.csv", **TINY)

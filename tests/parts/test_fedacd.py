@@ -303,6 +303,7 @@ def test_words_are_refused():
 
 
 # composition, engines, metrics --------------------------------------------------------------------------------------
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "method", ["fedacd+mixup", "fedacd+fedad", "fedacd+fedbiad+dgc", "fedlc+fjord", "mixup+scaffold", "fedacd_base"]
 )

@@ -287,6 +287,7 @@ def test_random_blocks_need_no_bandit_to_differ():
     assert sizes[1] < sizes[0] == sizes[2]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedbr+fedprox", "fedmlb+fjord", "fedmlb+topk", "fedbr+mixup", "fedmlb+scaffold"])
 def test_compositions_learn(method):
     result = shoal.run(method=method, rounds=5, devices=6, sample=6, epochs="2", engine="batched")

@@ -485,11 +485,13 @@ def test_they_train_language_models(part: Part, caplog):
     agrees(caplog, method=str(part), data=data, model="lstm", split="iid", steps="1", batch=3, sample=2)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedlc+fjord", "fedntd+fjord", "feddecorr+fjord", "fedrod+feddrop+dgc"])
 def test_compositions_train_side_by_side(method: str, caplog):
     agrees(caplog, method=method, batch=16)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedlc+fjord", "fedntd+fjord", "fedrod+feddrop+dgc(ratio=0.1)", "feddecorr+fedlc"])
 def test_compositions_learn(method: str):
     rows = shoal.run(method=method, rounds=8, devices=8, sample=8, engine="batched", split="dirichlet:0.5").history.rows

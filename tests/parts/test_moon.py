@@ -359,6 +359,7 @@ def test_memories_are_cut_along_when_the_model_is_pruned(part: Part):
 # whole runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "method",
     ["moon", "moon+fjord", "moon(mu=1.0)+topk", "moon+fedap(at=2, rule='fixed', rate=0.5)", "mixup+moon+feddrop"],

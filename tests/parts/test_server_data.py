@@ -353,11 +353,13 @@ def test_language_models(method: str, caplog):
     agrees(caplog, method=method, data=data, model="lstm", split="iid", server_data="share:0.1", steps="1", batch=3)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", COMPOSITIONS)
 def test_compositions_train_side_by_side(method: str, caplog):
     agrees(caplog, method=method.replace("feddf", "feddf(steps=20)"), batch=16)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", COMPOSITIONS)
 def test_compositions_learn(method: str):
     recipe = {"devices": 8, "sample": 8, "server_data": "share:0.05", "split": "dirichlet:0.5", "rounds": 8}

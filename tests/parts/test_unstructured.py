@@ -515,6 +515,7 @@ def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Par
     assert isinstance(part, IMC) or len(seen) > 1, "the masks did change"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "method",
     [

@@ -189,7 +189,9 @@ def inputs_of(result: shoal.Result) -> Tensor:
 
 # what a file computes -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("name", ["mlp", "lenet", "resnet", "lstm", "own", "pruned"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "lenet", pytest.param("resnet", marks=pytest.mark.whole), "lstm", "own", "pruned"]
+)
 def test_a_file_computes_what_the_model_does(run, file, name, ending):
     result, made = run(name), file(name, ending)
     compute = loaded(made.path, result)

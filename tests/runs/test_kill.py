@@ -183,7 +183,9 @@ def command_line(*words: str, **more: Any) -> list[str]:
     return [sys.executable, "-m", "shoal.cli", *words, *flags]
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.whole)]
+)
 def test_a_signal_leaves_a_run_that_can_be_resumed(number, code, tmp_path):
     folder = tmp_path / "x"
     flags = ("--checkpoint-every", "10000", "--engine", "serial", "--out", str(folder))

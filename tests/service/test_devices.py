@@ -44,7 +44,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+FEW = ["fedavg", "feddhad", "fedacd+mixup", "fedbr", "stc(down=True)+catchup"]
+
+
+@pytest.mark.parametrize("method", [*FEW, *(pytest.param(m, marks=pytest.mark.whole) for m in METHODS if m not in FEW)])
 def test_the_history_is_that_of_a_simulation(method, tmp_path):
     more = METHODS[method]
     simulated = shoal.run(method, engine="serial", **BASE | more)
