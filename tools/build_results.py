@@ -57,7 +57,7 @@ def draw_methods(axis, name: str, title: str, over_bytes: bool = False) -> None:
 
 def draw_feddh(axes) -> None:
     draw_methods(axes[0], FEDDH_05, "Dirichlet 0.5")
-    draw_methods(axes[1], FEDDH_01, "Dirichlet 0.1, broken off")
+    draw_methods(axes[1], FEDDH_01, "Dirichlet 0.1")
 
 
 def draw_scaffold(axes) -> None:
@@ -67,9 +67,9 @@ def draw_scaffold(axes) -> None:
 
 def draw_feddum(axes) -> None:
     for axis, over_bytes in zip(axes, (False, True)):
-        for colour, method in zip(COLOURS, ("feddum", "feddumap")):
+        for colour, method in zip(COLOURS, ("fedavg", "feddum", "feddumap")):
             runs = [run for run in list_feddum_runs() if run.method == method]
-            draw_runs(axis, runs, f"{NAMES[method]}, {len(runs)} seed{'s' * (len(runs) > 1)}", colour, over_bytes)
+            draw_runs(axis, runs, NAMES[method], colour, over_bytes)
         axis.set(xlabel="GB, both ways" if over_bytes else "rounds")
         axis.legend(frameon=False, loc="lower right")
 

@@ -19,6 +19,9 @@ STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 ALWAYS_SHOWN = ("data", "model", "split", "lr")
 """Recipe keys that a command says even where they have their defaults."""
 
+NEVER_SHOWN = ("method", "seed", "engine", "width")
+"""Recipe keys that a command says otherwise, or that change only how fast a run is."""
+
 
 @dataclass(frozen=True)
 class LedgerRun:
@@ -72,7 +75,7 @@ def format_command(name: str, rounds: int | None = None) -> str:
     words = [f"shoal compare {methods}", f"--seeds {len(first)}"]
     for f in fields(Recipe):
         value = recipe.get(f.name, f.default)
-        if f.name in ALWAYS_SHOWN or f.name not in ("method", "seed") and value != f.default and value not in ([], ""):
+        if f.name in ALWAYS_SHOWN or f.name not in NEVER_SHOWN and value != f.default and value not in ([], ""):
             flag = f"--{f.name.replace('_', '-')}"
             words.append(flag if value is True else f"{flag} {value}")
     lines = [words[0]]

@@ -15,34 +15,59 @@ NAMES = {
     "fedprox": "FedProx",
     "feddum": "FedDUM",
     "feddumap": "FedDUMAP",
+    "fednova": "FedNova",
 }
 FEDDH_05, FEDDH_01 = "feddh-cifar10-lenet-dirichlet0.5", "feddh-cifar10-lenet-dirichlet0.1"
 SCAFFOLD = "scaffold-cifar10-lenet-dirichlet0.1"
+FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
+NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
-def compare_to_first(name: str, with_bytes: bool = False) -> str:
+def compare_to_first(*names: str) -> str:
     """For each method the mean of the last 20 rounds of each seed, of all, and the paired difference to the first."""
-    groups = group_by_method(name)
+    groups = {method: runs for name in names for method, runs in group_by_method(name).items()}
     first = next(iter(groups.values()))
     until = len(first[0].rows)
     base = [run.mean_accuracy(until) for run in first]
-    budget = first[0].total_bytes()
     rows = []
     for method, runs in groups.items():
         values = [run.mean_accuracy(until) for run in runs]
-        gaps = [a - b for a, b in zip(values, base)]
         row = [NAMES[method], *(f"{value:.2f}" for value in values), format_interval(values)]
-        row.append(
-            "" if runs is first else f"{format_interval(gaps, '+')} ({', '.join(f'{gap:+.2f}' for gap in gaps)})"
-        )
-        if with_bytes:
-            within = max(n for n in range(1, until + 1) if runs[0].total_bytes(n) <= budget)
-            row.append(f"{runs[0].total_bytes() / 1e9:.2f}")
-            row.append(f"{format_interval([run.mean_accuracy(within) for run in runs])} (round {within})")
-        rows.append(row)
+        rows.append([*row, "" if runs is first else format_gaps(values, base)])
     header = ["", *(f"seed {run.seed}" for run in first), "mean", f"minus {NAMES[first[0].method]}, paired"]
-    header += ["GB, both ways", f"within {NAMES[first[0].method]}'s bytes"] if with_bytes else []
     return format_table(header, rows, numbers_from=1)
+
+
+def compare_unequal_lengths(name: str, window: int, with_bytes: bool = False) -> str:
+    """Each method up to its own last round, and the paired difference to the first method in that same round.
+
+    `with_bytes` adds the difference to the first method in the last round until which that one has sent no more bytes.
+    """
+    groups = group_by_method(name)
+    first = next(iter(groups.values()))
+    rows = []
+    for method, runs in groups.items():
+        until = len(runs[0].rows)
+        values = [run.mean_accuracy(until, window) for run in runs]
+        row = [NAMES[method], str(until), *(f"{value:.2f}" for value in values), format_interval(values)]
+        row.append("" if runs is first else format_gaps(values, [run.mean_accuracy(until, window) for run in first]))
+        if with_bytes:
+            sent = runs[0].total_bytes()
+            within = max(n for n in range(1, len(first[0].rows) + 1) if first[0].total_bytes(n) <= sent)
+            base = [run.mean_accuracy(within, window) for run in first]
+            row.append(f"{sent / 1e9:.2f}")
+            row.append("" if runs is first else f"{format_gaps(values, base)}, round {within}")
+        rows.append(row)
+    title = NAMES[first[0].method]
+    header = ["", "rounds", *(f"seed {run.seed}" for run in first), "mean", f"minus {title} in that round, paired"]
+    header += ["GB, both ways", f"minus {title} after as many bytes"] if with_bytes else []
+    return format_table(header, rows, numbers_from=1)
+
+
+def format_gaps(values: list[float], base: list[float]) -> str:
+    """The mean of the paired differences with its interval, and each of them."""
+    gaps = [a - b for a, b in zip(values, base)]
+    return f"{format_interval(gaps, '+')} ({', '.join(f'{gap:+.2f}' for gap in gaps)})"
 
 
 def compare_repetitions() -> str:
@@ -74,16 +99,24 @@ def compare_repeated_gap() -> str:
     )
 
 
-def show_rounds(name: str, rounds: tuple[int, ...], window: int) -> str:
-    """The accuracies of each seed in some rounds, and the mean of the last ones."""
-    runs = read_runs(name)
-    until = len(runs[0].rows)
-    rows = []
-    for run in runs:
-        cells = [f"{run.accuracy_in(round):.1f}" for round in rounds]
-        rows.append([f"{NAMES[run.method]}, seed {run.seed}", *cells, f"{run.mean_accuracy(until, window):.2f}"])
-    header = ["", f"{rounds[0]} rounds", *map(str, rounds[1:]), f"mean of rounds {until - window + 1} to {until}"]
-    return format_table(header, rows, numbers_from=1)
+def compare_repeated_scaffold() -> str:
+    """SCAFFOLD minus FedAvg in both sets of runs, in the last round of the shorter one."""
+    texts, until = [], len(read_runs(f"{SCAFFOLD}-again")[0].rows)
+    for name in (f"{SCAFFOLD}-again", SCAFFOLD):
+        groups = group_by_method(name)
+        values, base = ([run.mean_accuracy(until) for run in groups[method]] for method in ("scaffold", "fedavg"))
+        texts.append(format_gaps(values, base))
+    return f"SCAFFOLD minus FedAvg in round {until}: {texts[0]} in those, {texts[1]} in the table's runs.\n"
+
+
+def show_rounds(names: tuple[str, ...], rounds: tuple[int, ...]) -> str:
+    """The mean over seeds of each method's accuracy in some rounds."""
+    groups = {method: runs for name in names for method, runs in group_by_method(name).items()}
+    rows = [
+        [NAMES[method], *(f"{mean(run.accuracy_in(round) for run in runs):.1f}" for round in rounds)]
+        for method, runs in groups.items()
+    ]
+    return format_table(["", f"round {rounds[0]}", *map(str, rounds[1:])], rows, numbers_from=1)
 
 
 def show_pruning(files: dict[str, tuple[str, str]]) -> str:
@@ -151,7 +184,7 @@ def join_numbers(numbers: list[int]) -> str:
 
 
 def list_feddum_runs() -> list[LedgerRun]:
-    return [*read_runs("feddum-cifar10-cnn"), *read_runs("feddumap-cifar10-cnn")]
+    return [*read_runs(FEDDUM), *read_runs(FEDDUMAP)]
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -161,14 +194,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "feddh repeated gap": compare_repeated_gap,
     "feddh command": partial(format_command, FEDDH_05),
     "fedad": show_fedad,
-    "scaffold cifar10": partial(compare_to_first, SCAFFOLD, with_bytes=True),
-    "scaffold cifar10 command": partial(format_command, SCAFFOLD, rounds=500),
+    "scaffold cifar10": partial(compare_unequal_lengths, SCAFFOLD, 20, with_bytes=True),
+    "scaffold repeated gap": compare_repeated_scaffold,
+    "scaffold cifar10 command": partial(format_command, SCAFFOLD),
     "scaffold fashion-mnist": show_scaffold_looks,
     "fedap": partial(show_pruning, {"fedap-cifar10-cnn": ("CNN", "3.0"), "fedap-cifar10-lenet": ("LeNet", "0.6")}),
     "fedap command": partial(format_command, "fedap-cifar10-cnn"),
-    "feddum": partial(show_rounds, "feddum-cifar10-cnn", (5, 10, 15, 20, 25, 30, 35, 40, 43), 20),
-    "feddum command": partial(format_command, "feddum-cifar10-cnn", rounds=180),
-    "feddumap": partial(show_pruning, {"feddumap-cifar10-cnn": ("CNN", "2.7")}),
-    "feddumap command": partial(format_command, "feddumap-cifar10-cnn", rounds=180),
+    "feddum": partial(compare_to_first, FEDDUM, FEDDUMAP),
+    "feddum rounds": partial(show_rounds, (FEDDUM, FEDDUMAP), (10, 20, 29, 30, 31, 40, 60, 90, 120, 150, 180)),
+    "feddum command": partial(format_command, FEDDUM),
+    "feddumap": partial(show_pruning, {FEDDUMAP: ("CNN", "2.7")}),
+    "niid-bench": partial(compare_unequal_lengths, NIID_BENCH, 5),
+    "niid-bench command": partial(format_command, NIID_BENCH),
     "ledger": list_ledger,
 }
