@@ -20,6 +20,7 @@ import torch
 
 from shoal.core.model.tree import Tree, count_tree_bytes
 from shoal.core.part import Part
+from shoal.core.session import Session, play_round
 from shoal.core.types import Round
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.runs.build import assemble_run
@@ -69,10 +70,9 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         assembly = assemble_run(recipe, Path(folder))
         loop = replace(assembly.loop, evaluates=lambda row: False)
-        server_state, rounds = loop.start(assembly.net), 3 * args.devices // (2 * args.sample)
+        session, rounds = Session(loop, assembly.net), 3 * args.devices // (2 * args.sample)
         for number in range(rounds):
-            server_state, _ = loop.play_round(server_state, number)
-            assembly.memory.commit(number)
+            play_round(session)
             if number % 10 == 9:
                 print(f"{number + 1} of {rounds} rounds, peak {get_peak_gb():.2f} GB", flush=True)
         size = count_tree_bytes(assembly.memory.get(0))

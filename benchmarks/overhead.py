@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from shoal.core.session import train_jobs
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
@@ -45,7 +46,7 @@ def time_rounds(recipe: Recipe, rounds: int) -> tuple[float, float]:
         start = perf_counter()
         opened = loop.open_round(server_state, number)
         sent_at = perf_counter()
-        outcomes = loop.engine.fit(opened.jobs_to_train)
+        outcomes = train_jobs(loop.host, opened.jobs_to_train)
         returned_at = perf_counter()
         server_state, _ = loop.close_round(opened, outcomes, returned_at - sent_at)
         server.append(sent_at - start + perf_counter() - returned_at)

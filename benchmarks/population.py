@@ -18,6 +18,7 @@ from statistics import median
 def measure(devices: int, rounds: int) -> None:
     import torch
 
+    from shoal.core.session import Session, play_round
     from shoal.runs.build import assemble_run
     from shoal.runs.recipe import Recipe
 
@@ -27,12 +28,12 @@ def measure(devices: int, rounds: int) -> None:
         split="virtual:60", devices=devices, sample=100, batch=10, eval_every=10**6, rounds=10**6
     )
     assembly = assemble_run(recipe)
-    server_state = assembly.loop.start(assembly.net)
+    session = Session(assembly.loop, assembly.net, assembly.loop.start(assembly.net))
     setup_seconds = time.perf_counter() - began
     seconds = []
-    for number in range(rounds + 1):
+    for _ in range(rounds + 1):
         began = time.perf_counter()
-        server_state, _ = assembly.loop.play_round(server_state, number)
+        play_round(session)
         seconds.append(time.perf_counter() - began)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"devices": devices, "start": setup_seconds, "round": median(seconds[1:]), "memory": memory}))

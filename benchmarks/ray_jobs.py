@@ -18,14 +18,14 @@ import ray
 import torch
 from peers.jobs import JOBS, load
 
+from shoal.core.session import Session, play_round
+from shoal.core.task import Engine
 from shoal.data.dataset import DATASETS, Dataset
-from shoal.engines.base import TrainingEngine
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import PoolEngine
 from shoal.runs.build import Assembly, assemble_run
 from shoal.runs.engine_choice import EngineChoice, build_engine
 from shoal.runs.recipe import Recipe
-from shoal.testing.laws import get_local_devices
 
 JOB = JOBS["small"]
 ROUNDS = 10
@@ -37,7 +37,7 @@ ABOUT = [
     "the time of the cluster divided by the mean of the pool's before and after it. Here are the median and the",
     "quartiles of the ratios, and the median time of the pools as a ratio to the first one's.",
 ]
-Make = Callable[[], TrainingEngine]
+Make = Callable[[], Engine]
 PAIRS: list[tuple[str, Make, str, Make]] = [
     (
         "`--engine pool` (10 devices in a call)",
@@ -63,19 +63,17 @@ def assemble_job() -> Assembly:
     return assemble_run(Recipe().with_values(data="bench", model=JOB.model, split="iid", rounds=10**6, **values))
 
 
-def time_rounds(assembly: Assembly, engine: TrainingEngine, rounds: int) -> float:
+def time_rounds(assembly: Assembly, engine: Engine, rounds: int) -> float:
     """Seconds of so many rounds with an engine, from the first round on."""
-    get_local_devices(assembly.loop).training_engine = engine
+    assembly.loop.host.engine = engine
     loop = replace(assembly.loop, evaluates=lambda row: False)
-    server_state, start = loop.start(assembly.net), perf_counter()
-    for number in range(rounds):
-        server_state, _ = loop.play_round(server_state, number)
+    session, start = Session(loop, assembly.net, loop.start(assembly.net)), perf_counter()
+    for _ in range(rounds):
+        play_round(session)
     return perf_counter() - start
 
 
-def compare_engines(
-    assembly: Assembly, pool: TrainingEngine, cluster: TrainingEngine, turns: int
-) -> tuple[list[float], float]:
+def compare_engines(assembly: Assembly, pool: Engine, cluster: Engine, turns: int) -> tuple[list[float], float]:
     """In each turn, the time of the cluster over the mean of the pools around it; the pools' median seconds."""
     for engine in (pool, cluster):
         time_rounds(assembly, engine, WARM)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.model.module_copy import copy_module
+from shoal.core.session import Session, play_round
 from shoal.data.dataset import DATASETS, Dataset
 from shoal.models import build_model
 from shoal.runs.build import assemble_run
@@ -97,13 +98,10 @@ class Shoal:
             rounds=10**9,
         )
         self.assembly = assemble_run(recipe)
-        self.server_state = self.assembly.loop.start(self.assembly.net)
-        self.number = 0
+        self.session = Session(self.assembly.loop, self.assembly.net)
 
     def round(self) -> None:
-        after, _ = self.assembly.loop.play_round(self.server_state, self.number)
-        self.assembly.memory.commit(self.number)
-        self.server_state, self.number = after, self.number + 1
+        play_round(self.session)
 
 
 def time_round(work: Plain | Shoal) -> float:

@@ -9,7 +9,7 @@ from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import POINTS, Part
 from shoal.plugins.smoke_run import build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import get_memory, play_rounds
+from shoal.testing.laws import play_rounds
 
 Pair = tuple[Part, Part]
 
@@ -30,7 +30,7 @@ def list_states(part: Part) -> set[str]:
     own = part.name()
     found = {
         "state of the server": standing.states.get(own),
-        "memory of a device": [get_memory(loop).get(d).get(own) for d in range(len(loop.sizes))],
+        "memory of a device": [loop.host.memory.get(d).get(own) for d in range(len(loop.sizes))],
         "state in a local run": [visit.state.states.get(own) for visit in prepare_local_trainings(loop, standing, 1)],
         "cards": [card for card in standing.cards.values() if part.acts_at("enrol")],
     }

@@ -12,7 +12,6 @@ import numpy as np
 
 from shoal.core.local.device import TrainingSetup
 from shoal.data.dataset import read_digits
-from shoal.engines.host import LocalDevices
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
@@ -60,8 +59,7 @@ def make_recipe(method: str, out: Path, **values: object) -> Recipe:
 def write_samples_file(folder: Path, device: int, **values: object) -> str:
     """The name of a function in a Python file that loads what a device holds in the simulation of a recipe."""
     assembly = assemble_run(Recipe().with_values(**BASE | values))
-    assert isinstance(assembly.loop.engine, LocalDevices)
-    setup: TrainingSetup = assembly.loop.engine.setup
+    setup: TrainingSetup = assembly.loop.host.setup
     index, data = setup.samples(device).index, read_digits()
     np.savez(folder / f"{device}.npz", x=data.inputs[index].numpy(), y=data.targets[index].numpy())
     code = f"""

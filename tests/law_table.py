@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from shoal.engines.base import TrainingEngine
+from shoal.core.task import Engine
 from shoal.testing import laws
 
 LAWS = {
@@ -21,7 +21,7 @@ LAWS = {
 }
 
 
-def name_engine(engine: TrainingEngine) -> str:
+def name_engine(engine: Engine) -> str:
     """An engine and how wide it is."""
     limits = [f"{name}={vars(engine)[name]}" for name in ("width", "budget") if vars(engine).get(name)]
     return f"{type(engine).__name__}({', '.join(limits)})"

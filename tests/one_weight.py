@@ -18,7 +18,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
 from shoal.core.round import Loop
-from shoal.core.server_state import ServerState
+from shoal.core.session import Session, play_round
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Local, Optimiser, Work
 from shoal.engines.host import LocalDevices
@@ -88,12 +88,11 @@ def one_weight(
         optimiser,
     )
     sent, judged, rows = [], [], []
-    standing: ServerState = loop.start(net)
-    for number in range(rounds):
-        standing, row = loop.play_round(standing, number)
-        assert isinstance(loop.engine, LocalDevices)
-        loop.engine.memory.commit(number)
-        sent.append(float(standing.params["weight"]))
+    session = Session(loop, net)
+    for _ in range(rounds):
+        row = play_round(session)
+        assert session.server_state
+        sent.append(float(session.server_state.params["weight"]))
         judged.append(row["accuracy"])
         rows.append(row)
     return sent, judged, rows

@@ -7,9 +7,14 @@ from typing import Any
 from shoal.compare.comparison import Comparison
 from shoal.compare.comparison import resume_comparison as _resume_comparison
 from shoal.compare.comparison import run_comparison as _run_comparison
+from shoal.core.aggregate import average_replies
+from shoal.core.batch import Batch, BatchScore, Samples
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.model import tree
+from shoal.core.model.plan import Plan
 from shoal.core.part import Neutral, Part
+from shoal.core.types import Device, Local, Reply, Round
 from shoal.core.version import VERSION
 from shoal.runs.export import export
 from shoal.runs.failed_runs import warn_of_failed_runs
@@ -93,17 +98,27 @@ def compare(
 
 
 __all__ = [
+    "Batch",
+    "BatchScore",
     "Comparison",
+    "Device",
     "History",
+    "Local",
     "Method",
     "Neutral",
     "Part",
+    "Plan",
     "Recipe",
+    "Reply",
     "Result",
+    "Round",
+    "Samples",
     "ShoalError",
+    "average_replies",
     "compare",
     "compose",
     "export",
     "resume",
     "run",
+    "tree",
 ]

@@ -18,6 +18,7 @@ from shoal.core.model.flops import FlopCache
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
+from shoal.core.types import Outcome
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.parts import PRESETS, find_shipped_parts
@@ -26,7 +27,7 @@ from shoal.remote.engine import RemoteDevices, RemoteEngine
 from shoal.remote.messages import TrainRequest, reply_to_bytes
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.storage.memory import DeviceMemory
-from shoal.testing.laws import RecordingEngine, get_memory, get_training_setup, play_rounds
+from shoal.testing.laws import RecordingHost, play_rounds
 
 MOST = 1 << 24
 Answer = dict[str, Any]
@@ -100,11 +101,11 @@ class Elsewhere:
 def federation(method: Method, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState]:
     """A tiny run with devices that are elsewhere, before its first round."""
     loop, net = build_tiny_run(method, sizes)
-    site = get_training_setup(loop)
+    site = loop.host.setup
     remote = RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6)
     distant = RemoteDevices(site, DeviceMemory(), remote)
     there = distant.ask_sample_counts(range(len(sizes)))
-    loop = replace(loop, engine=distant, sizes=loop.sizes * [d in there for d in range(len(sizes))])
+    loop = replace(loop, host=distant, sizes=loop.sizes * [d in there for d in range(len(sizes))])
     return loop, loop.start(net)
 
 
@@ -257,7 +258,7 @@ def test_a_device_that_never_introduces_itself_is_left_out():
         return "it was late" if device == 1 else answer
 
     loop, net = build_tiny_run(compose([Asks()]), (5, 3, 4))
-    site = get_training_setup(loop)
+    site = loop.host.setup
     loop = replace(
         loop, engine=RemoteDevices(site, DeviceMemory(), RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6))
     )
@@ -304,16 +305,14 @@ class BreaksAlways(Part):
 def simulated(part: Part, sizes: tuple[int, ...], tamper: Tamper) -> tuple[Loop, ServerState, list[Row]]:
     """Three rounds of a simulation in which one answer is exchanged."""
     loop, net = build_tiny_run(compose([part]), sizes)
-    spy = RecordingEngine(loop.engine)
 
-    def fit(jobs):
-        for outcome in spy.inner.fit(jobs):
-            message: Any = outcome.message
-            said: Any = tamper(outcome.device, jobs[0].round, {"beside": message.beside})
-            yield replace(outcome, message=replace(message, beside=said["beside"]))
+    def exchange_answers(outcomes: list[Outcome]) -> list[Outcome]:
+        number, messages = len(spy.jobs) - 1, [outcome.message for outcome in outcomes]
+        said: list[Any] = [tamper(o.device, number, {"beside": m.beside}) for o, m in zip(outcomes, messages) if m]
+        return [replace(o, message=replace(m, beside=s["beside"])) for o, m, s in zip(outcomes, messages, said) if m]
 
-    spy.fit = lambda jobs: list(fit(jobs))
-    loop = replace(loop, engine=spy)
+    spy = RecordingHost(loop.host, exchange_answers)
+    loop = replace(loop, host=spy)
     standing, rows = play_rounds(loop, loop.start(net), 0, 3)
     return loop, standing, rows
 
@@ -327,7 +326,7 @@ def test_in_a_simulation_one_answer_costs_one_device_the_round_and_what_it_remem
     assert gone["device"] == 1 and gone["why"].startswith(
         "its answer cannot be used by remembers at serve (RuntimeError"
     )
-    assert [int(get_memory(loop).get(d)["remembers"]["visits"]) for d in range(3)] == [3, 2, 3]
+    assert [int(loop.host.memory.get(d)["remembers"]["visits"]) for d in range(3)] == [3, 2, 3]
     assert int(standing.states["remembers"]["total"]) == 3 + 2 + 3
     assert "device 1, round 1: its answer cannot be used" in caplog.text
 

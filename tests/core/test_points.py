@@ -35,12 +35,13 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut
 from shoal.core.part import Part
 from shoal.core.types import SERVER, Outcome
+from shoal.engines.serial import SerialEngine
 from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
 from shoal.plugins.smoke_run import build_tiny_run, smoke_test_part
-from shoal.testing.laws import RecordingEngine, get_memory, play_rounds
+from shoal.testing.laws import RecordingHost, play_rounds
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 """Parameters of the tiny net: 4-3-2 with biases, eight bytes each."""
@@ -49,8 +50,8 @@ WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 def played(*parts: Part, rounds: int = 2):
     """A tiny run with these parts: the loop, a spy on its engine, where it ended, its rows."""
     loop, net = build_tiny_run(compose(parts))
-    spy = RecordingEngine(loop.engine)
-    loop = replace(loop, engine=spy)
+    spy = RecordingHost(loop.host)
+    loop = replace(loop, host=spy)
     standing, rows = play_rounds(loop, loop.start(net), 0, rounds)
     return loop, spy, standing, rows
 
@@ -60,7 +61,7 @@ def test_a_model_may_grow_and_personal_tensors_stay_on_their_device():
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"] == 2 * 8 * WEIGHTS
     assert all("scale.by" not in job.message.body for jobs in spy.jobs for job in jobs)
     assert standing.params["scale.by"].tolist() == [1.0, 1.0]
-    kept = [get_memory(loop).get(d)[PERSONAL_KEY]["scale.by"] for d in (0, 1)]
+    kept = [loop.host.memory.get(d)[PERSONAL_KEY]["scale.by"] for d in (0, 1)]
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[0], torch.ones(2))
 
 
@@ -109,7 +110,7 @@ def test_what_was_not_sent_starts_from_memory():
         message = first[device]
         assert message is not None
         assert tree.is_same_tree(
-            get_memory(loop).get(device)["lasttensors"]["saved"]["a.weight"], message.body["a.weight"]["value"]
+            loop.host.memory.get(device)["lasttensors"]["saved"]["a.weight"], message.body["a.weight"]["value"]
         )
 
 
@@ -128,6 +129,13 @@ def test_data_may_be_added():
     assert double[0]["macs_work"] == 2 * plain[0]["macs_work"]
 
 
+class BackwardsEngine(SerialEngine):
+    """Trains the last device first."""
+
+    def train(self, tasks):
+        return super().train(tasks[::-1])[::-1]
+
+
 def test_draws_do_not_depend_on_order_or_company():
     seen: dict[str, dict[int, list]] = {}
 
@@ -143,9 +151,7 @@ def test_draws_do_not_depend_on_order_or_company():
     for label, parts in (("alone", [Watch("alone")]), ("among", [Noise(), Watch("among"), Scaffold(), Largest()])):
         loop, net = build_tiny_run(compose(parts))
         if label == "among":
-            spy = RecordingEngine(loop.engine)
-            spy.fit = lambda jobs, inner=spy.inner: list(reversed(inner.fit(list(reversed(jobs)))))
-            loop = replace(loop, engine=spy)
+            loop.host.engine = BackwardsEngine()
         play_rounds(loop, loop.start(net), 0, 2)
     assert seen["alone"] == seen["among"] and len(seen["alone"][0]) == 2 * 3
 
@@ -172,7 +178,7 @@ def test_rows_left_out_are_not_covered_in_either_direction():
     assert torch.equal(standing.params["a.weight"][0], initial["a.weight"][0])
     assert not torch.equal(standing.params["a.weight"][1], initial["a.weight"][1])
     assert standing.states["droprows"] == {"sent": 2}
-    assert get_memory(loop).get(0)["droprows"] == {"sent": 1}
+    assert loop.host.memory.get(0)["droprows"] == {"sent": 1}
 
 
 def test_a_sparsified_coordinate_is_covered_with_delta_zero():
@@ -190,7 +196,7 @@ def test_what_was_not_sent_is_owed():
     plain_loop, plain_spy, _, _ = played(rounds=1)
     for device, (coded, plain) in enumerate(zip(spy.outcomes[0], plain_spy.outcomes[0])):
         assert coded.message and plain.message
-        owed = get_memory(loop).get(device)["largest"]["owed"]
+        owed = loop.host.memory.get(device)["largest"]["owed"]
         for name, entry in coded.message.body.items():
             whole = owed[name].flatten().index_add(0, entry["at"].long(), entry["value"])
             torch.testing.assert_close(whole.view(owed[name].shape), plain.message.body[name]["value"])
@@ -207,7 +213,7 @@ def test_three_codecs_run_in_the_order_of_their_stages():
 
 def test_codecs_follow_a_plan():
     loop, spy, standing, _ = played(HalfWidth(), Largest(), DropRows(), rounds=3)
-    owed = get_memory(loop).get(0)["largest"]["owed"]
+    owed = loop.host.memory.get(0)["largest"]["owed"]
     assert {k: v.shape for k, v in owed.items()} == {k: v.shape for k, v in standing.params.items()}
     assert tree.is_tree_finite(standing.params)
 
@@ -231,7 +237,7 @@ def test_a_server_without_data_cannot_take_part():
     loop, net = build_tiny_run(compose([ServerJoins()]))
     loop = replace(loop, server=None)
     with pytest.raises(ShoalError, match="no data"):
-        loop.play_round(loop.start(net), 0)
+        play_rounds(loop, loop.start(net), 0, 1)
 
 
 def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
@@ -240,7 +246,7 @@ def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
     assert standing.states["scaffold"]["c"]["b.weight"].shape == (2, 2)
     assert standing.states["cutonce"]["like"]["a.bias"].shape == (2,)
     assert standing.states["cutonce"]["units"]["a"].tolist() == [0, 1]
-    assert get_memory(loop).get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
+    assert loop.host.memory.get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
     assert rows[0]["bytes_down"] == 2 * 2 * 8 * WEIGHTS and rows[1]["bytes_down"] == 2 * 2 * 8 * 16
     assert rows[0]["macs_forward"] == 18 and rows[1]["macs_forward"] == 12
     linear = standing.net.module.get_submodule("a")
@@ -249,10 +255,10 @@ def test_pruning_shrinks_the_model_and_every_state_of_its_shape():
 
 def test_a_memory_on_disk_is_cut_when_it_is_next_read():
     loop, net = build_tiny_run(compose([CutOnce(at=1), Remember()]))
-    get_memory(loop).limit = 0
+    loop.host.memory.limit = 0
     standing, _ = play_rounds(loop, loop.start(net), 0, 2)
-    assert not get_memory(loop).held or len(get_memory(loop).held) == 1
-    assert get_memory(loop).get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
+    assert not loop.host.memory.held or len(loop.host.memory.held) == 1
+    assert loop.host.memory.get(0)["remember"]["last"]["a.weight"].shape == (2, 4)
 
 
 def test_the_judged_model_may_differ_from_the_one_that_is_broadcast():
@@ -302,9 +308,9 @@ def test_a_selection_of_nobody_or_strangers_is_refused():
     for which in ("7", "0 0", "-5"):
         loop, net = build_tiny_run(compose([Picks(which)]))
         with pytest.raises(ShoalError, match="selection"):
-            loop.play_round(loop.start(net), 0)
+            play_rounds(loop, loop.start(net), 0, 1)
     loop, net = build_tiny_run(compose([Picks("")]))
-    standing, row = loop.play_round(loop.start(net), 0)
+    standing, [row] = play_rounds(loop, loop.start(net), 0, 1)
     assert row["void"] and tree.is_same_tree(standing.params, net.initial)
 
 
@@ -320,14 +326,13 @@ def test_weights_that_are_no_weights_are_refused():
     for kind in ("nan", "negative", "short"):
         loop, net = build_tiny_run(compose([Weighs(kind)]))
         with pytest.raises(ShoalError, match="weights"):
-            loop.play_round(loop.start(net), 0)
+            play_rounds(loop, loop.start(net), 0, 1)
 
 
 def test_a_device_that_fails_is_named_and_the_rest_goes_on():
     loop, net = build_tiny_run(compose([]))
-    spy = RecordingEngine(loop.engine)
-    spy.fit = lambda jobs, inner=spy.inner: [Outcome(0, problem="its battery is empty"), *inner.fit(jobs)[1:]]
-    standing, row = replace(loop, engine=spy).play_round(loop.start(net), 0)
+    spy = RecordingHost(loop.host, lambda outcomes: [Outcome(0, problem="its battery is empty"), *outcomes[1:]])
+    standing, [row] = play_rounds(replace(loop, host=spy), loop.start(net), 0, 1)
     assert row["dropped"] == [{"device": 0, "why": "its battery is empty"}]
     assert not tree.is_same_tree(standing.params, net.initial)
 
@@ -345,7 +350,7 @@ def test_taps_show_what_was_asked_for():
             return update, state
 
     loop, net = build_tiny_run(compose([Looks()]))
-    loop.play_round(loop.start(net), 0)
+    play_rounds(loop, loop.start(net), 0, 1)
     taps, features = seen[0]
     assert set(taps) == {"a", "relu"} and taps["a"].shape == (2, 3)
     assert torch.equal(taps["a"].clamp(min=0), taps["relu"]) and torch.equal(taps["relu"], features)
@@ -375,9 +380,9 @@ def test_cards_are_asked_for_in_one_go():
             return devices, state
 
     loop, net = build_tiny_run(compose([Asks()]))
-    spy = RecordingEngine(loop.engine)
+    spy = RecordingHost(loop.host)
     spy.enrol = lambda devices, inner=spy.inner: (asked.append(list(devices)), inner.enrol(devices))[1]
-    play_rounds(replace(loop, engine=spy), loop.start(net), 0, 2)
+    play_rounds(replace(loop, host=spy), loop.start(net), 0, 2)
     assert asked == [[0, 1]]
 
 
@@ -405,7 +410,7 @@ def test_a_void_round_leaves_no_memory():
 
     loop, _, _, rows = played(Remember(), ExplodesAt(), rounds=3)
     assert [bool(row.get("void")) for row in rows] == [False, True, False]
-    assert get_memory(loop).get(0)["remember"]["visits"] == 2
+    assert loop.host.memory.get(0)["remember"]["visits"] == 2
 
 
 def test_what_lies_beside_may_be_nested():

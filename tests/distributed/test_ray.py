@@ -19,8 +19,9 @@ from ray import cloudpickle
 
 import shoal
 from shoal.core.model import tree
+from shoal.core.session import train_jobs
+from shoal.core.task import Engine, TaskResult
 from shoal.core.types import Job, Outcome, Work
-from shoal.engines.base import TaskResult, TrainingEngine
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.chunking import split_by_duration
 from shoal.engines.workers.ray_engine import RayEngine, join_cluster
@@ -31,7 +32,7 @@ from shoal.runs.engine_trial import list_candidates
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, play_runs
 from shoal.runs.start import prepare_new_run
-from shoal.testing.laws import assert_trees_close, drop_wall_seconds, get_local_devices
+from shoal.testing.laws import assert_trees_close, drop_wall_seconds, play_rounds
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL: dict[str, Any] = dict(devices=6, sample=6, rounds=2, split="dirichlet:0.5", fleet="tiers")
@@ -65,7 +66,7 @@ def persistent(cluster):
     found.engine.close()
 
 
-def run_with(engine: TrainingEngine, **recipe: Any) -> Result:
+def run_with(engine: Engine, **recipe: Any) -> Result:
     """The result of a whole run with this engine."""
     return play_runs([prepare_new_run(Recipe().with_values(**SMALL | recipe))], engine)[0]
 
@@ -124,9 +125,9 @@ def test_a_run_is_taken_up_again_on_a_cluster(tmp_path):
 
 def test_data_lie_in_the_store_once_and_nobody_writes_to_them(persistent):
     assembly = assemble_run(Recipe().with_values(**SMALL, server_data="share:0.05"))
-    loop, local_devices = assembly.loop, get_local_devices(assembly.loop)
-    local_devices.training_engine = persistent
-    loop.play_round(loop.start(assembly.net), 0)
+    loop, local_devices = assembly.loop, assembly.loop.host
+    local_devices.engine = persistent
+    play_rounds(loop, loop.start(assembly.net), 0, 1)
     local_devices.train_on_server(assembly.net.initial, Work(1.0, 0, 8, 0.1), 0)
     refs = [
         ref
@@ -143,16 +144,16 @@ def test_data_lie_in_the_store_once_and_nobody_writes_to_them(persistent):
 def test_answers_are_read_in_the_store_until_somebody_keeps_them():
     """Whatever is kept would hold a place there; and what devices remember is always kept."""
     assembly = assemble_run(Recipe().with_values(**SMALL | {"method": "scaffold", "model": "mlp"}))
-    loop, local_devices = assembly.loop, get_local_devices(assembly.loop)
-    local_devices.training_engine = engine = RayEngine(workers=2)
+    loop, local_devices = assembly.loop, assembly.loop.host
+    local_devices.engine = engine = RayEngine(workers=2)
     server_state = loop.start(assembly.net)
     for number in range(2):
-        server_state, _ = loop.play_round(server_state, number)
+        server_state, _ = play_rounds(loop, server_state, number, number + 1)
         assert engine.zero_copy_arrays and engine.zero_copy_bytes > 0
         assert all(array() is None for array in engine.zero_copy_arrays)
-    kept_outcomes = local_devices.fit(loop.open_round(server_state, 2).jobs_to_train)
+    kept_outcomes = train_jobs(local_devices, loop.open_round(server_state, 2).jobs_to_train)
     assert engine.zero_copy_bytes > 0 and any(array() is not None for array in engine.zero_copy_arrays)
-    more = local_devices.fit(loop.open_round(server_state, 3).jobs_to_train)
+    more = train_jobs(local_devices, loop.open_round(server_state, 3).jobs_to_train)
     assert engine.zero_copy_bytes == 0 and not engine.zero_copy_arrays
     assert len(kept_outcomes) == len(more) == SMALL["sample"]
     engine.close()
@@ -262,7 +263,7 @@ def test_an_exception_arrives_as_what_it_is(tmp_path):
 
 
 def test_actors_that_cannot_start_are_told_of():
-    def broken() -> TrainingEngine:
+    def broken() -> Engine:
         raise OSError("no such thing here")
 
     with pytest.raises(

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import shoal
 from shoal.core.batch import Samples
 from shoal.core.model import tree
+from shoal.core.task import Engine
 from shoal.core.types import SERVER
-from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.cuda_graph import pick_graph_steps
 from shoal.engines.batched.engine import BatchedEngine, round_up_width
 from shoal.engines.batched.gpu_conv import (
@@ -29,7 +29,6 @@ from shoal.engines.batched.gpu_conv import (
 )
 from shoal.engines.batched.graph import trace_step
 from shoal.engines.batched.torchscript import write_argument
-from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine, train_device
 from shoal.models import MODELS
 from shoal.parts import PRESETS
@@ -37,21 +36,17 @@ from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import EngineChoice, choose_engine, parse_engine_choice
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import prepare_new_run, prepare_resumed_run
+from shoal.testing.laws import play_rounds
 
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
 
-def ends(engine: TrainingEngine, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
+def ends(engine: Engine, rounds: int = 2, **recipe: Any) -> tuple[Any, list[dict]]:
     """Everything after some rounds with this engine, and the rows."""
     assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
-    assert isinstance(loop.engine, LocalDevices)
-    loop.engine.training_engine = engine
-    standing, rows = loop.start(assembly.net), []
-    for number in range(rounds):
-        standing, row = loop.play_round(standing, number)
-        assembly.memory.commit(number)
-        rows.append(row)
+    loop.host.engine = engine
+    standing, rows = play_rounds(loop, loop.start(assembly.net), 0, rounds)
     return [standing.params, standing.states], rows
 
 
@@ -67,7 +62,7 @@ def apart(a: Any, b: Any) -> float:
 COUNTED = ("bytes_down", "bytes_up", "macs_forward", "macs_work", "sim_seconds", "devices")
 
 
-def agrees(*engines: TrainingEngine, tolerance: float = 1e-9, **recipe: Any) -> None:
+def agrees(*engines: Engine, tolerance: float = 1e-9, **recipe: Any) -> None:
     expected, told = ends(SerialEngine(), **recipe)
     for engine in engines:
         found, rows = ends(engine, **recipe)
@@ -220,18 +215,18 @@ def test_clipping_decay_and_momentum_are_those_of_torch(engine):
     setting |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip": 0.2, "server_data": "share:0.2"}
     assembly = assemble_run(Recipe().with_values(**SMALL | given | setting))
     loop = assembly.loop
-    assert isinstance(loop.engine, LocalDevices) and loop.server is not None
-    loop.engine.training_engine = engine()
+    assert loop.server is not None
+    loop.host.engine = engine()
 
     def by_torch(samples: Samples) -> dict[str, Tensor]:
         batch = samples.take_all()
         return trained_by_torch(module, batch.inputs, batch.targets[0][0], 4)
 
-    alone = [by_torch(loop.engine.setup.samples(device)) for device in range(3)]
+    alone = [by_torch(loop.host.setup.samples(device)) for device in range(3)]
     shares = (loop.sizes / loop.sizes.sum()).tolist()
-    standing, _ = loop.play_round(loop.start(assembly.net), 0)
+    standing, _ = play_rounds(loop, loop.start(assembly.net), 0, 1)
     assert apart(standing.params, {k: sum(s * one[k] for s, one in zip(shares, alone)) for k in standing.params}) < 1e-9
-    learnt = loop.engine.train_on_server(assembly.net.initial, loop.work(0, SERVER), 0)
+    learnt = loop.host.train_on_server(assembly.net.initial, loop.work(0, SERVER), 0)
     assert apart(learnt, by_torch(loop.server)) < 1e-9
 
 

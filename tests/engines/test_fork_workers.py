@@ -25,7 +25,7 @@ from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.part import Part
-from shoal.engines.base import TrainingEngine
+from shoal.core.task import Engine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.chunking import split_into_chunks
@@ -34,7 +34,7 @@ from shoal.engines.workers.shared_memory import SharedBuffer
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, drop_wall_seconds, get_local_devices, get_memory, play_rounds
+from shoal.testing.laws import assert_trees_close, drop_wall_seconds, play_rounds
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
@@ -43,22 +43,23 @@ SIZES = (5, 3, 8, 2, 6, 4, 7)
 FORK = multiprocessing.get_context("fork")
 
 
-def play_tiny_run(parts: list[Part], engine: TrainingEngine, rounds: int = 2):
+def play_tiny_run(parts: list[Part], engine: Engine, rounds: int = 2):
     """Weights, states and memories after some rounds, and the rows."""
     loop, net = build_tiny_run(compose(parts), SIZES, momentum=0.5)
-    get_local_devices(loop).training_engine = engine
+    loop.host.engine = engine
     try:
         server_state, rows = play_rounds(loop, loop.start(net), 0, rounds)
     finally:
         engine.close()
-    memories = [get_memory(loop).get(d) for d in range(len(SIZES))]
+    memories = [loop.host.memory.get(d) for d in range(len(SIZES))]
     return [server_state.params, server_state.states, memories], [drop_wall_seconds(row) for row in rows]
 
 
 def play_first_round(part: Part, pool: PoolEngine):
     loop, net = build_tiny_run(Method((part,)), SIZES)
-    get_local_devices(loop).training_engine = pool
-    return loop.play_round(loop.start(net), 0)
+    loop.host.engine = pool
+    server_state, [row] = play_rounds(loop, loop.start(net), 0, 1)
+    return server_state, row
 
 
 def has_ended(process: int) -> bool:
@@ -163,7 +164,7 @@ def test_a_chunk_that_kills_three_workers_is_given_up(tmp_path):
 def test_workers_that_die_between_rounds_are_replaced():
     pool = PoolEngine(2, 2, SerialEngine)
     loop, net = build_tiny_run(Method(), SIZES)
-    get_local_devices(loop).training_engine = pool
+    loop.host.engine = pool
     server_state, _ = play_rounds(loop, loop.start(net), 0, 1)
     for worker in pool.workers:
         os.kill(worker.process, signal.SIGKILL)
@@ -317,10 +318,11 @@ from shoal.engines.workers.fork import PoolEngine
 from shoal.engines.serial import SerialEngine
 from shoal.core.compose import Method
 from shoal.plugins.smoke_run import build_tiny_run
+from shoal.testing.laws import play_rounds
 loop, net = build_tiny_run(Method())
-loop.engine.training_engine = PoolEngine(2, 2, SerialEngine)
-loop.play_round(loop.start(net), 0)
-print(*[worker.process for worker in loop.engine.training_engine.workers])
+loop.host.engine = PoolEngine(2, 2, SerialEngine)
+play_rounds(loop, loop.start(net), 0, 1)
+print(*[worker.process for worker in loop.host.engine.workers])
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0 and not ran.stderr, ran.stderr

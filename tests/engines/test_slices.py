@@ -11,15 +11,15 @@ from shoal.core.compose import Method
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Tree
 from shoal.core.part import Part
+from shoal.core.task import Engine
 from shoal.core.types import Round
-from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
 from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, check_part, get_local_devices, play_rounds
+from shoal.testing.laws import assert_trees_close, check_part, play_rounds
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def test_a_part_of_levels_keeps_the_laws(whole):
 def test_the_cut_out_model_trains_to_what_the_masked_one_trains_to(beside: Part, engine):
     ends = []
     for level in (True, False):
-        own: TrainingEngine = engine()
+        own: Engine = engine()
         loop, net = build_tiny_run(Method((TwoUnits(level), beside)), (5, 3, 4), momentum=0.5, engine=own)
         server_state, rows = play_rounds(loop, loop.start(net), 0, 4)
-        local_devices = get_local_devices(loop)
+        local_devices = loop.host
         assert len(local_devices.slices.sliced_setups) == (3 if level else 0)
         memories = [local_devices.memory.get(d) for d in range(3)]
         ends.append(([server_state.params, server_state.states, memories], rows))

@@ -21,8 +21,8 @@ from shoal.core.model.flops import count_macs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.streams import RandomStreams
+from shoal.core.task import Task
 from shoal.core.types import Job, Optimiser, Work
-from shoal.engines.base import Task
 from shoal.engines.serial import train_device
 from shoal.engines.slices import SlicedSetups
 from shoal.models import MODELS, build_model, describe_model

@@ -11,12 +11,13 @@ from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE_MODEL, Slicer
+from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import get_local_devices, play_rounds
+from shoal.testing.laws import play_rounds
 
 
 def ran(method: str, sample: int = 3) -> shoal.Result:
@@ -60,7 +61,7 @@ def test_a_device_that_did_not_answer_is_sent_everything():
     loop, net = build_tiny_run(compose([STC(0.3, down=True), CatchUp()]), (5, 3, 4))
     standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     asked = loop.open_round(standing, 1)
-    outcomes = get_local_devices(loop).fit([job for job in asked.jobs if job.device != 1])
+    outcomes = train_jobs(loop.host, [job for job in asked.jobs if job.device != 1])
     standing, _ = loop.close_round(asked, outcomes, 0.0)
     sizes = {job.device: job.message.bytes_by["model"] for job in loop.open_round(standing, 2).jobs}
     assert sizes[1] == tree.count_tree_bytes(net.initial) and sizes[0] == sizes[2] < sizes[1]

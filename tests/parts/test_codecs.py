@@ -37,7 +37,7 @@ from shoal.parts.signsgd import SignSGD, take_majority_vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import get_memory, play_rounds
+from shoal.testing.laws import play_rounds
 
 CODECS: list[Part] = [
     TopK(0.3),
@@ -521,7 +521,7 @@ def test_running_statistics_travel_as_they_are(codec: Part):
 def test_what_is_owed_is_cut_when_the_model_is(codec: Part):
     loop, net = build_tiny_run(compose([CutOnce(), codec]))
     standing, rows = play_rounds(loop, loop.start(net), 0, 3)
-    owed = get_memory(loop).get(0)[codec.name()][OWED[codec.name()]]
+    owed = loop.host.memory.get(0)[codec.name()][OWED[codec.name()]]
     assert {k: v.shape for k, v in owed.items()} == {k: v.shape for k, v in standing.params.items()}
     assert owed["a.weight"].shape == (2, 4) and not any(row.get("void") for row in rows)
 

@@ -28,7 +28,7 @@ from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import RecordingEngine, check_pair, play_rounds
+from shoal.testing.laws import RecordingHost, check_pair, play_rounds
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)
 WEIGHT, BIAS = "b.weight", "b.bias"
@@ -85,13 +85,13 @@ def test_gradients_are_those_of_the_head_that_was_sent_on_the_features_that_were
 def a_round(told: list[tuple[list[int], Tensor]], weights: list[float], plans: dict[int, Plan] | None = None) -> Round:
     """Replies with gradients of these classes; the tiny net has 2 classes and 3 features, and so 8 elements."""
     loop, net = build_tiny_run(Method((QUICK,)), (2,) * len(told))
-    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
+    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.host.enrol))
+    plans = {d: WHOLE_MODEL for d in range(len(told))} | (plans or {})
     replies = []
     for device, (held, slopes) in enumerate(told):
         mask = torch.zeros(2, dtype=torch.bool).index_fill(0, torch.tensor(held), True)
         report = {"creff": {"held": pack_bits(mask), "slopes": slopes.double()}}
-        replies.append(Reply(device, 2, {}, {}, report, Outcome(device)))
-    plans = {d: WHOLE_MODEL for d in range(len(told))} | (plans or {})
+        replies.append(Reply(device, 2, {}, {}, report, Outcome(device), plans[device]))
     return replace(round, replies=replies, plans=plans, weights=torch.tensor(weights).double(), part="creff")
 
 
@@ -203,8 +203,8 @@ def test_retraining_is_sgd_on_the_virtual_features(bias: bool):
 def test_bytes_are_those_of_the_classes_that_a_device_holds():
     """The tiny run has numbers of 8 bytes and 8 elements in its last layer; its device of one sample has one class."""
     loop, net = build_tiny_run(Method((QUICK,)), (5, 1))
-    spy = RecordingEngine(loop.engine)
-    play_rounds(replace(loop, engine=spy), loop.start(net), 0, 1)
+    spy = RecordingHost(loop.host)
+    play_rounds(replace(loop, host=spy), loop.start(net), 0, 1)
     up = [o.message.bytes_by["creff"] for o in spy.outcomes[0] if o.message]
     assert up == [1 + 8 * 8 * 2, 1 + 8 * 8]
     assert [j.message.bytes_by["creff"] for j in spy.jobs[0]] == [8 * 8] * 2
@@ -226,8 +226,8 @@ def test_devices_learn_as_with_fedavg_and_the_retrained_head_is_judged():
 
 def test_the_head_that_is_sent_is_the_one_retrained_the_round_before():
     loop, net = build_tiny_run(Method((QUICK,)))
-    spy = RecordingEngine(loop.engine)
-    loop, before = replace(loop, engine=spy), loop.start(net)
+    spy = RecordingHost(loop.host)
+    loop, before = replace(loop, host=spy), loop.start(net)
     for number in range(3):
         after, _ = play_rounds(loop, before, number, number + 1)
         sent = spy.jobs[number][0].message.beside["creff"]["head"]

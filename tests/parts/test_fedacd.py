@@ -19,6 +19,7 @@ from shoal.core.measures.confusion import compute_class_matrix, measure_class_di
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.measures.local_models import LocalModelEvaluator, rebuild_local_model
 from shoal.core.model import tree
+from shoal.core.session import train_jobs
 from shoal.core.types import Local
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp
@@ -235,7 +236,7 @@ def test_replies_weigh_what_they_report_and_the_base_weighs_them_alike():
     for part in (FedACD(), FedACD(weights="uniform")):
         loop, net = build_tiny_run(Method((part,)), (5, 3, 4))
         asked = loop.open_round(loop.start(net), 0)
-        outcomes = loop.engine.fit(asked.jobs_to_train)
+        outcomes = train_jobs(loop.host, asked.jobs_to_train)
         replies, _ = loop.exchange.decode_replies(asked.jobs, outcomes, asked.round, set())
         round = replace(asked.round, replies=replies)
         weights, _ = part.weigh(torch.zeros(3, dtype=DOUBLE), {}, round)
@@ -318,7 +319,9 @@ def test_the_risk_of_local_models_is_over_the_labels_of_all_devices():
     labels = np.array([[5, 1], [0, 4], [2, 2]])
     loop, net = build_tiny_run(Method(), (5, 3, 4))
     asked = loop.open_round(loop.start(net), 0)
-    replies, _ = loop.exchange.decode_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())
+    replies, _ = loop.exchange.decode_replies(
+        asked.jobs, train_jobs(loop.host, asked.jobs_to_train), asked.round, set()
+    )
     round = replace(asked.round, replies=replies)
     evaluator = loop.evaluate_model
     assert isinstance(evaluator, Evaluator)

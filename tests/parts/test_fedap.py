@@ -16,6 +16,7 @@ from shoal.core.measures.divergence import measure_label_degree, measure_label_d
 from shoal.core.model.flops import count_macs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
+from shoal.core.session import train_jobs
 from shoal.models import build_model
 from shoal.models.lenet import lenet
 from shoal.parts import find_shipped_parts
@@ -99,7 +100,7 @@ def test_a_curvature_that_is_not_finite_is_not_counted():
     part = FedAP(at=1)
     loop, net = build_tiny_run(compose([part]), (6, 3))
     asked = loop.open_round(loop.start(net), 0)
-    outcomes = loop.engine.fit(asked.jobs_to_train)
+    outcomes = train_jobs(loop.host, asked.jobs_to_train)
     replies, _ = loop.exchange.decode_replies(asked.jobs, outcomes, asked.round, set())
     round = replace(asked.round, replies=replies, params={k: v * float("nan") for k, v in net.initial.items()})
     state = {"labels": {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}}
@@ -186,7 +187,7 @@ def test_rates_are_weighed_by_samples_and_likeness():
     part = FedAP(at=1, epsilon=0.01)
     loop, net = build_tiny_run(compose([part]), (6, 3))
     asked = loop.open_round(loop.start(net), 0)
-    outcomes = loop.engine.fit(asked.jobs_to_train)
+    outcomes = train_jobs(loop.host, asked.jobs_to_train)
     replies, _ = loop.exchange.decode_replies(asked.jobs, outcomes, asked.round, set())
     told = [float(r.report["fedap"]["rate"]) for r in replies]
     assert all(0 <= rate <= 0.8 for rate in told)
@@ -208,7 +209,9 @@ def test_the_server_is_weighed_too_and_its_labels_are_not_among_everybodys():
     own = part.propose_rate(net, round.anchor, round.anchor, round.server, torch.Generator().manual_seed(seed))
     assert own is not None
     told = {0: 0.1, 1: 0.3}
-    asked_two = loop.exchange.decode_replies(asked.jobs, loop.engine.fit(asked.jobs_to_train), asked.round, set())[0]
+    asked_two = loop.exchange.decode_replies(
+        asked.jobs, train_jobs(loop.host, asked.jobs_to_train), asked.round, set()
+    )[0]
     replies = [replace(r, report={"fedap": {"rate": torch.tensor(told[r.device])}}) for r in asked_two]
     labels = {"device 0": torch.tensor([4.0, 2.0]), "device 1": torch.tensor([0.0, 3.0])}
     counts = labels_of(round.server, 2).double()

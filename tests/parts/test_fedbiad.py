@@ -17,6 +17,7 @@ from shoal.core.compose import Method
 from shoal.core.expression import parse_method
 from shoal.core.local.step import StepRule, advance, compute_autograd_gradient
 from shoal.core.model.plan import WHOLE_MODEL, Plan
+from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Local, Optimiser, Work
 from shoal.models import MODELS, build_model
@@ -35,7 +36,7 @@ from shoal.parts.lib.row_patterns import (
 )
 from shoal.parts.lib.submodel_units import list_rows_of_kinds
 from shoal.plugins.smoke_run import build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import assert_trees_close, check_part, get_memory, play_rounds
+from shoal.testing.laws import assert_trees_close, check_part, play_rounds
 
 WORDS: dict[str, Any] = {
     "devices": 4,
@@ -355,7 +356,7 @@ def test_a_device_keeps_its_scores_and_late_patterns_follow_them():
     loop = replace(loop, work=lambda round, device: Work(0.0, 6, 2, 0.1))
     play_rounds(loop, loop.start(net), 0, 3)
     for device in range(2):
-        memory = get_memory(loop).get(device)["fedbiad"]
+        memory = loop.host.memory.get(device)["fedbiad"]
         scores, kept = memory["scores"]["a"], memory["kept"]["a"] > 0
         assert float(scores.sum()) > 0 and float(scores[kept].min()) >= float(scores[~kept].max())
 
@@ -364,7 +365,7 @@ def test_a_device_whose_message_cannot_be_read_is_left_out():
     """Removing it equals not having asked it; the history says why."""
     loop, net = build_tiny_run(Method((FedBIAD(0.4, s_tilde=0.0),)), (4, 4))
     asked = loop.open_round(loop.start(net), 0)
-    good, bad = loop.engine.fit(asked.jobs_to_train)
+    good, bad = train_jobs(loop.host, asked.jobs_to_train)
     assert bad.message is not None
     name, entry = next((k, e) for k, e in bad.message.body.items() if "kept 0" in e)
     empty = replace(bad.message, body=bad.message.body | {name: {}})

@@ -19,6 +19,7 @@ from shoal.core.local.device import receive_model
 from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model import tree
 from shoal.core.model.net import Net
+from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Local
 from shoal.engines.batched.engine import BatchedEngine
@@ -37,7 +38,7 @@ from shoal.parts.lib.gmbs import (
 )
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, get_local_devices, play_rounds
+from shoal.testing.laws import assert_trees_close, play_rounds
 
 
 # blocks -------------------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_the_whole_model_travels_every_other_round_and_to_newcomers():
 def test_a_device_completes_what_it_is_sent_from_its_own_model():
     loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
     standing, _ = play_rounds(loop, loop.start(net), 0, 1)
-    machine = get_local_devices(loop)
+    machine = loop.host
     own = machine.memory.get(0)["fedbr"]["model"]
     job = loop.open_round(standing, 1).jobs[0]
     anchor, covered, _ = receive_model(machine.setup, job, machine.memory.get(0))
@@ -171,7 +172,7 @@ def test_who_did_not_answer_or_is_long_gone_is_sent_everything():
     standing, _ = play_rounds(loop, loop.start(net), 0, 1)
     assert len(sent(loop, standing, 5)[0]) == 4 and len(sent(loop, standing, 1)[0]) == 2
     asked = loop.open_round(standing, 1)
-    after, _ = loop.close_round(asked, get_local_devices(loop).fit([asked.jobs[0]]), 0.0)
+    after, _ = loop.close_round(asked, train_jobs(loop.host, [asked.jobs[0]]), 0.0)
     assert len(sent(loop, after, 3)[1]) == 4 and len(sent(loop, after, 3)[0]) == 2
 
 

@@ -35,7 +35,7 @@ SIZES = (6, 3, 5)
 def a_round(sizes=SIZES, masked: bool = False, seed: int = 0) -> Round:
     """Replies with random changes to the tiny net; if masked, some coordinates have one holder or none."""
     loop, net = build_tiny_run(Method(), sizes)
-    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
+    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.host.enrol))
     generator = torch.Generator().manual_seed(seed)
 
     def reply(device: int) -> Reply:

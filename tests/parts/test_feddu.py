@@ -12,13 +12,14 @@ import shoal
 from shoal.core.compose import compose
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.model import tree
+from shoal.core.session import train_jobs
 from shoal.core.types import Work
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, compute_server_data_share, count_server_steps, evaluate_on_server
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, get_local_devices, play_rounds
+from shoal.testing.laws import assert_trees_close, play_rounds
 
 
 def half_time(part: FedDU, sizes=(5, 3)):
@@ -26,7 +27,7 @@ def half_time(part: FedDU, sizes=(5, 3)):
     loop, net = build_tiny_run(compose([part]), sizes)
     asked = loop.open_round(loop.start(net), 0)
     replies, _ = loop.exchange.decode_replies(
-        asked.jobs, get_local_devices(loop).fit(asked.jobs_to_train), asked.round, set()
+        asked.jobs, train_jobs(loop.host, asked.jobs_to_train), asked.round, set()
     )
     weights = torch.tensor([r.size for r in replies], dtype=torch.float64)
     return asked.states["feddu"], replace(asked.round, replies=replies, weights=weights / weights.sum())

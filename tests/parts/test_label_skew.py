@@ -27,10 +27,9 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.part import Part
+from shoal.core.task import Engine
 from shoal.core.types import Device, Local, Optimiser
-from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
-from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.models.mlp import mlp
 from shoal.parts.balanced_softmax import BalancedSoftmax
@@ -43,7 +42,7 @@ from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
-from shoal.testing.laws import assert_trees_close, get_local_devices, get_memory, play_rounds
+from shoal.testing.laws import assert_trees_close, play_rounds
 
 PARTS: list[Part] = [BalancedSoftmax(), FedLC(), FedNTD(), FedDecorr(), FedROD()]
 OTHERS: list[Part] = [BalancedSoftmax(0.3), FedLC(0.1), FedNTD(beta=0.5, tau=3.0), FedDecorr(2.0)]
@@ -313,7 +312,7 @@ def visits_round(loop, net: Net):
 def test_masked_and_cut_out_models_train_alike(part: Part):
     """Units that a device does not hold are no features: they are neither counted nor read."""
     loop, net = build_tiny_run(compose([part, FedDrop(0.3)]), (8, 6, 7))
-    site, changed = get_local_devices(loop).setup, 0.0
+    site, changed = loop.host.setup, 0.0
     for visit in prepare_local_trainings(loop, loop.start(net)):
         plan, slicer = visit.job.plan, site.net.slicer
         small = StepRule(site.net.cut(plan), loop.method, site.optimiser)
@@ -349,13 +348,13 @@ def test_the_generic_model_is_that_of_balanced_softmax():
 def test_a_head_stays_on_its_device_and_goes_on_from_there():
     loop, net = build_tiny_run(Method((FedROD(),)), (5, 3))
     standing, _ = play_rounds(loop, loop.start(net), 0, 1)
-    first = [get_memory(loop).get(d)[PERSONAL_KEY] for d in (0, 1)]
+    first = [loop.host.memory.get(d)[PERSONAL_KEY] for d in (0, 1)]
     assert set(first[0]) == {"rod.weight", "rod.bias"}
     assert first[0]["rod.bias"].any() and not torch.equal(first[0]["rod.bias"], first[1]["rod.bias"])
-    site = get_local_devices(loop).setup
+    site = loop.host.setup
     job = loop.open_round(standing, 1).jobs[0]
     assert torch.equal(
-        prepare_training(site, job, get_memory(loop).get(0)).state.params["rod.bias"], first[0]["rod.bias"]
+        prepare_training(site, job, loop.host.memory.get(0)).state.params["rod.bias"], first[0]["rod.bias"]
     )
 
 
@@ -397,14 +396,10 @@ def test_the_head_learns_what_its_device_has():
     """On devices of few classes, the sum of both is right more often than the generic model alone."""
     assembly = assemble_run(Recipe().with_values(method="fedrod", devices=4, sample=4, split="dirichlet:0.1", rounds=8))
     loop, memory = assembly.loop, assembly.memory
-    standing = loop.start(assembly.net)
-    for number in range(8):
-        standing, _ = loop.play_round(standing, number)
-        memory.commit(number)
-    assert isinstance(loop.engine, LocalDevices)
+    standing, _ = play_rounds(loop, loop.start(assembly.net), 0, 8)
     right = torch.zeros(2)
     for device in range(4):
-        batch = loop.engine.setup.samples(device).take_all()
+        batch = loop.host.setup.samples(device).take_all()
         logits, features, _, _ = assembly.net.forward(standing.params, batch.inputs)
         own = memory.get(device)[PERSONAL_KEY]
         both = logits + nn.functional.linear(features, own["rod.weight"], own["rod.bias"])
@@ -433,16 +428,12 @@ def test_a_model_that_goes_on_behind_its_last_layer_is_refused():
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 
 
-def ends(crew: TrainingEngine, **recipe: Any) -> list[Any]:
+def ends(crew: Engine, **recipe: Any) -> list[Any]:
     """Everything after two rounds with this crew, and what devices keep."""
     assembly = assemble_run(Recipe().with_values(**SMALL | recipe))
     loop = assembly.loop
-    assert isinstance(loop.engine, LocalDevices)
-    loop.engine.training_engine = crew
-    standing = loop.start(assembly.net)
-    for number in range(2):
-        standing, _ = loop.play_round(standing, number)
-        assembly.memory.commit(number)
+    loop.host.engine = crew
+    standing, _ = play_rounds(loop, loop.start(assembly.net), 0, 2)
     return [standing.params, [assembly.memory.get(d) for d in range(6)]]
 
 

@@ -32,11 +32,9 @@ from shoal.parts.mixup import Mixup
 from shoal.parts.moon import MOON, fill_missing_units
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
 from shoal.testing.laws import (
-    RecordingEngine,
+    RecordingHost,
     assert_trees_close,
     check_pair,
-    get_local_devices,
-    get_memory,
     play_rounds,
 )
 
@@ -277,26 +275,26 @@ def test_at_first_contact_the_received_model_is_the_previous_one():
 
 def test_the_previous_model_is_the_device_s_own_last_one():
     loop, net = build_tiny_run(Method((MOON(width=4),)), (5, 3, 4))
-    spy, standing = RecordingEngine(loop.engine), loop.start(net)
+    spy, standing = RecordingHost(loop.host), loop.start(net)
     for number in range(3):
         before = standing.params
-        standing, _ = play_rounds(replace(loop, engine=spy), standing, number, number + 1)
+        standing, _ = play_rounds(replace(loop, host=spy), standing, number, number + 1)
         for job, outcome in zip(spy.jobs[-1], spy.outcomes[-1]):
             assert outcome.message is not None
             own = {k: before[k] + entry["value"] for k, entry in outcome.message.body.items()}
             assert_trees_close(
-                get_memory(loop).get(job.device)["moon"]["previous"], own, 1e-15, "not what the device came back with"
+                loop.host.memory.get(job.device)["moon"]["previous"], own, 1e-15, "not what the device came back with"
             )
     for visit in prepare_local_trainings(loop, standing, 3):
         state = visit.state.states["moon"]["previous"]
-        assert tree.is_same_tree(state, get_memory(loop).get(visit.device.id)["moon"]["previous"])
+        assert tree.is_same_tree(state, loop.host.memory.get(visit.device.id)["moon"]["previous"])
 
 
 def test_a_unit_that_a_device_never_held_is_taken_as_received():
     """In other rounds it holds other units; what it lacks now is not there, what it lacked so far is as it arrived."""
     loop, net = build_tiny_run(compose([MOON(width=4), HalfWidth()]))
     standing, _ = play_rounds(loop, loop.start(net), 0, 1)
-    kept = get_memory(loop).get(0)["moon"]["previous"]
+    kept = loop.host.memory.get(0)["moon"]["previous"]
     assert not kept["a.weight"][0].any() and kept["a.weight"][1:].all()
     visit = prepare_local_trainings(loop, standing, 1)[0]
     state, anchor = visit.state.states["moon"]["previous"], visit.context.anchor
@@ -306,7 +304,7 @@ def test_a_unit_that_a_device_never_held_is_taken_as_received():
     assert torch.equal(state["a.weight"][2], kept["a.weight"][2]) and not state["a.weight"][1].any()
     assert torch.equal(state["b.hidden.weight"][:, 0], anchor["b.hidden.weight"][:, 0])
     play_rounds(loop, standing, 1, 2)
-    assert torch.equal(get_memory(loop).get(0)["moon"]["previous"]["a.weight"][1], kept["a.weight"][1])
+    assert torch.equal(loop.host.memory.get(0)["moon"]["previous"]["a.weight"][1], kept["a.weight"][1])
     assert fill_missing_units({"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})["w"].tolist() == [
         3.0,
         2.0,
@@ -319,7 +317,7 @@ def test_at_mu_0_it_is_fedavg_on_the_same_model_bit_for_bit():
         loop, net = build_tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
-            get_local_devices(loop).resize(net, WHOLE_MODEL)
+            loop.host.resize(net, WHOLE_MODEL)
         ends.append(play_rounds(loop, loop.start(net), 0, 3)[0].params)
     assert tree.is_same_tree(*ends)
 
@@ -331,7 +329,7 @@ def test_three_forward_passes_and_one_backward_are_counted():
         loop, net = build_tiny_run(method)
         if not method.parts:
             net = MOON().model(net)
-            get_local_devices(loop).resize(net, WHOLE_MODEL)
+            loop.host.resize(net, WHOLE_MODEL)
         rows.append(play_rounds(loop, loop.start(net), 0, 1)[1][0])
     macs = 4 * 3 + 3 * 3 + 3 * 256 + 256 * 2
     assert rows[0]["macs_forward"] == rows[1]["macs_forward"] == macs
@@ -353,7 +351,7 @@ def test_memories_are_cut_along_when_the_model_is_pruned(part: Part):
     shapes = {k: v.shape for k, v in standing.params.items()}
     assert shapes["a.weight"][0] < 3 and shapes["b.hidden.weight"] == (3, shapes["a.weight"][0])
     for device in range(3):
-        assert {k: v.shape for k, v in get_memory(loop).get(device)["moon"]["previous"].items()} == shapes
+        assert {k: v.shape for k, v in loop.host.memory.get(device)["moon"]["previous"].items()} == shapes
 
 
 # whole runs ----------------------------------------------------------------------------------------------------------

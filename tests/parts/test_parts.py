@@ -29,7 +29,7 @@ from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
 from shoal.parts.trimmed_mean import TrimmedMean
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import get_memory, get_training_setup, play_rounds
+from shoal.testing.laws import play_rounds
 
 
 def test_fedavg_weighs_by_samples():
@@ -105,7 +105,7 @@ def kept_after(
     loop = replace(loop, sample=sample)
     standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
     whole = standing.states[part][at_server]
-    known = [get_memory(loop).get(device).get(part, {}).get(on_device) for device in range(len(UNEVEN))]
+    known = [loop.host.memory.get(device).get(part, {}).get(on_device) for device in range(len(UNEVEN))]
     return whole, [own or tree.make_zeros(whole) for own in known]
 
 
@@ -137,7 +137,7 @@ def test_with_all_devices_scaffolds_corrections_cancel_in_the_mean():
     loop = replace(loop, work=one)
     standing, _ = play_rounds(loop, loop.start(net), 0, 3)
     after, _ = play_rounds(loop, standing, 3, 4)
-    samples = [get_training_setup(loop).samples(device) for device in range(len(UNEVEN))]
+    samples = [loop.host.setup.samples(device) for device in range(len(UNEVEN))]
     everything = Samples(samples[0].inputs, samples[0].targets, torch.cat([own.index for own in samples]))
     gradient = compute_loss_gradient(net, standing.params, everything)
     expected = {k: standing.params[k] - 0.5 * g for k, g in gradient.items()}

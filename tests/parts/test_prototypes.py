@@ -30,7 +30,7 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import RecordingEngine, check_pair, play_rounds
+from shoal.testing.laws import RecordingHost, check_pair, play_rounds
 
 WEIGHT, READ, SCALE = "b.prototypes.weight", "b.read", "b.scale"
 
@@ -141,7 +141,7 @@ def test_words_are_classes_at_every_position():
 def a_round(told: list[tuple[list[int], list[list[float]]]], weights: list[float]) -> Round:
     """Replies with these counts and means, of the tiny net's 2 classes and 3 features."""
     loop, net = build_tiny_run(Method((FedNH(),)), (2,) * len(told))
-    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.engine.enrol))
+    round = loop.make_round(loop.start(net), 0, EnrolmentRegister({}, loop.host.enrol))
     replies = [
         Reply(d, 2, {}, {}, {"fednh": {"counts": torch.tensor(n).int(), "means": torch.tensor(z).double()}}, Outcome(d))
         for d, (n, z) in enumerate(told)
@@ -189,11 +189,11 @@ def test_every_reply_counts_the_same():
 
 def test_prototypes_are_sent_and_never_come_back():
     loop, net = build_tiny_run(Method((FedNH(),)), (5, 3, 1), momentum=0.5, engine=BatchedEngine(3))
-    spy = RecordingEngine(loop.engine)
+    spy = RecordingHost(loop.host)
     standing = loop.start(net)
     for number in range(3):
         before = standing.params
-        standing, _ = play_rounds(replace(loop, engine=spy), standing, number, number + 1)
+        standing, _ = play_rounds(replace(loop, host=spy), standing, number, number + 1)
         for job, outcome in zip(spy.jobs[-1], spy.outcomes[-1]):
             assert torch.equal(job.message.body[WEIGHT]["value"], before[WEIGHT])
             assert outcome.message and list(outcome.message.body) == ["a.weight", "a.bias", SCALE]
@@ -205,8 +205,8 @@ def test_prototypes_are_sent_and_never_come_back():
 def test_bytes_are_those_of_the_classes_that_a_device_holds():
     """The tiny run has numbers of 8 bytes, 3 features and 2 classes; its device of one sample holds one class."""
     loop, net = build_tiny_run(Method((FedNH(),)), (5, 1))
-    spy = RecordingEngine(loop.engine)
-    play_rounds(replace(loop, engine=spy), loop.start(net), 0, 1)
+    spy = RecordingHost(loop.host)
+    play_rounds(replace(loop, host=spy), loop.start(net), 0, 1)
     up = [o.message.bytes_by["fednh"] for o in spy.outcomes[0] if o.message]
     assert up == [4 * 2 + 8 * 3 * 2, 4 * 2 + 8 * 3]
     model = [o.message.bytes_by["model"] for o in spy.outcomes[0] if o.message]

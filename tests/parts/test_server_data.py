@@ -21,9 +21,10 @@ from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
+from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
+from shoal.core.task import Engine
 from shoal.core.types import SERVER, Optimiser, Outcome, Reply, Round, Work
-from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
@@ -38,7 +39,7 @@ from shoal.plugins.smoke_run import build_tiny_run
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.storage.memory import DeviceMemory
-from shoal.testing.laws import assert_trees_close, check_pair, get_local_devices, play_rounds
+from shoal.testing.laws import assert_trees_close, check_pair, play_rounds
 
 PARTS: list[Part] = [DataSharing(), HybridFL(), FedDF(), FedKT(), FedDA()]
 COMPOSITIONS = ["datasharing+fedprox", "hybridfl+scaffold", "feddf+fjord", "fedkt+topk(ratio=0.1)", "fedda+feddu"]
@@ -201,7 +202,7 @@ def test_a_device_that_did_not_answer_is_sent_them_again():
         asked = loop.open_round(standing, number)
         for job in asked.jobs:
             assert ("datasharing" in job.message.beside) == (job.device not in seen)
-        standing, row = loop.close_round(asked, loop.engine.fit(asked.jobs_to_train), 0.0)
+        standing, row = loop.close_round(asked, train_jobs(loop.host, asked.jobs_to_train), 0.0)
         seen |= {d for d in row["devices"] if d not in {gone["device"] for gone in row.get("dropped", ())}}
     assert seen == {0, 1}
 
@@ -219,7 +220,7 @@ def straight(models: list) -> tuple[Net, Round]:
     ]
     loop, _ = build_tiny_run(compose([]))
     return net, replace(
-        loop.make_round(ServerState(net, net.initial, {}), 0, EnrolmentRegister({}, loop.engine.enrol)),
+        loop.make_round(ServerState(net, net.initial, {}), 0, EnrolmentRegister({}, loop.host.enrol)),
         server=Samples(torch.eye(2, dtype=DOUBLE), torch.tensor([0, 0]), torch.arange(2)),
         replies=replies,
         weights=torch.full((len(models),), 1 / len(models), dtype=DOUBLE),
@@ -309,11 +310,11 @@ def test_a_reply_that_does_not_count_teaches_nothing():
 # on the engines, with real samples --------------------------------------------------------------------------------
 
 
-def ends(crew: TrainingEngine, rounds: int = 2, **recipe: Any) -> list[Any]:
+def ends(crew: Engine, rounds: int = 2, **recipe: Any) -> list[Any]:
     """Where the server comes to."""
     given = {"devices": 6, "sample": 4, "server_data": "share:0.02", "split": "dirichlet:0.5", "precision": "float64"}
     loop, net = (made := assemble_run(Recipe(**(given | recipe)))).loop, made.net
-    get_local_devices(loop).training_engine = crew
+    loop.host.engine = crew
     standing, _ = play_rounds(loop, loop.start(net), 0, rounds)
     return [standing.params, standing.states]
 

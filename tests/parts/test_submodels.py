@@ -16,6 +16,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister
+from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Local, Optimiser, Outcome, Reply, Round, Work
 from shoal.fleet.fleets import UniformFleet
@@ -44,7 +45,7 @@ from shoal.parts.lib.submodel_units import (
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import check_pair, get_local_devices, play_rounds
+from shoal.testing.laws import check_pair, play_rounds
 
 PARTS: list[Part] = [FedDrop(), FjORD(), HeteroFL(), AFD(), FedMP()]
 
@@ -309,9 +310,9 @@ def test_heterofl_keeps_rows_of_absent_classes_at_home():
     loop, net = build_tiny_run(Method((HeteroFL("1"),)), (5, 1))
     standing = loop.start(net)
     asked = loop.open_round(standing, 0)
-    outcomes = loop.engine.fit(asked.jobs_to_train)
+    outcomes = train_jobs(loop.host, asked.jobs_to_train)
     replies, _ = loop.exchange.decode_replies(asked.jobs, outcomes, asked.round, set())
-    label = int(get_local_devices(loop).setup.samples(1).take_all().targets[0][0])
+    label = int(loop.host.setup.samples(1).take_all().targets[0][0])
     assert replies[1].covered["b.weight"].all(1).tolist() == [label == 0, label == 1]
     assert replies[1].covered["b.bias"].tolist() == [label == 0, label == 1]
     assert replies[0].covered["b.bias"].all() and replies[0].covered["b.weight"].all()

@@ -48,7 +48,7 @@ from shoal.parts.lib.weight_masks import (
 )
 from shoal.parts.prunefl import PruneFL, count_worthwhile, measure_round_seconds
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import RecordingEngine, get_training_setup, play_rounds
+from shoal.testing.laws import RecordingHost, play_rounds
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]
 BUSY: list[Part] = [
@@ -362,7 +362,7 @@ def test_devices_report_the_squares_of_all_gradients():
     assert all(not said(o).beside for o in spy.outcomes[0])
     _, (row,) = play_rounds(loop, standing, 1, 2)
     for device, outcome in enumerate(spy.outcomes[1]):
-        slopes = compute_loss_gradient(net, standing.params, get_training_setup(loop).samples(device))
+        slopes = compute_loss_gradient(net, standing.params, loop.host.setup.samples(device))
         wanted = torch.cat([slopes[k].flatten().square() for k in net.shared_trainable])
         torch.testing.assert_close(said(outcome).beside["prunefl"]["squares"], wanted, rtol=0, atol=1e-12)
     assert row["bytes_by"]["up"]["prunefl"] == 2 * 8 * 23
@@ -465,10 +465,10 @@ def test_values_that_do_not_fit_are_refused():
 # what is dropped stays dropped ----------------------------------------------------------------------------------------
 
 
-def spied(part: Part, *others: Part) -> tuple[Loop, Net, RecordingEngine]:
+def spied(part: Part, *others: Part) -> tuple[Loop, Net, RecordingHost]:
     loop, net = build_tiny_run(compose([part, *others]))
-    spy = RecordingEngine(loop.engine)
-    return replace(loop, engine=spy), net, spy
+    spy = RecordingHost(loop.host)
+    return replace(loop, host=spy), net, spy
 
 
 def said(outcome: Outcome) -> Message:
@@ -487,7 +487,7 @@ def at_zero(params: dict[str, Tensor], masks: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("part", BUSY, ids=str)
 def test_what_is_dropped_is_0_on_the_server_and_never_moves_on_devices(part: Part):
     loop, net = build_tiny_run(Method((part,)), momentum=0.5)
-    rule = replace(get_training_setup(loop).rule, optimiser=replace(loop.optimiser, weight_decay=0.1))
+    rule = replace(loop.host.setup.rule, optimiser=replace(loop.optimiser, weight_decay=0.1))
     standing, seen = loop.start(net), set()
     for number in range(4):
         masks = standing.states[part.name()]["masks"]

@@ -20,6 +20,7 @@ from safetensors.torch import save
 import shoal
 from shoal.core.errors import ERROR_KINDS
 from shoal.report.run_groups import read_run
+from shoal.runs.checkpoint import RESERVED
 from shoal.runs.start import load_result
 from shoal.runs.store import RunFolder
 from shoal.storage.files import read_tree, write_tree
@@ -152,6 +153,32 @@ def test_a_value_of_the_wrong_kind_in_a_checkpoint_is_refused(folder, key, value
     file = folder / "checkpoint.safetensors"
     write_tree(file, read_tree(file) | {key: value})
     assert refusal(folder) == "damaged"
+
+
+@pytest.mark.parametrize("version", [0, 3, 2.0, True])
+def test_a_checkpoint_of_a_later_version_is_refused(folder, version):
+    file = folder / "checkpoint.safetensors"
+    write_tree(file, read_tree(file) | {"format": version})
+    assert refusal(folder) == "damaged"
+
+
+@pytest.mark.parametrize("key, value", [("in_flight", [1]), ("clock", 2.5), ("charges", [0.1]), ("model_digest", "ab")])
+def test_what_only_a_later_version_can_continue_is_refused(folder, key, value):
+    file = folder / "checkpoint.safetensors"
+    content = read_tree(file)
+    assert content[key] == type(value)()
+    write_tree(file, content | {key: value})
+    assert refusal(folder) == "damaged"
+
+
+def test_a_checkpoint_of_the_first_version_is_read(folder):
+    file = folder / "checkpoint.safetensors"
+    content = {key: value for key, value in read_tree(file).items() if key not in RESERVED}
+    again = folder.with_name("again")
+    shutil.copytree(folder, again)
+    write_tree(again / "checkpoint.safetensors", content | {"format": 1})
+    first, second = (shoal.resume(path, rounds=6).params for path in (folder, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(
@@ -520,4 +547,4 @@ def test_a_checkpoint_is_plain_safetensors(folder):
     """Anybody can read it: the header is JSON, the rest are tensors."""
     raw = (folder / "checkpoint.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert json.loads(header["__metadata__"]["shoal"])["dict"][0] == ["format", 1]
+    assert json.loads(header["__metadata__"]["shoal"])["dict"][0] == ["format", 2]

@@ -24,7 +24,7 @@ from shoal.cli import federation
 from shoal.core.errors import ShoalError
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
-from shoal.remote.messages import RequestStamp, TrainRequest, decode_reply_bytes, problem_to_bytes
+from shoal.remote.messages import MESSAGE_VERSION, RequestStamp, TrainRequest, decode_reply_bytes, problem_to_bytes
 from shoal.runs.session import Result
 from shoal.runs.start import load_result
 from shoal.service.client import DeviceClient
@@ -252,6 +252,16 @@ def test_a_server_cannot_lead_a_device_out_of_its_folder(run):
     assert RequestStamp("0123abcd", 0, 0, "n").run == "0123abcd"
     with pytest.raises(ShoalError, match="letters and digits"):
         RequestStamp(run, 0, 0, "n")
+
+
+def test_messages_of_former_versions_are_read_and_later_ones_refused():
+    first = {"run": "r", "round": 0, "device": 0, "nonce": "n"}
+    assert RequestStamp.from_dict(first).to_dict() == first
+    now = RequestStamp("r", 0, 0, "n")
+    assert now.to_dict() == first | {"version": MESSAGE_VERSION} and RequestStamp.from_dict(now.to_dict()) == now
+    for version in (0, MESSAGE_VERSION + 1, "2", None, True):
+        with pytest.raises(ShoalError, match="of version"):
+            RequestStamp.from_dict(first | {"version": version})
 
 
 def test_no_text_of_a_device_travels(tmp_path):

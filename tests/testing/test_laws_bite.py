@@ -9,7 +9,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.part import Neutral, Part
-from shoal.engines.base import Task
+from shoal.core.task import Task
 from shoal.engines.batched import engine, step
 from shoal.engines.batched.inputs import StepInputs
 from shoal.engines.batched.slot import DeviceSlot

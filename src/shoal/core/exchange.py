@@ -103,7 +103,7 @@ class Exchange:
             delta = tree.subtract_params(delta, round.anchor)
             delta |= {k: delta[k] * mask for k, mask in covered.items()}
         size = len(self.server or ()) if job.device == SERVER else int(self.sizes[job.device])
-        return Reply(job.device, size, delta, covered, report, outcome)
+        return Reply(job.device, size, delta, covered, report, outcome, job.plan, round.anchor, job.round)
 
     def cap_claims(self, job: Job, outcome: Outcome, net: Net) -> Outcome:
         """The outcome with the claims of an untrusted device (samples, steps, multiply-accumulates) cut to what can be.

@@ -1,4 +1,4 @@
-"""The training loop: one round of any method, from the selection of devices to the evaluation of the new model.
+"""The training loop: the two halves of a round of any method, from the selection of devices to the new model.
 
 Its methods follow the table of points in `Part`.
 """
@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Job, Optimiser, Outcome, Roster, Round, Work
 
 log = logging.getLogger("shoal")
+Host = TypeVar("Host", bound=DeviceHost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +55,11 @@ class PendingRound:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class Loop(Generic[Host]):
     """Plays rounds, whatever the method, the model and the place where devices train."""
 
     method: Method
-    engine: DeviceHost
+    host: Host
     fleet: Fleet
     streams: RandomStreams
     sizes: np.ndarray
@@ -77,7 +79,7 @@ class Loop:
     @cached_property
     def exchange(self) -> Exchange:
         """Packs jobs and opens replies."""
-        return Exchange(self.method, self.streams, self.sizes, self.work, self.server, self.engine.is_untrusted)
+        return Exchange(self.method, self.streams, self.sizes, self.work, self.server, self.host.is_untrusted)
 
     def start(self, net: Net) -> ServerState:
         """The server state before the first round; `net` is what the parts' `model` made of the recipe's model.
@@ -85,7 +87,7 @@ class Loop:
         Devices whose enrolment cards a part cannot use are left out here and named in the log.
         """
         server_state = ServerState(net, net.initial, {})
-        register = EnrolmentRegister({}, self.engine.enrol)
+        register = EnrolmentRegister({}, self.host.enrol)
         with_data = np.flatnonzero(self.sizes > 0).tolist()
 
         def init_states(devices: list[int]) -> dict[str, Tree]:
@@ -97,24 +99,17 @@ class Loop:
             if not (register.cards or register.silent):
                 raise
             card_outline = lambda device: tree.outline_tree(register.cards.get(device))  # noqa: E731
-            states, refused = use_without_culprits(with_data, init_states, card_outline, self.engine.is_untrusted)
+            states, refused = use_without_culprits(with_data, init_states, card_outline, self.host.is_untrusted)
             for position, why in refused.items():
                 log.warning("device %d, enrolment: %s", with_data[position], why)
         return replace(server_state, states=states, cards=register.cards, owed=register.nbytes)
-
-    def play_round(self, server_state: ServerState, number: int) -> tuple[ServerState, Row]:
-        """One round: the new server state, and the row of the history."""
-        pending = self.open_round(server_state, number)
-        started = perf_counter()
-        outcomes = self.engine.fit(pending.jobs_to_train)
-        return self.close_round(pending, outcomes, perf_counter() - started)
 
     def open_round(self, server_state: ServerState, number: int) -> "PendingRound":
         """The first half of a round: select -> plan -> send -> encode.
 
         Where a part needs enrolment cards that devices do not send, the round is opened again without those devices.
         """
-        register = EnrolmentRegister(server_state.cards, self.engine.enrol)
+        register = EnrolmentRegister(server_state.cards, self.host.enrol)
         while True:
             without = frozenset(register.silent)
             try:
@@ -157,10 +152,10 @@ class Loop:
 
         replies, dropped = self.exchange.decode_replies(jobs, outcomes, round, late_devices)
         round = replace(round, replies=replies)
-        rehearse = (lambda update: self.rehearse_next_round(update, register)) if self.engine.is_untrusted else None
+        rehearse = (lambda update: self.rehearse_next_round(update, register)) if self.host.is_untrusted else None
         update, refused = update_with_usable(self.method, server_state, round, states, rehearse)
         dropped += [{"device": device, "why": why} for device, why in refused.items()]
-        self.engine.forget([gone["device"] for gone in dropped if gone["device"] not in late_devices])
+        self.host.forget([gone["device"] for gone in dropped if gone["device"] not in late_devices])
         enrolment = server_state.owed + register.nbytes
         round, server_state = update.round, replace(update.after, cards=register.cards, owed=0)
 
@@ -191,14 +186,14 @@ class Loop:
     def make_final_params(self, server_state: ServerState, rounds: int) -> Params:
         """The model that a run ends with: the one that is evaluated under the name ""."""
         round = self.make_round(
-            server_state, max(rounds - 1, 0), EnrolmentRegister(server_state.cards, self.engine.enrol)
+            server_state, max(rounds - 1, 0), EnrolmentRegister(server_state.cards, self.host.enrol)
         )
         return self.method.evaluate({"": server_state.params}, server_state.states, round)[""]
 
     def follow_pruning(self, before: ServerState, after: ServerState) -> None:
-        """Tell the engine to train the smaller model where the committed round has pruned it."""
+        """Tell the host to train the smaller model where the committed round has pruned it."""
         if after.net is not before.net:
-            self.engine.resize(after.net, after.cuts[-1])
+            self.host.resize(after.net, after.cuts[-1])
 
     # the steps of a round, in their order -------------------------------------------------------------------------
     def make_round(
@@ -219,7 +214,7 @@ class Loop:
             optimiser=self.optimiser,
             fleet=self.fleet,
             server=self.server,
-            learn=lambda params, work: self.engine.train_on_server(params, work, number),
+            learn=lambda params, work: self.host.train_on_server(params, work, number),
             own_weights=any("weigh" in part.sets for part in self.method.parts),
         )
 

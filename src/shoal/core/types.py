@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
+from shoal.core.errors import ShoalError
 from shoal.core.fleet_protocol import Fleet
-from shoal.core.model.plan import Plan
+from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import RandomStreams, part_stream_name
 
@@ -28,7 +29,8 @@ class Local(NamedTuple):
 
     `anchor` is what was received, `got` what the part's own `send` put beside it, `numbers` hold lr, step, steps,
     epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last `step` left;
-    `net` runs the model with any parameters.
+    `net` runs the model with any parameters. At `step`, `loss_at(params)` is the local objective of all parts on the
+    batch of this step, at any parameters.
     """
 
     net: "Net"
@@ -37,6 +39,13 @@ class Local(NamedTuple):
     numbers: dict[str, Tensor]
     draws: dict[str, Tensor]
     state: Tree
+    loss_at: Callable[[Params], Tensor] = lambda params: raise_outside_step()
+
+
+def raise_outside_step() -> Tensor:
+    """The loss of all parts is known only after every part's `objective` has been asked."""
+    problem = "`local.loss_at` was called outside of `step`."
+    raise ShoalError("bad-part", problem, "In `objective`, call the scorer that is given as `inner`.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +131,14 @@ class Reply:
     covered: dict[str, Tensor]
     report: Mapping[str, Mapping[str, Any]]
     outcome: Outcome
+    plan: Plan = WHOLE_MODEL
+    """Which part of the model the device was sent and trained."""
+    anchor: Params = field(default_factory=dict)
+    """The global model that it was sent, at full shape."""
+    round: int = 0
+    """The round in which it was sent."""
+    count: int = 1
+    """For how many devices it stands."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The simulated devices of one run: their memories are kept here, and a training engine trains them."""
+"""The simulated devices of one run: their memories are kept here, and an engine trains them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from shoal.core.model.flops import FlopCache
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params
+from shoal.core.task import Engine, JobResult, Task
 from shoal.core.types import SERVER, Job, Outcome, Work
 from shoal.core.wire import pack_message
-from shoal.engines.base import Task, TaskResult, TrainingEngine
 from shoal.engines.slices import SlicedSetups
 from shoal.storage.memory import DeviceMemory
 
@@ -23,34 +23,32 @@ class LocalDevices:
 
     is_untrusted = False
 
-    def __init__(self, setup: TrainingSetup, memory: DeviceMemory, training_engine: TrainingEngine):
-        self.setup, self.memory, self.training_engine = setup, memory, training_engine
+    def __init__(self, setup: TrainingSetup, memory: DeviceMemory, engine: Engine):
+        self.setup, self.memory, self.engine = setup, memory, engine
         self.slices = SlicedSetups(setup)
-        self.plans: dict[int, Plan] = {}
-        """By device, which part of the model it trains in the present round."""
         self.server_setup = strip_parts(setup)
 
-    def fit(self, jobs: Sequence[Job]) -> list[Outcome]:
-        return self.store_results(self.training_engine.train(self.make_tasks(jobs)))
-
     def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
-        self.plans = {job.device: job.plan for job in jobs}
         return [self.slices.narrow_task(Task(self.setup, job, self.memory.get(job.device))) for job in jobs]
 
-    def store_results(self, results: Sequence[TaskResult]) -> list[Outcome]:
+    def store_results(self, results: Sequence[JobResult]) -> list[Outcome]:
         """The outcomes; the memory of every device that succeeded is stored."""
-        for outcome, memory in results:
+        for job, outcome, memory in results:
             if outcome.message is not None:
-                plan, before = self.plans[outcome.device], self.memory.get(outcome.device)
-                self.memory.put(outcome.device, self.slices.widen_memory(memory, plan, before))
-        return [outcome for outcome, _ in results]
+                before = self.memory.get(job.device)
+                self.memory.put(job.device, self.slices.widen_memory(memory, job.plan, before))
+        return [result.outcome for result in results]
+
+    def commit_round(self, number: int, kept: bool) -> None:
+        self.memory.commit(number, kept)
+
+    def discard_round(self) -> None:
+        self.memory.discard()
 
     def train_on_server(self, params: Params, work: Work, number: int) -> Params:
         net = self.server_setup.net
         message = pack_message(params, {}, WHOLE_MODEL, net.slicer, net.names_with_role("shared", "server"))
-        [result] = self.training_engine.train(
-            [Task(self.server_setup, Job(SERVER, number, WHOLE_MODEL, message, work), {})]
-        )
+        [result] = self.engine.train([Task(self.server_setup, Job(SERVER, number, WHOLE_MODEL, message, work), {})])
         delta = result.outcome.message
         return params if delta is None else params | {k: params[k] + e["value"] for k, e in delta.body.items()}
 

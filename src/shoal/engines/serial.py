@@ -10,7 +10,7 @@ from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.result import finish_training
 from shoal.core.local.step import LocalState, advance, compute_autograd_gradient
-from shoal.engines.base import Task, TaskResult
+from shoal.core.task import Task, TaskResult
 
 
 class SerialEngine:

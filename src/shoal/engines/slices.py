@@ -7,7 +7,7 @@ from shoal.core.local.device import TrainingSetup
 from shoal.core.model.flops import FlopCache
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Tree
-from shoal.engines.base import Task
+from shoal.core.task import Task
 
 
 class SlicedSetups:

@@ -97,10 +97,10 @@ class CatchUp(Part):
         return params, {"model": kept} if whole else memory
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        seen, answered = state["seen"].clone(), {reply.device for reply in round.replies}
+        seen, answered = state["seen"].clone(), {reply.device: reply.round for reply in round.replies}
         for device in set(round.devices) - {SERVER}:
             if device not in answered:
                 seen[device] = -1
             elif device_state_key(device) not in state["partial"]:
-                seen[device] = round.number
+                seen[device] = answered[device]
         return params, state | {"seen": seen}

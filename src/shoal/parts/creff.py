@@ -87,7 +87,7 @@ class CReFF(Part):
         count = torch.zeros_like(total)
         for reply, share in zip(round.replies, round.weights.tolist(), strict=True):
             if share > 0:
-                own, there = reply.report[self.name()], mask_kept_classifier(round.net, head, round.plans[reply.device])
+                own, there = reply.report[self.name()], mask_kept_classifier(round.net, head, reply.plan)
                 held = unpack_bits(own["held"], torch.Size([len(layer)])).nonzero().flatten().to(layer.device)
                 total[held[:, None], *there.nonzero(as_tuple=True)] += own["slopes"].to(layer)
                 count[held] += there.to(layer)

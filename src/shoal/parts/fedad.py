@@ -118,7 +118,7 @@ class FedAD(Part):
         if rates:
             d_avg = sum(n * d for n, d in rates) / sum(n for n, _ in rates)
             state = state | {"rate": d_avg, "asking": False}
-        scores = [(r.size, report["scores"], round.plans[r.device]) for r, report in reports if "scores" in report]
+        scores = [(r.size, report["scores"], r.plan) for r, report in reports if "scores" in report]
         if scores:
             state = self.track_score_change(state, average_neuron_scores(scores, state["scores"]), round.number)
         return params, state

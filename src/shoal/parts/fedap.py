@@ -139,5 +139,5 @@ class FedAP(Part):
             inputs = round.server.take_batch(round.server.index[: self.images]).inputs
             return score_neurons(round.net, round.params, inputs)
         reports = [(r, r.report.get(self.name(), {})) for r in round.replies]
-        scores = [(r.size, report["scores"], round.plans[r.device]) for r, report in reports if "scores" in report]
+        scores = [(r.size, report["scores"], r.plan) for r, report in reports if "scores" in report]
         return average_neuron_scores(scores, {}) if scores else None

@@ -173,6 +173,6 @@ class FedBIAD(Part):
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """Eq. (10) as printed: a row that a device dropped counts with the value 0, so that it shrinks every round."""
-        gone = [{k: r.delta[k] - round.anchor[k] * ~mask for k, mask in r.covered.items()} for r in replies]
+        gone = [{k: r.delta[k] - r.anchor[k] * ~mask for k, mask in r.covered.items()} for r in replies]
         whole = [replace(r, delta=r.delta | own, covered={}) for r, own in zip(replies, gone)]
         return average_replies(replace(round, replies=whole)), state

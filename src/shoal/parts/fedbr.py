@@ -170,7 +170,7 @@ class FedBR(Part):
         # what a silent device holds is unknown, so that it is sent the whole model next time
         silent = {device_state_key(d) for d in round.devices if d not in replies}
         seen = {k: v for k, v in state["seen"].items() if k not in silent} | {
-            device_state_key(d): round.number for d in replies
+            device_state_key(d): r.round for d, r in replies.items()
         }
         losses = state["loss"] | {device_state_key(d): loss[d] for d in finite}
         return params, state | {"arms": arms, "seen": seen, "loss": losses}
@@ -182,11 +182,11 @@ class FedBR(Part):
         distance, link_seconds, work_seconds = {}, {}, {}
         for reply in round.replies:
             if reply.device in loss:
-                x_k = {k: round.anchor[k] + reply.delta[k] for k in round.net.shared_trainable if k in reply.delta}
+                x_k = {k: reply.anchor[k] + reply.delta[k] for k in round.net.shared_trainable if k in reply.delta}
                 distance[reply.device] = float(sum((params[k] - v).double().square().sum() for k, v in x_k.items()))
                 up = sum(v.nbytes for v in reply.delta.values())
                 down = self.count_sent_bytes(state, round, reply.device)
-                profile = round.fleet.get_profile(reply.device, round.number)
+                profile = round.fleet.get_profile(reply.device, reply.round)
                 times = profile.estimate_times(down, reply.outcome.macs_work, up)
                 link_seconds[reply.device], work_seconds[reply.device] = times.down + times.up, times.compute
         before = state["loss"]

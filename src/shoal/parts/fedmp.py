@@ -124,13 +124,11 @@ def compute_loss_fall(state: Tree, steps: int) -> Tensor:
 def estimate_reply_seconds(reply: Reply, round: Round) -> float:
     """How long a device took, by its profile: its slice down, its work, its answer up."""
     net: Net = round.net
-    sent = net.slicer.take(
-        tree.select_params(round.anchor, net.names_with_role("shared", "server")), round.plans[reply.device]
-    )
+    sent = net.slicer.take(tree.select_params(reply.anchor, net.names_with_role("shared", "server")), reply.plan)
     outcome = reply.outcome
     up = outcome.message.nbytes if outcome.message is not None else 0
     return (
-        round.fleet.get_profile(reply.device, round.number)
+        round.fleet.get_profile(reply.device, reply.round)
         .estimate_times(tree.count_tree_bytes(sent), outcome.macs_work, up)
         .total
     )

@@ -83,7 +83,7 @@ class FedNH(Part):
                 report = reply.report[self.name()]
                 held = report["counts"].nonzero().flatten()
                 means = old.new_zeros(len(held), old.shape[1])
-                means[:, find_kept_columns(round.net, weight, round.plans[reply.device])] = report["means"].to(old)
+                means[:, find_kept_columns(round.net, weight, reply.plan)] = report["means"].to(old)
                 total.index_add_(0, held.to(old.device), means * report["counts"][held, None].to(old))
         new = self.rho * old + (1 - self.rho) * F.normalize(total, dim=1)
         # directions can cancel, and a prototype needs one: then the old one stays

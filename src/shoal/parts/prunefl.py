@@ -120,7 +120,7 @@ def measure_round_seconds(round: Round) -> tuple[float, float]:
     """
     size = round.anchor[round.net.shared_trainable[0]].element_size()
     times = [
-        round.fleet.get_profile(r.device, round.number).estimate_times(size, r.outcome.macs_work, size)
+        round.fleet.get_profile(r.device, r.round).estimate_times(size, r.outcome.macs_work, size)
         for r in round.replies
         if r.device != SERVER
     ]

@@ -24,9 +24,10 @@ from shoal.core.part import Part
 from shoal.core.return_checks import broken_rule_error
 from shoal.core.round import Loop
 from shoal.core.server_state import EnrolmentRegister, ServerState
+from shoal.core.session import Session, play_round
 from shoal.core.streams import RandomStreams
+from shoal.core.task import Engine, Task
 from shoal.core.types import SERVER, Optimiser, Work
-from shoal.engines.base import Task, TrainingEngine
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.batched.step import build_step
@@ -80,15 +81,11 @@ def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
     """Play two rounds with a guarded copy of the part, then make one step of two devices by `vmap`."""
     setting = setting or make_tiny_setup()
     loop, net = build_tiny_run(Method((guard_part(part),)), setting.sizes, setting=setting)
-    assert isinstance(loop.engine, LocalDevices)
-    server_state, memory = loop.start(net), loop.engine.memory
-    for number in range(2):
-        before = server_state
-        server_state, row = loop.play_round(before, number)
-        memory.commit(number, kept=not row.get("void"))
-        loop.follow_pruning(before, server_state)
+    session = Session(loop, net)
+    for _ in range(2):
+        play_round(session)
     try:
-        tree.pack_tree([server_state.states, *memory.held.values()])
+        tree.pack_tree([session.server_state.states if session.server_state else {}, *loop.host.memory.held.values()])
     except TypeError as error:
         raise broken_rule_error(
             part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees."
@@ -101,9 +98,9 @@ def build_tiny_run(
     sizes: tuple[int, ...] = (5, 3),
     momentum: float = 0.0,
     memory: Path | None = None,
-    engine: TrainingEngine | None = None,
+    engine: Engine | None = None,
     setting: SmokeSetup | None = None,
-) -> tuple[Loop, Net]:
+) -> tuple[Loop[LocalDevices], Net]:
     """The loop and the net of a run in miniature: a few devices and a server with a few samples each."""
     total = sum(sizes) + SHARED
     setting = setting or make_tiny_setup(total)
@@ -144,14 +141,13 @@ def build_tiny_net() -> Net:
 
 def prepare_local_trainings(loop: Loop, server_state: ServerState, number: int = 0) -> list[LocalTraining]:
     """The local training of every device of a loop, before its first step in a round."""
-    assert isinstance(loop.engine, LocalDevices)
-    training_setup, method, devices = loop.engine.setup, loop.method, list(range(len(loop.sizes)))
-    round = replace(loop.make_round(server_state, number, EnrolmentRegister({}, loop.engine.enrol)), devices=devices)
+    training_setup, method, devices = loop.host.setup, loop.method, list(range(len(loop.sizes)))
+    round = replace(loop.make_round(server_state, number, EnrolmentRegister({}, loop.host.enrol)), devices=devices)
     plans, states = method.plan({d: WHOLE_MODEL for d in devices}, server_state.states, round)
     round = replace(round, plans=plans)
     beside, states = method.send(states, round)
     jobs, _ = loop.exchange.pack_jobs(round, beside, states)
-    memory = loop.engine.memory
+    memory = loop.host.memory
     return [prepare_training(training_setup, job, memory.get(job.device)) for job in jobs]
 
 
@@ -186,8 +182,7 @@ def refuse_unvectorisable(part: Part, setting: SmokeSetup) -> None:
 def step_two_devices(method: Method, setting: SmokeSetup) -> None:
     """Make the first step of a device for two slots in one call, as the engine `batched` does."""
     loop, net = build_tiny_run(method, (sum(setting.sizes) // 2,) * 2, setting=setting)
-    assert isinstance(loop.engine, LocalDevices)
-    task = Task(loop.engine.setup, prepare_local_trainings(loop, loop.start(net))[0].job, {})
+    task = Task(loop.host.setup, prepare_local_trainings(loop, loop.start(net))[0].job, {})
     stack = DeviceStack([DeviceSlot(task), DeviceSlot(task)], (), 2, 2, channels_last=False)
     padded, inputs = next(stack.step_inputs.iterate_steps())
     with torch.no_grad():

@@ -6,7 +6,6 @@ Data and memories stay with the devices.
 import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -18,8 +17,8 @@ from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
+from shoal.core.task import JobResult, Task, TaskResult
 from shoal.core.types import SERVER, Job, Outcome
-from shoal.engines.base import Task, TaskResult
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.remote.messages import (
@@ -115,7 +114,7 @@ class RemoteEngine:
     def enrol_devices(self, devices: Sequence[int], max_bytes: int) -> dict[int, tuple[int, dict[str, Tensor]]]:
         """Number of samples and enrolment card of each device; devices whose reply is refused are left out."""
         stamps = {d: RequestStamp(self.run_id, -1, d, token_hex(8)) for d in devices}
-        requests = {d: tree_to_bytes({"stamp": asdict(s), "setup": self.run_description}) for d, s in stamps.items()}
+        requests = {d: tree_to_bytes({"stamp": s.to_dict(), "setup": self.run_description}) for d, s in stamps.items()}
         enrolments = {}
         for device, reply in self.collect_replies(requests, "enrol").items():
             try:
@@ -146,16 +145,15 @@ class RemoteDevices(LocalDevices):
 
     def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
         server_tasks = iter(super().make_tasks([job for job in jobs if job.device == SERVER]))
-        self.plans = {job.device: job.plan for job in jobs}
         make_remote_task = lambda job: Task(self.setup, job, self.memory.get(job.device))  # noqa: E731
         return [next(server_tasks) if job.device == SERVER else make_remote_task(job) for job in jobs]
 
-    def store_results(self, results: Sequence[TaskResult]) -> list[Outcome]:
-        super().store_results([result for result in results if result.outcome.device == SERVER])
-        for outcome, memory in results:
-            if outcome.message is not None and outcome.device != SERVER:
-                self.memory.put(outcome.device, memory)
-        return [outcome for outcome, _ in results]
+    def store_results(self, results: Sequence[JobResult]) -> list[Outcome]:
+        super().store_results([result for result in results if result.job.device == SERVER])
+        for job, outcome, memory in results:
+            if outcome.message is not None and job.device != SERVER:
+                self.memory.put(job.device, memory)
+        return [result.outcome for result in results]
 
     def ask_sample_counts(self, devices: Sequence[int]) -> dict[int, int]:
         """The number of samples of each device that could be reached."""

@@ -15,6 +15,8 @@ from shoal.core.types import Job, Outcome, Work
 from shoal.core.wire import Message
 from shoal.remote.tree_bytes import is_finite_and_bounded, make_message_error, tree_from_bytes, tree_to_bytes
 
+MESSAGE_VERSION = 2
+"""The version of messages. A request of version 1, which had none, is read; one of a later version is refused."""
 REPLY_SLACK_BYTES = 1 << 16
 """Bytes that a reply may have beside what a model accounts for."""
 MAX_MODEL_MULTIPLE = 4
@@ -40,6 +42,16 @@ class RequestStamp:
     round: int
     device: int
     nonce: str
+    version: int = MESSAGE_VERSION
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> "RequestStamp":
+        """The stamp of a request; without a version it is of the first, whose replies had none either."""
+        return RequestStamp(**{"version": 1} | dict(fields))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stamp as it travels, in the form of its version."""
+        return {name: value for name, value in asdict(self).items() if name != "version" or self.version > 1}
 
     def __post_init__(self):
         """Refuse odd values: devices name a folder after `run`, so it must not be a path."""
@@ -48,6 +60,10 @@ class RequestStamp:
             raise make_message_error("is stamped with something else than letters and digits")
         if not all(type(n) is int and -1 <= n < 2**31 for n in numbers):
             raise make_message_error("is stamped with numbers that cannot be")
+        if type(self.version) is not int or not 1 <= self.version <= MESSAGE_VERSION:
+            raise make_message_error(
+                f"is of version {str(self.version)[:20]}, and this program reads 1 to {MESSAGE_VERSION}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +86,7 @@ class TrainRequest:
         fields = {"work": asdict(job.work), "plan": plan_to_dict(job.plan)}
         return tree_to_bytes(
             {
-                "stamp": asdict(self.stamp),
+                "stamp": self.stamp.to_dict(),
                 "setup": self.run_description,
                 "job": fields | {"body": job.message.body, "beside": job.message.beside},
                 "cuts": [plan_to_dict(cut) for cut in self.cuts],
@@ -84,7 +100,7 @@ class TrainRequest:
         """The request in some bytes; bytes that hold no request are refused."""
         content = tree_from_bytes(payload, max_bytes)
         try:
-            stamp, job = RequestStamp(**content["stamp"]), content["job"]
+            stamp, job = RequestStamp.from_dict(content["stamp"]), content["job"]
             message = Message(job["body"], job["beside"])
             read_job = Job(stamp.device, stamp.round, plan_from_dict(job["plan"]), message, Work(**job["work"]))
             since = None if content["since"] is None else (int(content["since"][0]), int(content["since"][1]))
@@ -110,12 +126,12 @@ def reply_to_bytes(stamp: RequestStamp, outcome: Outcome, remembers: bool) -> by
         return problem_to_bytes(stamp, "not-finite")
     numbers = {k: getattr(outcome, k) for k in ("steps", "samples", "loss", "macs_forward", "macs_work")}
     tensors = {"body": outcome.message.body, "beside": outcome.message.beside}
-    return tree_to_bytes({"stamp": asdict(stamp), "numbers": numbers, "remembers": remembers} | tensors)
+    return tree_to_bytes({"stamp": stamp.to_dict(), "numbers": numbers, "remembers": remembers} | tensors)
 
 
 def problem_to_bytes(stamp: RequestStamp, code: str) -> bytes:
     """A reply with the code of what went wrong in place of a result."""
-    return tree_to_bytes({"stamp": asdict(stamp), "problem": code})
+    return tree_to_bytes({"stamp": stamp.to_dict(), "problem": code})
 
 
 def compute_max_reply_bytes(net: Net) -> int:
@@ -131,7 +147,7 @@ def decode_reply_bytes(
     With `has_codecs` the body is checked by the codecs that decode it; otherwise it must be the plan's slice.
     """
     content = tree_from_bytes(payload, compute_max_reply_bytes(net))
-    if not isinstance(content, dict) or content.get("stamp") != asdict(stamp):
+    if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
         raise make_message_error("answers another question")
     if "problem" in content:
         if content["problem"] not in tuple(DEVICE_PROBLEMS):
@@ -205,7 +221,7 @@ def read_enrolment_bytes(
 ) -> tuple[int, dict[str, Tensor]]:
     """The number of samples that a device claims, and its enrolment card; anything else is refused."""
     content: Tree = tree_from_bytes(payload, max_bytes)
-    if not isinstance(content, dict) or content.get("stamp") != asdict(stamp):
+    if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
         raise make_message_error("answers another question")
     if content.get("problem") in DEVICE_PROBLEMS:
         raise make_message_error(f"says that {DEVICE_PROBLEMS[content['problem']]}")

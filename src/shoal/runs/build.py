@@ -50,7 +50,7 @@ class Assembly:
     recipe: Recipe
     method: Method
     net: Net
-    loop: Loop
+    loop: Loop[LocalDevices]
     memory: DeviceMemory
     evaluator: Evaluator
     split: Callable[[], dict]
@@ -109,7 +109,7 @@ def assemble_run(
     evaluator = build_evaluator(recipe, dataset, labels, population, dtype)
     loop = Loop(
         method=method,
-        engine=LocalDevices(setup, memory, SerialEngine()),
+        host=LocalDevices(setup, memory, SerialEngine()),
         fleet=parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
         streams=streams,
         sizes=sizes,

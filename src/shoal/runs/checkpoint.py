@@ -14,8 +14,11 @@ from shoal.core.model.tree import Tree
 from shoal.core.server_state import ServerState
 from shoal.storage.memory import MemoryVersion
 
-FORMAT = 1
-"""The version of what a checkpoint file holds; files of another version are refused."""
+FORMAT = 2
+"""The version of what a checkpoint file holds. Files of former versions are read, those of later ones refused."""
+RESERVED: dict[str, Any] = {"in_flight": [], "clock": 0.0, "charges": [], "model_digest": ""}
+"""Keys for what later versions will store (jobs on their way, simulated time, privacy spent, the frozen part of the
+model), and what they hold in this one; a file in which they hold more cannot be continued by this version."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,18 @@ def make_checkpoint_tree(
         "cuts": [{"kept": dict(cut.kept), "masks": dict(cut.masks)} for cut in server_state.cuts],
         "memory": {"versions": [list(version) for version in memory]},
         "history": torch.frombuffer(bytearray(lines), dtype=torch.uint8),
+        **RESERVED,
     }
+
+
+def check_format(content: Tree) -> None:
+    """Raise a ValueError where a checkpoint is of a later version, or holds what only a later one can continue."""
+    version = content["format"]
+    if type(version) is not int or not 1 <= version <= FORMAT:
+        raise ValueError(f"its format is {version}, this version reads 1 to {FORMAT}")
+    for key, empty in RESERVED.items():
+        if version > 1 and content[key] != empty:
+            raise ValueError(f"it holds {key}, which this version cannot continue")
 
 
 def restore_checkpoint(content: Tree, net: Net, parts: set[str]) -> Checkpoint:

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
-from shoal.engines.base import TrainingEngine
+from shoal.core.task import Engine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.deterministic import deterministic_algorithms, require_deterministic_algorithms
 from shoal.engines.serial import SerialEngine
@@ -98,7 +98,7 @@ def use_engine_settings(pick: EngineChoice) -> Iterator[None]:
         yield
 
 
-def build_engine(pick: EngineChoice, runs: int = 1) -> TrainingEngine:
+def build_engine(pick: EngineChoice, runs: int = 1) -> Engine:
     """The engine of a choice; for several runs at once, as many times as wide."""
     keep_freed_memory()
     match pick.engine:
@@ -111,7 +111,7 @@ def build_engine(pick: EngineChoice, runs: int = 1) -> TrainingEngine:
     return SerialEngine()
 
 
-def build_ray_engine(pick: EngineChoice, runs: int) -> TrainingEngine:
+def build_ray_engine(pick: EngineChoice, runs: int) -> Engine:
     """An engine on a Ray cluster, whose workers train one device after the other or many in a call."""
     try:
         from shoal.engines.workers.ray_engine import RayEngine
@@ -119,7 +119,7 @@ def build_ray_engine(pick: EngineChoice, runs: int) -> TrainingEngine:
         raise ShoalError("missing-extra", "Ray is not installed.", 'Run: pip install "shoal[ray]".') from None
     width = pick.width * runs if pick.width > 1 else 1
 
-    def make_inner_engine() -> TrainingEngine:
+    def make_inner_engine() -> Engine:
         if pick.deterministic:
             require_deterministic_algorithms()
         return BatchedEngine(width, compiled=pick.compiled) if pick.width > 1 else SerialEngine()

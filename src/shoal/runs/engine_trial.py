@@ -9,9 +9,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from shoal.core.model.net import Net
+from shoal.core.task import Task
 from shoal.core.types import Work
-from shoal.engines.base import Task
-from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
 from shoal.runs.engine_choice import (
     EngineChoice,
@@ -159,7 +158,6 @@ def estimate_step_seconds(pick: EngineChoice, assembly: "Assembly", local_steps:
 def make_short_tasks(assembly: "Assembly", count: int, steps: int) -> list[Task]:
     """Training tasks of the first round with few steps; their results are thrown away."""
     loop = assembly.loop
-    assert isinstance(loop.engine, LocalDevices)
     jobs = loop.open_round(loop.start(assembly.net), 0).jobs
     short = [replace(j, work=Work(0.0, steps, j.work.batch, j.work.lr)) for j in jobs if j.device >= 0]
-    return loop.engine.make_tasks([short[i % len(short)] for i in range(count)])
+    return loop.host.make_tasks([short[i % len(short)] for i in range(count)])

@@ -14,11 +14,9 @@ from shoal.core.ledger import Row
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
-from shoal.core.round import PendingRound
 from shoal.core.server_state import ServerState
-from shoal.core.types import Outcome
-from shoal.engines.base import TrainingEngine
-from shoal.engines.host import LocalDevices
+from shoal.core.session import Session, play_round_of_each
+from shoal.core.task import Engine
 from shoal.engines.part_faults import explain_fault
 from shoal.runs.build import Assembly
 from shoal.runs.engine_choice import EngineChoice, use_engine_settings
@@ -51,8 +49,8 @@ class Result:
         return module.eval()
 
 
-class ActiveRun:
-    """A run in progress, between two rounds; a round counts once it is complete."""
+class ActiveRun(Session):
+    """A session with a recipe, a history, and a folder if the run has one."""
 
     def __init__(
         self,
@@ -63,37 +61,23 @@ class ActiveRun:
         history: History | None = None,
         watch: Watcher | None = None,
     ):
+        rows = history or History()
+        loop = replace(assembly.loop, evaluates=lambda row: is_evaluation_due(assembly.recipe, rows, row))
+        super().__init__(loop, assembly.net, server_state, len(rows))
         self.assembly, self.pick, self.folder, self.watch = assembly, pick, folder, watch
-        self.recipe, self.memory = assembly.recipe, assembly.memory
-        self.history = rows = history or History()
-        self.loop = replace(assembly.loop, evaluates=lambda row: is_evaluation_due(assembly.recipe, rows, row))
-        self.server_state = server_state
-        self.saver = CheckpointSaver(assembly, folder, len(self.history))
-
-    @property
-    def local_devices(self) -> LocalDevices:
-        assert isinstance(self.loop.engine, LocalDevices)
-        return self.loop.engine
+        self.recipe, self.history = assembly.recipe, rows
+        self.saver = CheckpointSaver(assembly, folder, len(rows))
 
     @property
     def is_over(self) -> bool:
         return is_run_over(self.recipe, self.history)
 
-    def begin_round(self) -> PendingRound:
-        """Open the next round: select devices and prepare what is sent to them."""
-        with blame_user_parts(self.assembly):
-            self.server_state = self.server_state or self.loop.start(self.assembly.net)
-            return self.loop.open_round(self.server_state, len(self.history))
-
-    def finish_round(self, pending: PendingRound, outcomes: Sequence[Outcome], wall: float) -> None:
-        """Close a round with what devices sent back and the wall seconds it took; store its row and memories."""
-        with blame_user_parts(self.assembly):
-            server_state, row = self.loop.close_round(pending, outcomes, wall)
+    def commit_round(self, server_state: ServerState, row: Row) -> None:
+        """Let a round count, and store its row and memories."""
+        row = clear_nonfinite_values(row)
         with delay_signals():
             self.saver.halfway = True
-            self.memory.commit(len(self.history), kept=not row.get("void"))
-            self.loop.follow_pruning(pending.server_state, server_state)
-            self.server_state, row = server_state, clear_nonfinite_values(row)
+            super().commit_round(server_state, row)
             self.history.append(row)
             self.saver.halfway = False
             if self.folder:
@@ -106,7 +90,7 @@ class ActiveRun:
         """Save the run at its end, and return its result."""
         self.save_progress()
         with blame_user_parts(self.assembly):
-            server_state = self.server_state or self.loop.start(self.assembly.net)
+            server_state = self.server_state or self.loop.start(self.net)
             params = self.loop.make_final_params(server_state, len(self.history))
         if self.folder and "devices" in self.recipe.metrics:
             self.folder.write_note(
@@ -116,7 +100,7 @@ class ActiveRun:
 
     def save_progress(self) -> None:
         """Discard what an incomplete round left, and write a checkpoint of the complete ones."""
-        self.memory.discard()
+        self.loop.host.discard_round()
         with delay_signals():
             if self.folder:
                 self.folder.require_present()  # else the error would be about a file that went with the folder
@@ -124,20 +108,21 @@ class ActiveRun:
                 self.saver.save(self.server_state, len(self.history))
 
 
-def play_runs(runs: Sequence[ActiveRun], engine: TrainingEngine) -> list[Result]:
+def play_runs(runs: Sequence[ActiveRun], engine: Engine) -> list[Result]:
     """Play rounds until every run is over; in each round one engine trains the devices of all runs.
 
     Threads and determinism are those of the first run's engine choice, so all choices must agree in them.
     """
     for run in runs:
-        run.local_devices.training_engine = engine
+        run.loop.host.engine = engine
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, *thresholds[1:])  # a round makes many small objects, and no cycles worth looking for
     try:
         with stop_on_sigterm(once=True), use_engine_settings(runs[0].pick):
             try:
                 while unfinished := [run for run in runs if not run.is_over]:
-                    play_round_of_each(unfinished, engine)
+                    with blame_user_parts(*(run.assembly for run in unfinished)):
+                        play_round_of_each(unfinished, engine)
                 return [run.finish() for run in runs]
             except BaseException:
                 save_all_progress(runs)
@@ -170,21 +155,6 @@ def save_all_progress(runs: Sequence[ActiveRun]) -> None:
                 failures.append(error)
     if failures:
         raise failures[0]
-
-
-def play_round_of_each(runs: Sequence[ActiveRun], engine: TrainingEngine) -> None:
-    """Play one round of each run; wall time is divided by the number of devices that trained."""
-    pending = [run.begin_round() for run in runs]
-    start = perf_counter()
-    tasks = [run.local_devices.make_tasks(round.jobs_to_train) for run, round in zip(runs, pending)]
-    with blame_user_parts(*(run.assembly for run in runs)):
-        results = iter(engine.train([task for tasks_of_run in tasks for task in tasks_of_run]))
-    outcomes = [
-        run.local_devices.store_results([next(results) for _ in tasks_of_run]) for run, tasks_of_run in zip(runs, tasks)
-    ]
-    wall, total = perf_counter() - start, max(1, sum(map(len, tasks)))
-    for run, round, outcomes_of_run in zip(runs, pending, outcomes):
-        run.finish_round(round, outcomes_of_run, wall * len(outcomes_of_run) / total)
 
 
 @contextmanager

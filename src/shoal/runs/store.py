@@ -16,7 +16,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.model.net import Net
 from shoal.core.server_state import ServerState
-from shoal.runs.checkpoint import FORMAT, Checkpoint, make_checkpoint_tree, restore_checkpoint
+from shoal.runs.checkpoint import Checkpoint, check_format, make_checkpoint_tree, restore_checkpoint
 from shoal.runs.given_objects import describe_way_to_resume
 from shoal.runs.history import History, encode_row, read_history, write_history
 from shoal.runs.recipe import Recipe
@@ -163,8 +163,7 @@ class RunFolder:
             return None
         content = read_tree(self.checkpoint_file)
         try:
-            if content["format"] != FORMAT:
-                raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+            check_format(content)
             belongs = content["recipe"] == recipe.fingerprint()
             checkpoint = restore_checkpoint(content, net, set(parts)) if belongs else None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
+from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Optimiser
 from shoal.data.augment import parse_augment
@@ -64,7 +65,7 @@ class DeviceClient:
         """The reply to a request of this kind ("enrol" or "train"); of an exception only a code is sent."""
         stamp = RequestStamp("unknown", -1, -1, "unknown")
         try:
-            stamp = RequestStamp(**tree_from_bytes(payload, MAX_REQUEST_BYTES)["stamp"])
+            stamp = RequestStamp.from_dict(tree_from_bytes(payload, MAX_REQUEST_BYTES)["stamp"])
             return self.answer_enrolment(stamp, payload) if kind == "enrol" else self.answer_training(payload)
         except BaseException as error:
             code = get_reason_code(error)
@@ -77,7 +78,7 @@ class DeviceClient:
         with use_threads(read_thread_count(run_description)):
             samples = self.prepare_samples(run_description)
             card = build_device_setup(run_description, samples).enrol(stamp.device)
-        return tree_to_bytes({"stamp": asdict(stamp), "size": len(samples), "card": card})
+        return tree_to_bytes({"stamp": stamp.to_dict(), "size": len(samples), "card": card})
 
     def answer_training(self, payload: bytes) -> bytes:
         train_request = TrainRequest.from_bytes(payload, MAX_REQUEST_BYTES)
@@ -91,7 +92,7 @@ class DeviceClient:
             cuts = [(net.slicer, cut) for net, cut in zip(nets, train_request.cuts)]
             memory = self.open_memory(train_request, cuts)
             local_devices = LocalDevices(replace(setup, net=nets[-1]), memory, SerialEngine())
-            [outcome] = local_devices.fit([train_request.job])
+            [outcome] = train_jobs(local_devices, [train_request.job])
             if outcome.message is not None:
                 memory.commit(train_request.stamp.round)
                 memory.flush()

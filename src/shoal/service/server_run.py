@@ -11,7 +11,6 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
-from shoal.engines.host import LocalDevices
 from shoal.engines.threads import use_threads
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
 from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
@@ -65,12 +64,10 @@ def play_server_run(
     try:
         recipe = folder.read_recipe()
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
-        simulated = assembly.loop.engine
-        assert isinstance(simulated, LocalDevices)
         remote_engine = RemoteEngine(
             transport, get_run_id(folder), describe_run_for_devices(recipe), reply_timeout, max_norm
         )
-        remote_devices = RemoteDevices(simulated.setup, assembly.memory, remote_engine)
+        remote_devices = RemoteDevices(assembly.loop.host.setup, assembly.memory, remote_engine)
         checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
         if checkpoint and checkpoint.server_state.cuts:
             remote_devices.resize(checkpoint.server_state.net, checkpoint.server_state.cuts[-1])
@@ -84,7 +81,7 @@ def play_server_run(
         sizes = np.minimum(sizes, max_samples)
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
-        loop = replace(assembly.loop, engine=remote_devices, sizes=sizes, measure_replies=lambda round: {})
+        loop = replace(assembly.loop, host=remote_devices, sizes=sizes, measure_replies=lambda round: {})
         engine_choice = EngineChoice("flower", threads=recipe.threads or 1)
         folder.write_note("engine", engine_choice.to_dict())
     except BaseException:

@@ -2,15 +2,18 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from shoal.core import wire
 from shoal.core.batch import Batch
 from shoal.core.compose import Method, compose
+from shoal.core.device_host import DeviceHost
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse_method
 from shoal.core.ledger import Row
@@ -29,10 +32,10 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
+from shoal.core.session import Session, play_round
+from shoal.core.task import Engine, JobResult, Task
 from shoal.core.types import Job, Outcome
-from shoal.engines.base import TrainingEngine
 from shoal.engines.batched.engine import BatchedEngine
-from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import PoolEngine
 from shoal.plugins.smoke_run import (
@@ -91,25 +94,25 @@ def check_engines_agree(part: Part, whole: bool = True) -> None:
         assert_rows_match(rows, expected_rows, part)
 
 
-def list_engines() -> tuple[tuple[int, ...], list[TrainingEngine]]:
+def list_engines() -> tuple[tuple[int, ...], list[Engine]]:
     """Samples of the devices, and every kind of engine; the first is the one that the others must agree with."""
-    engines: list[TrainingEngine] = [SerialEngine(), BatchedEngine(1), BatchedEngine(3), BatchedEngine(4, budget=1)]
+    engines: list[Engine] = [SerialEngine(), BatchedEngine(1), BatchedEngine(3), BatchedEngine(4, budget=1)]
     return (5, 3, 1, 4), engines + ([PoolEngine(2, 2, lambda: BatchedEngine(2))] if hasattr(os, "fork") else [])
 
 
-def list_fewest_engines() -> tuple[tuple[int, ...], list[TrainingEngine]]:
+def list_fewest_engines() -> tuple[tuple[int, ...], list[Engine]]:
     """The same in the smallest form that shows a fault: side by side at once a padded batch, an idle device and a
     second chunk; and worker processes, which find all programs in what they were forked from."""
     batched = BatchedEngine(2)
-    engines: list[TrainingEngine] = [SerialEngine(), batched]
+    engines: list[Engine] = [SerialEngine(), batched]
     return (1, 1, 5), engines + ([PoolEngine(2, 2, lambda: batched)] if hasattr(os, "fork") else [])
 
 
-def play_on(engine: TrainingEngine, part: Part, sizes: tuple[int, ...], setting: SmokeSetup) -> tuple[Tree, list[Row]]:
+def play_on(engine: Engine, part: Part, sizes: tuple[int, ...], setting: SmokeSetup) -> tuple[Tree, list[Row]]:
     """What the server and the devices know after a few rounds, and the rows."""
     loop, net = build_tiny_run(Method((part,)), sizes, momentum=0.5, engine=engine, setting=setting)
     server_state, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
-    return [server_state.params, server_state.states, [get_memory(loop).get(d) for d in range(len(sizes))]], rows
+    return [server_state.params, server_state.states, [loop.host.memory.get(d) for d in range(len(sizes))]], rows
 
 
 def assert_rows_match(rows: list[Row], expected: list[Row], part: Part) -> None:
@@ -124,7 +127,7 @@ def assert_rows_match(rows: list[Row], expected: list[Row], part: Part) -> None:
 def check_masked_equals_sliced(part: Part) -> None:
     """Law 3: where a plan keeps units of axes, the masked model and the cut-out one train to the same numbers."""
     loop, net = build_tiny_run(Method((part,)))
-    setup, first = get_training_setup(loop), loop.start(net)
+    setup, first = loop.host.setup, loop.start(net)
     later, _ = play_rounds(loop, first, 0, ROUNDS - 1)
     for training in (*prepare_local_trainings(loop, first), *prepare_local_trainings(loop, later, ROUNDS - 1)):
         plan, slicer = training.job.plan, setup.net.slicer
@@ -144,7 +147,7 @@ def check_masked_equals_sliced(part: Part) -> None:
 def check_padding_leaves_no_trace(part: Part) -> None:
     """Law 4: samples of weight 0 and steps that are gated off change neither parameters nor any state."""
     loop, trainings, _ = prepare_first_round(part, (5, 3))
-    rule = get_training_setup(loop).rule
+    rule = loop.host.setup.rule
     for training in trainings:
         plain = padded = training.state
         for rows, context in zip(training.rows, make_step_contexts(loop.method, training)):
@@ -161,8 +164,8 @@ def check_padding_leaves_no_trace(part: Part) -> None:
 def check_bytes_are_what_travels(part: Part) -> None:
     """Law 5: the ledger's bytes are the length of what was encoded, both ways."""
     loop, net = build_tiny_run(Method((part,)))
-    spy = RecordingEngine(loop.engine)
-    loop = replace(loop, engine=spy)
+    spy = RecordingHost(loop.host)
+    loop = replace(loop, host=spy)
     _, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
     excess = 0
     for row, jobs, outcomes in zip(rows, spy.jobs, spy.outcomes):
@@ -179,7 +182,7 @@ def check_decodes_what_it_encodes(part: Part) -> None:
     if not part.stage:
         return
     loop, trainings, _ = prepare_first_round(part, (5, 3))
-    setup, training = get_training_setup(loop), trainings[0]
+    setup, training = loop.host.setup, trainings[0]
     for direction in part.directions:
         generator = torch.Generator().manual_seed(1)
         values = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in setup.net.initial.items()}
@@ -206,7 +209,7 @@ def check_neutral_setting(part: Part) -> None:
         loop, net = build_tiny_run(method, sizes)
         if not method.parts:
             net = neutral.model(net)
-            get_local_devices(loop).resize(net, WHOLE_MODEL)
+            loop.host.resize(net, WHOLE_MODEL)
         server_state, _ = play_rounds(loop, loop.start(net), 0, rounds)
         ends.append(loop.make_final_params(server_state, rounds))
     assert_trees_close(ends[0], ends[1], 1e-12, f"{neutral} is not neutral")
@@ -250,29 +253,24 @@ def run_in_folder(
     if stop_at:
         for row in rows:
             disk.append_row(clear_nonfinite_values(row))
-        disk.save_checkpoint(recipe, server_state, stop_at, get_memory(loop))
+        disk.save_checkpoint(recipe, server_state, stop_at, loop.host.memory)
         loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
         actual = disk.read_checkpoint(recipe, net, [part.name()])
         assert actual is not None
         if actual.server_state.cuts:
             loop.follow_pruning(ServerState(net, {}, {}), actual.server_state)
-        get_memory(loop).restore(actual.memory, actual.cuts)
+        loop.host.memory.restore(actual.memory, actual.cuts)
         server_state, more = play_rounds(loop, actual.server_state, stop_at, rounds)
         rows += more
-    devices = [get_memory(loop).get(d) for d in range(len(loop.sizes))]
+    devices = [loop.host.memory.get(d) for d in range(len(loop.sizes))]
     return [server_state.params, server_state.states, server_state.cards, *devices], rows
 
 
 def play_rounds(loop: Loop, server_state: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
     """Rounds `first` to `rounds`, each of them kept."""
-    rows = []
-    for number in range(first, rounds):
-        after, row = loop.play_round(server_state, number)
-        get_memory(loop).commit(number, kept=not row.get("void"))
-        loop.follow_pruning(server_state, after)
-        server_state = after
-        rows.append(row)
-    return server_state, rows
+    session = Session(loop, server_state.net, server_state, first)
+    rows = [play_round(session) for _ in range(first, rounds)]
+    return session.server_state or server_state, rows
 
 
 def prepare_first_round(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
@@ -305,48 +303,28 @@ def drop_wall_seconds(row: Row) -> Row:
     return {k: v for k, v in row.items() if k != "wall_seconds"}
 
 
-def get_training_setup(loop: Loop):
-    return get_local_devices(loop).setup
+class RecordingHost:
+    """A host that keeps the jobs, outcomes and bytes of enrolment that go through it; `change_outcomes` may change
+    outcomes on their way to the round. For everything else it is the host `inner`."""
 
-
-def get_memory(loop: Loop):
-    return get_local_devices(loop).memory
-
-
-def get_local_devices(loop: Loop) -> LocalDevices:
-    engine = loop.engine.inner if isinstance(loop.engine, RecordingEngine) else loop.engine
-    assert isinstance(engine, LocalDevices)
-    return engine
-
-
-class RecordingEngine:
-    """An engine that keeps what went through it."""
-
-    def __init__(self, inner):
-        self.inner = inner
+    def __init__(self, inner: DeviceHost, change_outcomes: Callable[[list[Outcome]], list[Outcome]] = list):
+        self.inner, self.change_outcomes = inner, change_outcomes
         self.jobs: list[list[Job]] = []
         self.outcomes: list[list[Outcome]] = []
         self.enrolled = 0
 
-    def fit(self, jobs) -> list[Outcome]:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
         self.jobs.append(list(jobs))
-        self.outcomes.append(self.inner.fit(jobs))
+        return self.inner.make_tasks(jobs)
+
+    def store_results(self, results: Sequence[JobResult]) -> list[Outcome]:
+        self.outcomes.append(self.change_outcomes(self.inner.store_results(results)))
         return self.outcomes[-1]
 
-    def train_on_server(self, params, work, number) -> Params:
-        return self.inner.train_on_server(params, work, number)
-
-    def enrol(self, devices) -> dict[int, Params]:
+    def enrol(self, devices: Sequence[int]) -> dict[int, Params]:
         cards = self.inner.enrol(devices)
         self.enrolled += tree.count_tree_bytes(cards)
         return cards
-
-    def forget(self, devices) -> None:
-        self.inner.forget(devices)
-
-    def resize(self, net, plan) -> None:
-        self.inner.resize(net, plan)
-
-    @property
-    def is_untrusted(self) -> bool:
-        return self.inner.is_untrusted

@@ -102,7 +102,8 @@ def advance(
         update = {k: u + optimiser.weight_decay * params[k] for k, u in update.items()}
     for part in method.parts_at("step"):
         name = part.name()
-        update, state = part.step(update, states[name], scored, view_for_part(name))
+        local = view_for_part(name)._replace(loss_at=lambda at: scorer(at, batch).loss)
+        update, state = part.step(update, states[name], scored, local)
         states = states | {name: state}
     if velocity:
         update = velocity = {k: optimiser.momentum * velocity[k] + u for k, u in update.items()}

@@ -15,7 +15,7 @@ from torch.jit._fuser import optimized_execution
 
 from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
-from shoal.engines.base import Task, TaskResult, estimate_steps
+from shoal.core.task import Task, TaskResult, estimate_steps
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
 from shoal.engines.batched.graph import StepProgram, trace_step
 from shoal.engines.batched.hyperparams import (

@@ -11,7 +11,7 @@ from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.flops import MadeBytesCounter, count_macs
-from shoal.engines.base import Task
+from shoal.core.task import Task
 
 
 class DeviceSlot:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, finalize
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Task, TaskResult, TrainingEngine, estimate_steps
+from shoal.core.task import Engine, Task, TaskResult, estimate_steps
 from shoal.engines.workers.chunking import split_into_chunks
 from shoal.engines.workers.fork_worker import WorkerFailure, detach_from_parent, flush_stream, serve_chunks
 from shoal.engines.workers.shared_memory import SharedBuffer
@@ -30,7 +30,7 @@ MAX_CHUNK_DEATHS = 3
 class PoolEngine:
     """Trains chunks of at most `width` devices in worker processes, each with the engine that `make_engine` builds."""
 
-    def __init__(self, workers: int, width: int, make_engine: Callable[[], TrainingEngine]):
+    def __init__(self, workers: int, width: int, make_engine: Callable[[], Engine]):
         self.width, self.make_engine = width, make_engine
         self.setup_numbers: WeakKeyDictionary[TrainingSetup, int] = WeakKeyDictionary()
         """The training setups that the workers have, and the number that stands for each of them in a message."""
@@ -81,7 +81,7 @@ class ForkWorker:
         self.chunk: int | None = None
         """The number of the chunk that it trains; None where it is idle."""
 
-    def start(self, setups: dict[int, TrainingSetup], make_engine: Callable[[], TrainingEngine]) -> None:
+    def start(self, setups: dict[int, TrainingSetup], make_engine: Callable[[], Engine]) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
             problem = "Worker processes are forks of this one, and this system cannot fork safely."
             raise ShoalError("no-device", problem, "Use --engine batched.")

@@ -17,7 +17,7 @@ import torch
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Task, TrainingEngine
+from shoal.core.task import Engine, Task
 from shoal.engines.part_faults import explain_fault
 from shoal.engines.workers.malloc import keep_freed_memory
 from shoal.engines.workers.shared_memory import SharedBuffer
@@ -66,7 +66,7 @@ def serve_chunks(
     pipe: Connection,
     buffers: Sequence[SharedBuffer],
     setups: dict[int, TrainingSetup],
-    make_engine: Callable[[], TrainingEngine],
+    make_engine: Callable[[], Engine],
 ) -> None:
     """Receive chunks of tasks, train them, and send the results back, until the pipe is closed."""
     engine, reply_index = None, 0
@@ -89,7 +89,7 @@ def serve_chunks(
         pipe.send_bytes(reply)
 
 
-def build_worker_engine(make_engine: Callable[[], TrainingEngine]) -> TrainingEngine:
+def build_worker_engine(make_engine: Callable[[], Engine]) -> Engine:
     """The worker's own engine. Beside a GPU, torch refuses gradients in forks of a process that has computed some."""
     one = torch.ones((), requires_grad=True)
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Task, TrainingEngine
+from shoal.core.task import Engine, Task
 from shoal.engines.workers.fork_worker import WorkerFailure, make_portable_error
 from shoal.engines.workers.malloc import keep_freed_memory
 from shoal.engines.workers.tensor_pickle import TensorBytes, TensorPickle, TensorUnpickler, pickle_with_tensors
@@ -21,7 +21,7 @@ from shoal.engines.workers.tensor_pickle import TensorBytes, TensorPickle, Tenso
 class RayActor:
     """One thread and one engine. Setups are fetched when they are first needed, and dropped when the driver has."""
 
-    def __init__(self, make_engine: Callable[[], TrainingEngine], on_gpu: bool):
+    def __init__(self, make_engine: Callable[[], Engine], on_gpu: bool):
         torch.set_num_threads(1)
         keep_freed_memory()
         self.engine, self.gpu = make_engine(), torch.device("cuda", 0) if on_gpu else None

@@ -28,7 +28,7 @@ from ray import cloudpickle
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.interrupts import keep_sigterm_handler
 from shoal.core.local.device import TrainingSetup
-from shoal.engines.base import Task, TaskResult, TrainingEngine
+from shoal.core.task import Engine, Task, TaskResult
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.ray_actor import RayActor
 from shoal.engines.workers.ray_handle import RayActorHandle
@@ -49,7 +49,7 @@ class RayEngine:
     def __init__(
         self,
         address: str = "",
-        make_engine: Callable[[], TrainingEngine] = SerialEngine,
+        make_engine: Callable[[], Engine] = SerialEngine,
         width: int = 1,
         task_timeout: float = 600.0,
         workers: int = 0,

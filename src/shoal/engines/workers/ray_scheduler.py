@@ -21,8 +21,8 @@ from torch import Tensor
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
+from shoal.core.task import Task, TaskResult, estimate_steps
 from shoal.core.types import Outcome
-from shoal.engines.base import Task, TaskResult, estimate_steps
 from shoal.engines.workers.chunking import split_by_duration
 from shoal.engines.workers.fork_worker import WorkerFailure
 from shoal.engines.workers.ray_handle import PendingChunk, RayActorHandle

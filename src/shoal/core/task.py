@@ -1,4 +1,4 @@
-"""The interface of training engines: a task (setup, job, memory of a device) in, an outcome and a new memory out."""
+"""The interface of engines: a task (setup, job, memory of a device) in, an outcome and a new memory out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,15 @@ class TaskResult(NamedTuple):
     memory: dict[str, Tree]
 
 
-class TrainingEngine(Protocol):
+class JobResult(NamedTuple):
+    """What came of a job: it stays known by the job itself, in whichever round it comes back."""
+
+    job: Job
+    outcome: Outcome
+    memory: dict[str, Tree]
+
+
+class Engine(Protocol):
     """Trains devices: one result per task, in the order of the tasks. Results do not depend on the engine."""
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]: ...
