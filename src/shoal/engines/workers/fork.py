@@ -151,8 +151,10 @@ class ForkTransport:
             worker.send_tasks(content)
 
     def wait(self, seconds: float) -> list[ForkWorker]:
-        pipes = {worker.pipe: worker for worker in self.workers if worker.pipe and worker.pending}
-        return [pipes[pipe] for pipe in wait(pipes, None if seconds == inf else max(0.0, seconds))]
+        busy = [worker for worker in self.workers if worker.pending]
+        pipes = [worker.pipe for worker in busy if worker.pipe]
+        ready = wait(pipes, None if seconds == inf else max(0.0, seconds))
+        return [worker for worker in busy if worker.pipe in ready]
 
     def receive_reply(self, worker: ForkWorker) -> tuple[SharedBuffer, bytes] | WorkerDeath:
         assert worker.pipe

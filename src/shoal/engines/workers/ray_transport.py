@@ -37,7 +37,7 @@ class RayWorker:
 
     def start(self) -> None:
         self.actor = self.make_actor()
-        self.start_ref = self.actor.ready.remote()
+        self.start_ref: Any = self.actor.ready.remote()
         """The reference that is ready once the actor has started; None from then on."""
         self.pending: deque[list[int]] = deque()
         self.reply_refs: deque[Any] = deque()
@@ -119,7 +119,7 @@ class RayTransport:
     def receive_reply(self, worker: RayWorker) -> TensorPickle | WorkerFailure | WorkerDeath:
         """The reply to the oldest chunk; an actor trains its chunks in order."""
         try:
-            reply = ray.get(worker.reply_refs[0], timeout=REPLY_TIMEOUT)
+            reply: Any = ray.get(worker.reply_refs[0], timeout=REPLY_TIMEOUT)
         except RayTaskError as error:
             reply = WorkerFailure(error.cause)
         except RayError as error:
@@ -129,7 +129,8 @@ class RayTransport:
 
     def decode_reply(self, reply: TensorPickle | WorkerFailure) -> list[TaskResult] | WorkerFailure:
         """The results; their tensors lie in the store while there is room, those of devices' memories never do."""
-        result, arrays, copy = reply, [], False
+        arrays, copy = [], False
+        result: Any = reply
         if not isinstance(reply, WorkerFailure):
             arrays = [array for array in reply.tensors if isinstance(array, np.ndarray)]
             self.zero_copy_bytes -= sum(len(array) for array in arrays)

@@ -46,7 +46,8 @@ WorkerType = TypeVar("WorkerType", bound=Worker)
 class WorkerTransport(Protocol[WorkerType]):
     """How chunks get to workers, and replies back, in one call of `train`."""
 
-    workers: Sequence[WorkerType]
+    @property
+    def workers(self) -> Sequence[WorkerType]: ...
 
     def is_ready(self, worker: WorkerType) -> bool:
         """Whether a worker can be sent a chunk."""
