@@ -26,16 +26,16 @@ class SharedBuffer:
     """
 
     def __init__(self):
-        self.file, self.map, self.end = create_anonymous_file(), None, 0
+        self.file, self.map = create_anonymous_file(), None
+        self.end, self.sizes = 0, array("q")
+        """How far the buffer is filled, and the bytes of each tensor in it."""
         finalize(self, os.close, self.file).atexit = False
 
     def write_object(self, content: Any) -> bytes:
         """A message about an object: the sizes of its tensors, which overwrite what the buffer held, and its pickle."""
-        self.end, out = 0, BytesIO()
-        pickler = TensorPickler(out, self.write_tensor)
-        pickler.dump(content)
-        sizes = array("q", [len(buffer.raw()) for buffer in pickler.buffers])
-        return b"".join((array("q", [len(sizes)]), sizes, out.getbuffer()))
+        self.end, self.sizes, out = 0, array("q"), BytesIO()
+        TensorPickler(out, self.write_tensor).dump(content)
+        return b"".join((array("q", [len(self.sizes)]), self.sizes, out.getbuffer()))
 
     def read_object(self, message: bytes, copy: bool) -> Any:
         """The object. Without `copy` its tensors lie in the buffer: read-only, and valid until the next write."""
@@ -47,12 +47,13 @@ class SharedBuffer:
     def write_tensor(self, tensor: Tensor) -> memoryview:
         """Copy a tensor behind those that the buffer has; the bytes that it takes up there."""
         start, size = self.end, tensor.nbytes
+        self.sizes.append(size)
         self.end += align_size(size)
         if not size:
             return memoryview(b"")
         memory = self.map_up_to(start + size)
         place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-        place.view(tensor.shape).copy_(tensor.detach())
+        place.view(tensor.shape).copy_(tensor.detach() if tensor.requires_grad else tensor)
         return memoryview(memory)[start : start + size]
 
     def iterate_buffers(self, sizes: array) -> Iterator[memoryview]:

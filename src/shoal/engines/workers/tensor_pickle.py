@@ -50,19 +50,19 @@ class TensorPickler(pickle.Pickler):
     """
 
     def __init__(self, out: BytesIO, locate_bytes: Callable[[Tensor], Any]):
-        buffers: list[pickle.PickleBuffer] = []
+        latest: list[pickle.PickleBuffer | None] = [None]
         # the callback must not refer to the pickler: a cycle would hold the tensors until the next garbage collection
-        super().__init__(out, protocol=5, buffer_callback=lambda buffer: not (buffers and buffer is buffers[-1]))
-        self.locate_bytes, self.buffers = locate_bytes, buffers
+        super().__init__(out, protocol=5, buffer_callback=lambda buffer: buffer is not latest[0])
+        self.locate_bytes, self.latest = locate_bytes, latest
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
             return NotImplemented
         location = self.locate_bytes(obj)
         if not isinstance(location, StoredTensor):
-            location = pickle.PickleBuffer(location)
-            self.buffers.append(location)
-        return rebuild_tensor, (location, obj.dtype, tuple(obj.shape), obj.device.type != "cpu")
+            self.latest[0] = location = pickle.PickleBuffer(location)
+        form = (location, obj.dtype, tuple(obj.shape))
+        return rebuild_tensor, form if obj.is_cpu else (*form, True)
 
 
 class TensorUnpickler(pickle.Unpickler):
@@ -79,7 +79,12 @@ class TensorUnpickler(pickle.Unpickler):
 
 
 def rebuild_tensor(
-    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], on_gpu: bool, gpu: torch.device | None = None, copy=False
+    buffer: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    on_gpu: bool = False,
+    gpu: torch.device | None = None,
+    copy: bool = False,
 ) -> Tensor:
     """A tensor from its bytes: on `gpu` if it was `on_gpu`, else on them or, with `copy`, on a copy of them."""
     if 0 in shape:
