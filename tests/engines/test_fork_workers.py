@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -168,6 +170,20 @@ def test_workers_that_die_between_rounds_are_replaced():
     server_state, _ = play_rounds(loop, loop.start(net), 0, 1)
     for worker in pool.workers:
         os.kill(worker.process, signal.SIGKILL)
+    server_state, _ = play_rounds(loop, server_state, 1, 2)
+    assert tree.is_same_tree(server_state.params, fedavg_params(2))
+    pool.close()
+
+
+def test_chunks_are_not_blamed_for_workers_that_died_before():
+    pool = PoolEngine(4, 1, SerialEngine)
+    loop, net = build_tiny_run(Method(), SIZES)
+    loop.host.engine = pool
+    server_state, _ = play_rounds(loop, loop.start(net), 0, 1)
+    processes = [worker.process for worker in pool.workers]
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    assert wait_until(lambda: all(map(has_ended, processes)))
     server_state, _ = play_rounds(loop, server_state, 1, 2)
     assert tree.is_same_tree(server_state.params, fedavg_params(2))
     pool.close()
@@ -432,6 +448,25 @@ def test_copies_are_kept_and_the_rest_is_the_arenas_own():
     assert copied.data_ptr() % 64 == view.data_ptr() % 64 == 0
     buffer.write_object(torch.zeros(5))
     assert copied.tolist() == [1] * 5 and view.tolist() == [0] * 5
+
+
+def test_a_pickle_lets_go_of_its_tensors_and_keeps_arrays_inside():
+    """Nothing waits for the garbage collector: results are large, and rounds are many."""
+    buffer, sent = SharedBuffer(), torch.ones(1000)
+    gone = weakref.ref(sent)
+    array = np.arange(1000)
+    gc.disable()
+    try:
+        pickled = buffer.write_object([sent, array])
+        del sent
+        assert gone() is None
+        found, same_array = buffer.read_object(pickled, copy=True)
+        gone = weakref.ref(found)
+        del found
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert len(pickled) > array.nbytes and np.array_equal(same_array, array) and same_array.flags.writeable
 
 
 def test_an_arena_grows_on_both_sides_of_a_fork():

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from shoal.core.model.foreach import add_to_each
 from shoal.core.model.tree import Params
 from shoal.core.types import Reply, Round
 
@@ -24,7 +25,7 @@ def average_replies(round: Round) -> Params:
     ]
     sums = [torch.zeros_like(anchor[k]) for k in complete]
     for reply, weight in weighed if complete else ():
-        torch._foreach_add_(sums, [reply.delta[k] for k in complete], alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
+        add_to_each(sums, [reply.delta[k] for k in complete], weight)
     changes = dict(zip(complete, sums))
     partial = {k: average_tensor_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
     return anchor | {k: anchor[k] + change for k, change in (changes | partial).items()}

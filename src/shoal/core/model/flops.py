@@ -6,7 +6,6 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from shoal.core.model.flops_by_width import FlopsByWidth, count_models_to_cut
@@ -62,20 +61,6 @@ def count_macs(work: Callable[[], object]) -> int:
     with FlopCounterMode(display=False, custom_mapping=FLOP_RULES) as counter:
         work()
     return counter.get_total_flops() // 2
-
-
-class MadeBytesCounter(TorchDispatchMode):
-    """Adds up the bytes of all tensors that are made inside; views count like what they look at."""
-
-    def __init__(self):
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            self.total += tensor.numel() * tensor.element_size() if isinstance(tensor, torch.Tensor) else 0
-        return result
 
 
 def make_mask_key(plan: Plan) -> tuple:
@@ -142,23 +127,27 @@ def is_matrix(shape) -> bool:
 
 aten = torch.ops.aten
 FLOP_RULES = {
-    aten.native_batch_norm: count_batch_norm,
-    aten._native_batch_norm_legit: count_batch_norm,
-    aten._native_batch_norm_legit_functional: count_batch_norm,
-    aten._native_batch_norm_legit_no_training: count_batch_norm,
-    aten._batch_norm_with_update: count_batch_norm,
-    aten._batch_norm_with_update_functional: count_batch_norm,
-    aten._batch_norm_no_update: count_batch_norm,
-    aten.cudnn_batch_norm: count_batch_norm,
-    aten.miopen_batch_norm: count_batch_norm,
-    aten.mkldnn_rnn_layer: count_rnn_layer,
-    aten.mkldnn_rnn_layer_backward: double_for_backward(count_rnn_layer),
-    aten._cudnn_rnn: count_rnn_layers,
-    aten._cudnn_rnn_backward: double_for_backward(count_rnn_layers),
-    aten.miopen_rnn: count_rnn_layers,
-    aten.miopen_rnn_backward: double_for_backward(count_rnn_layers),
-    aten._scaled_dot_product_flash_attention_for_cpu: count_attention_scores,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: count_attention_backward,
-    aten._native_multi_head_attention: count_attention,
-    aten._transformer_encoder_layer_fwd: count_encoder_layer,
+    getattr(aten, operation): rule
+    for operation, rule in {
+        "native_batch_norm": count_batch_norm,
+        "_native_batch_norm_legit": count_batch_norm,
+        "_native_batch_norm_legit_functional": count_batch_norm,
+        "_native_batch_norm_legit_no_training": count_batch_norm,
+        "_batch_norm_with_update": count_batch_norm,
+        "_batch_norm_with_update_functional": count_batch_norm,
+        "_batch_norm_no_update": count_batch_norm,
+        "cudnn_batch_norm": count_batch_norm,
+        "miopen_batch_norm": count_batch_norm,
+        "mkldnn_rnn_layer": count_rnn_layer,
+        "mkldnn_rnn_layer_backward": double_for_backward(count_rnn_layer),
+        "_cudnn_rnn": count_rnn_layers,
+        "_cudnn_rnn_backward": double_for_backward(count_rnn_layers),
+        "miopen_rnn": count_rnn_layers,
+        "miopen_rnn_backward": double_for_backward(count_rnn_layers),
+        "_scaled_dot_product_flash_attention_for_cpu": count_attention_scores,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": count_attention_backward,
+        "_native_multi_head_attention": count_attention,
+        "_transformer_encoder_layer_fwd": count_encoder_layer,
+    }.items()
+    if hasattr(aten, operation)  # other releases of torch have others
 }

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from shoal.core.model.foreach import compute_max_norms, subtract_each
+
 Params: TypeAlias = dict[str, Tensor]
 """Tensors by parameter name."""
 Tree: TypeAlias = Any
@@ -26,7 +28,7 @@ def add_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
 def subtract_params(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
     """a - b, for the names of `a`."""
     if a and next(iter(a.values())).is_cuda:
-        return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a])))  # pyright: ignore[reportPrivateImportUsage]
+        return dict(zip(a, subtract_each(list(a.values()), [b[k] for k in a])))
     return {k: v - b[k] for k, v in a.items()}
 
 
@@ -136,7 +138,7 @@ def check_each_finite(trees: Sequence[Tree]) -> list[bool]:
     if not any(t.is_cuda for tensors in floats for t in tensors):
         return [is_tree_finite(tree) for tree in trees]
     flat = [t for tensors in floats for t in tensors]
-    largest = torch._foreach_norm(flat, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
+    largest = compute_max_norms(flat)
     alike = len({(n.dtype, n.device) for n in largest}) == 1
     finite = iter(torch.stack(largest if alike else [n.double().cpu() for n in largest]).isfinite().tolist())
     return [all([next(finite) for _ in tensors]) for tensors in floats]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import describe_error
+from shoal.core.model.foreach import copy_into_each
 from shoal.engines.batched.graph import StepProgram
 
 log = logging.getLogger("shoal")
@@ -49,13 +50,13 @@ class GraphReplay:
 
     def load_stack(self, carried: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
         """Copy another stack of devices into the buffers, and set their losses to zero."""
-        copy_into(self.carried, carried)
-        copy_into(self.fixed, fixed)
+        copy_into_each(self.carried, carried)
+        copy_into_each(self.fixed, fixed)
         self.losses.zero_()
 
     def replay_steps(self, step_inputs: Sequence[Tensor]) -> None:
         """Run the next steps on these inputs, which have the steps as first dimension."""
-        copy_into(self.step_inputs, step_inputs)
+        copy_into_each(self.step_inputs, step_inputs)
         self.graph.replay()
 
 
@@ -73,11 +74,6 @@ def record_graph(program: StepProgram, *buffers) -> GraphReplay:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that GPU memory ran out; for some of them torch has no class of its own, only words."""
     return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
-
-
-def copy_into(buffers: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    if buffers:
-        torch._foreach_copy_(list(buffers), list(tensors))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def pick_graph_steps(steps: int, is_full: bool) -> int:

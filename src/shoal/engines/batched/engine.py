@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.jit._fuser import optimized_execution
 
 from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
@@ -33,6 +32,7 @@ from shoal.engines.batched.memory import (
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.batched.step import build_step
+from shoal.engines.batched.torchscript import optimized_execution
 from shoal.engines.serial import train_device
 
 log = logging.getLogger("shoal")

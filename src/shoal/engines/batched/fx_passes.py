@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.compile_utils import fx_graph_cse
 
 aten = torch.ops.aten
 IDENTITY_OPS = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
@@ -46,18 +45,6 @@ def is_ignore_index_check(condition: fx.Node) -> bool:
         source = source.args[0]
     looked_up = isinstance(source, fx.Node) and source.target is aten.index_select.default
     return looked_up and source.meta["val"].dtype == torch.int64
-
-
-def share_subexpressions(graph: fx.Graph) -> fx.Graph:
-    """What is computed twice is computed once; not where anything is overwritten on the way."""
-    if any(is_mutating(n.target) for n in graph.nodes if n.op == "call_function"):
-        return graph
-    return fx_graph_cse(graph)
-
-
-def is_mutating(operation: Any) -> bool:
-    schema = getattr(operation, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def fuse_biases(graph: fx.Graph) -> None:

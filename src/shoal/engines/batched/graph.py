@@ -1,22 +1,24 @@
 """A training step as a flat program of tensor operations, traced once and run many times.
 
-`advance` is written for people: parts, dicts, closures, a gradient. Tracing it with `make_fx` leaves what it computes,
+`advance` is written for people: parts, dicts, closures, a gradient. Tracing it (`fx_trace`) leaves what it computes,
 gradient included, as a list of plain operations on a flat list of tensors. For many devices the step is traced under
 `vmap`; for one alone it is traced as it is. What is found out here (which tensors are read at all, what a step holds in
 memory at its peak) is what cohorts are cut by.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor, fx, nn
 
-from shoal.engines.batched.fx_passes import fuse_biases, fuse_updates, remove_no_ops, share_subexpressions
+from shoal.core.model.made_bytes import count_made_bytes
+from shoal.core.model.torch_fallback import log_fallback
+from shoal.engines.batched.fx_cse import share_subexpressions
+from shoal.engines.batched.fx_passes import fuse_biases, fuse_updates, remove_no_ops
+from shoal.engines.batched.fx_trace import trace_function
 from shoal.engines.batched.gpu_conv import choose_convolution_forms
 from shoal.engines.batched.torchscript import compile_torchscript
 
@@ -30,7 +32,7 @@ StepFunction = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[T
 class StepProgram:
     """A traced step."""
 
-    module: fx.GraphModule
+    module: nn.Module
     reads: tuple[bool, ...]
     """Which of the fixed tensors matter; the others need not even be stacked."""
     peak: int
@@ -59,8 +61,9 @@ def trace_step(
         return step(list(tensors[: ends[0]]), list(tensors[ends[0] : ends[1]]), list(tensors[ends[1] :]))
 
     example = [t.detach() for t in (*carried, *fixed, *frame)]
-    with torch.no_grad(), nullcontext() if fake else share_fake_mode():
-        module = make_fx(call_step, tracing_mode="fake" if fake else "real")(*example)
+    module = trace_function(call_step, example, fake)
+    if module is None:
+        return run_untraced(call_step, example, len(fixed))
     remove_no_ops(module.graph)
     graph = share_subexpressions(module.graph)
     fuse_biases(graph)
@@ -80,27 +83,32 @@ def trace_step(
     )
 
 
-@contextmanager
-def share_fake_mode() -> Iterator[None]:
-    """One fake mode for all that a trace notes down; torch would make one for every tensor, which doubles its time.
+def run_untraced(call_step: Callable[..., Any], example: list[Tensor], fixed: int) -> StepProgram:
+    """A step that is called as it is written, after it was run once: does it run at all, and what does it make?"""
+    with torch.no_grad():
+        _, made_bytes = count_made_bytes(lambda: call_step(*example))
+    module = UntracedStep(call_step)
+    return StepProgram(module, (True,) * fixed, made_bytes, module.forward)
 
-    These are private interfaces of torch: where they are not to be had, tracing is slower.
-    """
-    try:
-        from torch._guards import TracingContext, tracing
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
-        shared = tracing(TracingContext(FakeTensorMode()))
-    except (ImportError, TypeError):
-        shared = nullcontext()
-    with shared:
-        yield
+class UntracedStep(nn.Module):
+    """A step where torch cannot trace, in the form of one that was traced."""
+
+    def __init__(self, call_step: Callable[..., Any]):
+        super().__init__()
+        self.call_step = call_step
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.call_step(*tensors)
 
 
 def pick_fastest_call(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor], Tensor]]:
     """A program as TorchScript where that can be had, else as the Python that was traced."""
     try:
         return compile_torchscript(module.graph)
+    except (ImportError, AttributeError):
+        log_fallback("torch.jit", "steps run in Python")
+        return module.forward
     except Exception as error:
         log.debug("a program stays in Python: %s", error)
         return module.forward

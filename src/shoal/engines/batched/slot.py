@@ -10,7 +10,8 @@ from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import advance, compute_autograd_gradient
 from shoal.core.model import tree
-from shoal.core.model.flops import MadeBytesCounter, count_macs
+from shoal.core.model.flops import count_macs
+from shoal.core.model.made_bytes import count_made_bytes
 from shoal.core.task import Task
 
 
@@ -77,8 +78,7 @@ class DeviceSlot:
             with override_layers(setup.net.has_dropout, False, record_shape, None):
                 context = training.context_at_step(0, self.first_draws)
                 work = lambda: advance(setup.rule, training.state, batch, context, compute_autograd_gradient)  # noqa: E731
-                with MadeBytesCounter() as made:
-                    macs = count_macs(work)
+                macs, made_bytes = count_made_bytes(lambda: count_macs(work))
             setup.tally.known.setdefault(key, macs)
-            setup.tally.drawn[key], setup.tally.made_bytes[key] = shapes, made.total
+            setup.tally.drawn[key], setup.tally.made_bytes[key] = shapes, made_bytes
         return setup.tally.drawn.get(key, [])

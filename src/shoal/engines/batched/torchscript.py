@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from operator import getitem
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import fx
 
 def compile_torchscript(graph: fx.Graph) -> Callable[..., Any]:
     """The program as a TorchScript function, 1 to 3 us faster per operation; raises where it cannot be written so."""
+    import_optimiser_switch()  # without it TorchScript would optimise programs as they run, and round differently
     inputs = [n.name for n in graph.nodes if n.op == "placeholder"]
     lines = [f"def step({', '.join(f'{name}: Tensor' for name in inputs)}):"]
     for node in graph.nodes:
@@ -23,6 +25,21 @@ def compile_torchscript(graph: fx.Graph) -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.CompilationUnit("\n".join(lines) + "\n").step
+
+
+def optimized_execution(should_optimize: bool) -> AbstractContextManager:
+    """Whether TorchScript optimises programs inside; where torch cannot be told, no program is TorchScript."""
+    try:
+        return import_optimiser_switch()(should_optimize)
+    except (ImportError, AttributeError):
+        return nullcontext()
+
+
+def import_optimiser_switch() -> Callable[[bool], AbstractContextManager]:
+    """The private function of torch that turns TorchScript's optimiser on or off."""
+    from torch.jit._fuser import optimized_execution as switch
+
+    return switch
 
 
 def write_call(node: fx.Node) -> str:

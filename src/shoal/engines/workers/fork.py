@@ -9,9 +9,11 @@ import signal
 import sys
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import count
+from math import inf
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from weakref import WeakKeyDictionary, finalize
@@ -20,11 +22,11 @@ from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
 from shoal.core.task import Engine, Task, TaskResult, estimate_steps
 from shoal.engines.workers.chunking import split_into_chunks
-from shoal.engines.workers.fork_worker import WorkerFailure, detach_from_parent, flush_stream, serve_chunks
+from shoal.engines.workers.fork_worker import detach_from_parent, flush_stream, serve_chunks
+from shoal.engines.workers.scheduler import ChunkScheduler, WorkerDeath, WorkerFailure, WorkerPolicy
 from shoal.engines.workers.shared_memory import SharedBuffer
 
-MAX_CHUNK_DEATHS = 3
-"""A chunk is given up when this many workers have died while they trained it."""
+FORK_POLICY = WorkerPolicy(max_deaths=3, drops_devices=False)
 
 
 class PoolEngine:
@@ -40,15 +42,14 @@ class PoolEngine:
 
     def train(self, tasks: Sequence[Task]) -> list[TaskResult]:
         self.register_setups(dict.fromkeys(task.setup for task in tasks))
-        scheduler = ForkScheduler(self, tasks)
+        chunks = split_into_chunks([estimate_steps(task) for task in tasks], self.width, len(self.workers))
+        scheduler = ChunkScheduler(tasks, chunks, ForkTransport(self), FORK_POLICY)
         try:
             scheduler.run_chunks()
         except BaseException:
             self.close()  # a message may have been cut off in the middle
             raise
-        if scheduler.failures:
-            raise scheduler.failures[min(scheduler.failures)]
-        return [scheduler.results[i] for i in range(len(tasks))]
+        return scheduler.get_results()
 
     def close(self) -> None:
         """End the workers; another `train` starts new ones."""
@@ -78,8 +79,12 @@ class ForkWorker:
         self.buffers: list[SharedBuffer] = []
         """One for tasks, and two for results, used by turns: one is read while the other is written."""
         self.reply_index = 0
-        self.chunk: int | None = None
-        """The number of the chunk that it trains; None where it is idle."""
+        self.pending: deque[list[int]] = deque()
+
+    @property
+    def chunk(self) -> list[int] | None:
+        """The task numbers of the chunk that it trains; None where it is idle."""
+        return self.pending[0] if self.pending else None
 
     def start(self, setups: dict[int, TrainingSetup], make_engine: Callable[[], Engine]) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
@@ -107,14 +112,13 @@ class ForkWorker:
                 os._exit(1)
         far_end.close()
 
-    def send_chunk(self, number: int, tasks: list[tuple]) -> None:
+    def send_tasks(self, tasks: list[tuple]) -> None:
         assert self.pipe
-        self.chunk, self.reply_index = number, 1 - self.reply_index
+        self.reply_index = 1 - self.reply_index
         self.pipe.send_bytes(self.buffers[0].write_object(tasks))
 
     def terminate(self) -> str:
         """End the process; what it ended with, in words."""
-        self.chunk = None
         if self.pipe:
             self.pipe.close()
             self.pipe = None
@@ -125,77 +129,48 @@ class ForkWorker:
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-class ForkScheduler:
-    """One call of `train`: hands chunks to workers, collects results, and replaces workers that die."""
+class ForkTransport:
+    """Sends tasks to the workers of a pool, and receives results, through the memory that they share."""
 
-    def __init__(self, pool: PoolEngine, tasks: Sequence[Task]):
-        self.pool, self.tasks = pool, tasks
-        self.chunks = split_into_chunks([estimate_steps(task) for task in tasks], pool.width, len(pool.workers))
-        self.queue = deque(range(len(self.chunks)))
-        self.deaths = Counter[int]()
-        self.results: dict[int, TaskResult] = {}
-        self.failures: dict[int, BaseException] = {}
+    def __init__(self, pool: PoolEngine):
+        self.pool, self.workers = pool, pool.workers
 
-    def run_chunks(self) -> None:
-        """Run until all chunks are done or, after a failure, until every worker is idle.
+    def is_ready(self, worker: ForkWorker) -> bool:
+        return True
 
-        Chunks are begun in order, so the first one that fails does not depend on which reply comes first.
-        """
-        workers = self.pool.workers
-        while True:
-            for worker in workers:
-                if worker.chunk is None:
-                    self.assign_chunk(worker)
-            busy = [worker for worker in workers if worker.chunk is not None]
-            if not busy:
-                return
-            ready = wait([worker.pipe for worker in busy if worker.pipe])
-            for worker in busy:
-                if worker.pipe in ready:
-                    self.receive_result(worker)
-
-    def assign_chunk(self, worker: ForkWorker) -> None:
-        """Send the next chunk to an idle worker, if there is one; the process is started where there is none."""
-        if self.failures or not self.queue:
-            return
-        number = self.queue.popleft()
-        tasks = [self.tasks[i] for i in self.chunks[number]]
-        if not worker.pipe:
-            self.pool.start_worker(worker)
+    def send_chunk(self, worker: ForkWorker, tasks: list[Task]) -> None:
+        """Send tasks; the process is started where there is none, or where it died while it was idle."""
+        content = [(self.pool.setup_numbers[task.setup], task.job, task.memory) for task in tasks]
         try:
-            worker.send_chunk(number, [(self.pool.setup_numbers[task.setup], task.job, task.memory) for task in tasks])
+            if worker.pipe:
+                return worker.send_tasks(content)
         except ConnectionError:
-            self.handle_worker_death(worker)
+            worker.terminate()
+        self.pool.start_worker(worker)
+        with suppress(ConnectionError):  # whoever waits for the reply sees that it died
+            worker.send_tasks(content)
 
-    def receive_result(self, worker: ForkWorker) -> None:
-        """Store the result of a worker, after it has been sent its next chunk."""
-        assert worker.pipe and worker.chunk is not None
+    def wait(self, seconds: float) -> list[ForkWorker]:
+        busy = [worker for worker in self.workers if worker.pending]
+        pipes = [worker.pipe for worker in busy if worker.pipe]
+        ready = wait(pipes, None if seconds == inf else max(0.0, seconds))
+        return [worker for worker in busy if worker.pipe in ready]
+
+    def receive_reply(self, worker: ForkWorker) -> tuple[SharedBuffer, bytes] | WorkerDeath:
+        assert worker.pipe
         try:
-            reply = worker.pipe.recv_bytes()
+            return worker.buffers[1 + worker.reply_index], worker.pipe.recv_bytes()
         except (EOFError, OSError):
-            return self.handle_worker_death(worker)
-        number, buffer, worker.chunk = worker.chunk, worker.buffers[1 + worker.reply_index], None
-        self.assign_chunk(worker)
-        result = buffer.read_object(reply, copy=True)
-        if isinstance(result, WorkerFailure):
-            self.failures[number] = result.error
-        else:
-            self.results.update(zip(self.chunks[number], result, strict=True))
+            return WorkerDeath(worker.terminate())
 
-    def handle_worker_death(self, worker: ForkWorker) -> None:
-        """Put the chunk of a dead worker back to the front of the queue, or give it up after too many deaths."""
-        assert worker.chunk is not None
-        number, cause = worker.chunk, worker.terminate()
-        self.deaths[number] += 1
-        if self.deaths[number] < MAX_CHUNK_DEATHS:
-            self.queue.appendleft(number)
-            return
-        devices = ", ".join(str(self.tasks[i].job.device) for i in self.chunks[number])
-        problem = (
-            f"{MAX_CHUNK_DEATHS} worker processes died while they trained the devices {devices}, the last with {cause}."
-        )
-        advice = "If memory ran out, use fewer workers or smaller batches; --engine serial shows what else it may be."
-        self.failures[number] = ShoalError("bug", problem, advice)
+    def decode_reply(self, reply: tuple[SharedBuffer, bytes]) -> list[TaskResult] | WorkerFailure:
+        buffer, pickled = reply
+        return buffer.read_object(pickled, copy=True)
+
+    def replace_worker(self, worker: ForkWorker) -> list:
+        """End a worker; `send_chunk` starts another one."""
+        worker.terminate()
+        return []
 
 
 def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
@@ -203,6 +178,7 @@ def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
     if os.getpid() == owner:
         for worker in workers:
             worker.terminate()
+            worker.pending.clear()
 
 
 def reap_process(process: int) -> int:

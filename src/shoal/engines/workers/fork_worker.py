@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from traceback import format_exc
-from typing import NamedTuple
 
 import torch
 
@@ -20,13 +19,8 @@ from shoal.core.local.device import TrainingSetup
 from shoal.core.task import Engine, Task
 from shoal.engines.part_faults import explain_fault
 from shoal.engines.workers.malloc import keep_freed_memory
+from shoal.engines.workers.scheduler import WorkerFailure
 from shoal.engines.workers.shared_memory import SharedBuffer
-
-
-class WorkerFailure(NamedTuple):
-    """The exception that a worker sends instead of results."""
-
-    error: BaseException
 
 
 def detach_from_parent(pipe: int, parent: int, kept_files: set[int]) -> None:

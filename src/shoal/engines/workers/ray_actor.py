@@ -13,9 +13,11 @@ from torch import Tensor
 
 from shoal.core.local.device import TrainingSetup
 from shoal.core.task import Engine, Task
-from shoal.engines.workers.fork_worker import WorkerFailure, make_portable_error
+from shoal.engines.workers.fork_worker import make_portable_error
 from shoal.engines.workers.malloc import keep_freed_memory
-from shoal.engines.workers.tensor_pickle import TensorBytes, TensorPickle, TensorUnpickler, pickle_with_tensors
+from shoal.engines.workers.ray_pickle import pickle_for_ray
+from shoal.engines.workers.scheduler import WorkerFailure
+from shoal.engines.workers.tensor_pickle import TensorBytes, TensorPickle, unpickle_with_tensors
 
 
 class RayActor:
@@ -49,19 +51,17 @@ class RayActor:
                 self.setups[number] = self.load_setup(ray.get(setup_refs[number]))
             if packed_tasks.shared_refs:
                 self.round_tensors = ray.get(packed_tasks.shared_refs[0])
-            content = TensorUnpickler(
-                packed_tasks._replace(shared_refs=["box"]), [self.round_tensors], self.gpu, copy=False
-            ).load()
+            packed_tasks = packed_tasks._replace(shared_refs=["the round's"])
+            content = unpickle_with_tensors(packed_tasks, [self.round_tensors], self.gpu)
             tasks = [Task(self.setups[number], job, memory) for number, job, memory in content]
             content = self.engine.train(tasks)
         except BaseException as error:
             content = WorkerFailure(make_portable_error(error, self.setups.values()))
-        return pickle_with_tensors((perf_counter() - start, content))
+        return pickle_for_ray((perf_counter() - start, content))
 
     def load_setup(self, packed_setup: TensorPickle) -> TrainingSetup:
-        reader = TensorUnpickler(packed_setup, ray.get(packed_setup.shared_refs), self.gpu, copy=False)
-        reader.shared_tensors = self.shared_tensors
-        setup, files = reader.load()
+        blocks = ray.get(packed_setup.shared_refs)
+        setup, files = unpickle_with_tensors(packed_setup, blocks, self.gpu, known=self.shared_tensors)
         for name, file in files.items():  # the module does not exist here, but a part to blame is found by its file
             module = sys.modules.setdefault(name, ModuleType(name))
             module.__file__ = file

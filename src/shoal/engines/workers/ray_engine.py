@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -28,13 +29,16 @@ from ray import cloudpickle
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.interrupts import keep_sigterm_handler
 from shoal.core.local.device import TrainingSetup
-from shoal.core.task import Engine, Task, TaskResult
+from shoal.core.task import Engine, Task, TaskResult, estimate_steps
 from shoal.engines.serial import SerialEngine
+from shoal.engines.workers.chunking import split_by_duration
 from shoal.engines.workers.ray_actor import RayActor
-from shoal.engines.workers.ray_handle import RayActorHandle
-from shoal.engines.workers.ray_scheduler import RayScheduler
-from shoal.engines.workers.tensor_pickle import pickle_with_tensors, view_tensor_bytes
+from shoal.engines.workers.ray_pickle import pickle_for_ray
+from shoal.engines.workers.ray_transport import RayTransport, RayWorker
+from shoal.engines.workers.scheduler import ChunkScheduler, WorkerPolicy
+from shoal.engines.workers.tensor_pickle import view_tensor_bytes
 
+RAY_POLICY = WorkerPolicy(max_deaths=2, drops_devices=True, max_pending=2)
 MIN_SHARED_BYTES = 1 << 16
 """Bytes from which a tensor of a training setup lies in the store by itself, for all setups that have it."""
 
@@ -56,7 +60,7 @@ class RayEngine:
     ):
         self.address, self.make_engine, self.width = address, make_engine, width
         self.task_timeout, self.workers = task_timeout, workers
-        self.handles: list[RayActorHandle] = []
+        self.actors: list[RayWorker] = []
         self.max_actors = 1
         """How many actors the cluster has room for."""
         self.stored_setups: WeakKeyDictionary[TrainingSetup, tuple[int, Any]] = WeakKeyDictionary()
@@ -82,30 +86,26 @@ class RayEngine:
                 self.store_setup(setup)
             if any(array() is not None for array in self.zero_copy_arrays):
                 self.zero_copy_bytes = 0  # results are kept for longer than a round: the store would fill up with them
-            scheduler = RayScheduler(
-                self.handles,
-                self.stored_setups,
-                tasks,
-                self.width,
-                self.task_timeout,
-                self.seconds_per_step,
-                self.zero_copy_bytes,
-            )
+            transport = RayTransport(self.actors, self.stored_setups, tasks, self.zero_copy_bytes)
+            steps = [estimate_steps(task) for task in tasks]
+            chunks = split_by_duration(steps, self.seconds_per_step, len(self.actors), self.width)
+            policy = replace(RAY_POLICY, seconds_per_device=self.task_timeout)
+            scheduler = ChunkScheduler(tasks, chunks, transport, policy)
             scheduler.run_chunks()
         except BaseException:
             self.close()  # actors must not go on with what they are training
             raise
-        if scheduler.failures:
-            raise scheduler.failures[min(scheduler.failures)]
-        self.seconds_per_step, self.zero_copy_arrays = scheduler.seconds_per_step, scheduler.zero_copy_arrays
-        return [scheduler.results[i] for i in range(len(tasks))]
+        results = scheduler.get_results()
+        self.seconds_per_step = transport.actor_seconds / max(1.0, sum(steps))
+        self.zero_copy_arrays = transport.zero_copy_arrays
+        return results
 
     def close(self) -> None:
         """End the actors and leave the cluster; another `train` starts them again."""
         if ray.is_initialized():
-            for handle in self.handles:
-                ray.kill(handle.actor)
-        self.handles.clear()
+            for worker in self.actors:
+                ray.kill(worker.actor)
+        self.actors.clear()
         self.stored_setups.clear()
         self.tensor_refs.clear()
         if self.owns_ray:
@@ -117,9 +117,9 @@ class RayEngine:
         if not ray.is_initialized():
             join_cluster(self.address)
             self.owns_ray = True
-        if not self.handles:
+        if not self.actors:
             self.zero_copy_bytes = int(ray.cluster_resources().get("object_store_memory", 0) / len(ray.nodes()) / 4)
-        if len(self.handles) >= min(tasks, self.max_actors):
+        if len(self.actors) >= min(tasks, self.max_actors):
             return
         kind = "GPU" if on_gpu else "CPU"
         available = int(ray.cluster_resources().get(kind, 0))
@@ -128,8 +128,8 @@ class RayEngine:
             raise ShoalError("no-device", f"The Ray cluster has no {kind}.", advice)
         actor_class = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0)(RayActor)
         self.max_actors = min(available, self.workers or available)
-        for _ in range(len(self.handles), min(self.max_actors, tasks)):
-            self.handles.append(RayActorHandle(lambda: actor_class.remote(self.make_engine, on_gpu)))
+        for _ in range(len(self.actors), min(self.max_actors, tasks)):
+            self.actors.append(RayWorker(lambda: actor_class.remote(self.make_engine, on_gpu)))
 
     def store_setup(self, setup: TrainingSetup) -> None:
         """Put a training setup into the store, if it is not there yet."""
@@ -143,7 +143,7 @@ class RayEngine:
         setup.net._fill_slots(setup.net.initial, training=False)  # what the last call left in the template stays here
         self.stored_setups[setup] = (
             next(self.free_numbers),
-            ray.put(pickle_with_tensors((setup, files), self.store_large_tensor)),
+            ray.put(pickle_for_ray((setup, files), self.store_large_tensor)),
         )
 
     def store_large_tensor(self, tensor: Tensor) -> tuple[Any, int] | None:

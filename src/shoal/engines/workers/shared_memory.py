@@ -1,31 +1,21 @@
 """Memory that a process shares with its forks: objects are pickled, but their tensors are copied into the memory."""
 
 import os
-import pickle
+from array import array
+from collections.abc import Iterator
+from functools import partial
 from io import BytesIO
-from math import prod
 from mmap import PAGESIZE, mmap
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor
 
+from shoal.engines.workers.tensor_pickle import ALIGNMENT, TensorPickler, TensorUnpickler, rebuild_tensor
 from shoal.storage.files import explain_disk_errors
-
-ALIGNMENT = 64
-"""Tensors begin at multiples of this many bytes, like those that torch allocates: otherwise kernels may take another
-path, and round differently."""
-
-
-class TensorOffset(NamedTuple):
-    """Where a tensor lies in a shared buffer; it stands for the tensor in a pickle."""
-
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
 
 class SharedBuffer:
@@ -36,33 +26,42 @@ class SharedBuffer:
     """
 
     def __init__(self):
-        self.file, self.map, self.end = create_anonymous_file(), None, 0
+        self.file, self.map = create_anonymous_file(), None
+        self.end, self.sizes = 0, array("q")
+        """How far the buffer is filled, and the bytes of each tensor in it."""
         finalize(self, os.close, self.file).atexit = False
 
     def write_object(self, content: Any) -> bytes:
-        """The pickle of an object without its tensors; those overwrite what the buffer held before."""
-        self.end, out = 0, BytesIO()
-        SharedPickler(out, self).dump(content)
-        return out.getvalue()
+        """A message about an object: the sizes of its tensors, which overwrite what the buffer held, and its pickle."""
+        self.end, self.sizes, out = 0, array("q"), BytesIO()
+        TensorPickler(out, self.write_tensor).dump(content)
+        return b"".join((array("q", [len(self.sizes)]), self.sizes, out.getbuffer()))
 
-    def read_object(self, pickled: bytes, copy: bool) -> Any:
+    def read_object(self, message: bytes, copy: bool) -> Any:
         """The object. Without `copy` its tensors lie in the buffer: read-only, and valid until the next write."""
-        return SharedUnpickler(BytesIO(pickled), self, copy).load()
+        (count,) = array("q", message[:8])
+        start = 8 * (1 + count)
+        buffers = self.iterate_buffers(array("q", message[8:start]))
+        return TensorUnpickler(message[start:], buffers, partial(rebuild_tensor, copy=copy)).load()
 
-    def put_tensor(self, tensor: Tensor) -> TensorOffset:
-        place = TensorOffset(self.end, tensor.dtype, tuple(tensor.shape))
-        self.end += max(1, -(-tensor.nbytes // ALIGNMENT)) * ALIGNMENT
-        self.view_tensor(place).copy_(tensor.detach())
-        return place
+    def write_tensor(self, tensor: Tensor) -> memoryview:
+        """Copy a tensor behind those that the buffer has; the bytes that it takes up there."""
+        start, size = self.end, tensor.nbytes
+        self.sizes.append(size)
+        self.end += align_size(size)
+        if not size:
+            return memoryview(b"")
+        memory = self.map_up_to(start + size)
+        place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+        place.view(tensor.shape).copy_(tensor.detach() if tensor.requires_grad else tensor)
+        return memoryview(memory)[start : start + size]
 
-    def view_tensor(self, place: TensorOffset) -> Tensor:
-        """The tensor at a place, without a copy."""
-        offset, dtype, shape = place
-        count = prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        memory = self.map_up_to(offset + count * dtype.itemsize)
-        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+    def iterate_buffers(self, sizes: array) -> Iterator[memoryview]:
+        """The bytes of tensors of these sizes, which lie one behind the other."""
+        start = 0
+        for size in sizes:
+            yield memoryview(self.map_up_to(start + size) if size else b"")[start : start + size]
+            start += align_size(size)
 
     def map_up_to(self, end: int) -> mmap:
         """The mapping, with at least `end` bytes; the file is enlarged where it is shorter."""
@@ -77,36 +76,9 @@ class SharedBuffer:
         return self.map
 
 
-class SharedPickler(pickle.Pickler):
-    """Copies every tensor into a shared buffer, once however often it occurs."""
-
-    def __init__(self, out: BytesIO, buffer: SharedBuffer):
-        super().__init__(out, pickle.HIGHEST_PROTOCOL)
-        self.buffer = buffer
-        self.written: dict[int, tuple[Tensor, TensorOffset]] = {}
-
-    def persistent_id(self, obj: Any) -> tuple | None:
-        if not isinstance(obj, Tensor):
-            return None
-        if id(obj) not in self.written:
-            self.written[id(obj)] = (obj, self.buffer.put_tensor(obj))
-        return tuple(self.written[id(obj)][1])
-
-
-class SharedUnpickler(pickle.Unpickler):
-    """Takes the tensors from a shared buffer; a tensor that occurs several times is one object again."""
-
-    def __init__(self, pickled: BytesIO, buffer: SharedBuffer, copy: bool):
-        super().__init__(pickled)
-        self.buffer, self.copy = buffer, copy
-        self.loaded: dict[int, Tensor] = {}
-
-    def persistent_load(self, pid: tuple) -> Tensor:
-        place = TensorOffset(*pid)
-        if place.offset not in self.loaded:
-            tensor = self.buffer.view_tensor(place)
-            self.loaded[place.offset] = tensor.clone() if self.copy else tensor
-        return self.loaded[place.offset]
+def align_size(size: int) -> int:
+    """Bytes that a tensor of so many takes up in a buffer."""
+    return max(1, -(-size // ALIGNMENT)) * ALIGNMENT
 
 
 def create_anonymous_file() -> int:

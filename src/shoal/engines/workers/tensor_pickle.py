@@ -1,22 +1,25 @@
-"""Objects for Ray's object store: a small pickle and, beside it, the bytes of the tensors, to be read without a copy.
+"""Pickles without the bytes of their tensors, which lie elsewhere: in shared memory, or in Ray's object store.
 
-Tensors that are read without a copy are shared by all processes of a machine, and must never be written to.
+The form is that of pickle's protocol 5 with out-of-band buffers. Tensors that are read without a copy lie in memory
+that other processes read, too, and must never be written to.
 """
 
 import pickle
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from functools import partial
 from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from ray.cloudpickle.cloudpickle import Pickler as CloudPickler
 from torch import Tensor
 
+ALIGNMENT = 64
+"""Tensors begin at multiples of this many bytes, like those that torch allocates: otherwise kernels may take another
+path, and round differently."""
 MIN_ALIGNED_BYTES = 2048
-"""Below this size the store does not begin a tensor at a multiple of 64 bytes: kernels may take another path then, and
-round differently. Such tensors are copied when they are read."""
+"""Below this size Ray's store does not align a buffer: such tensors are put into the pickle's own bytes."""
 
 TensorBytes: TypeAlias = list[np.ndarray | bytes]
 """A block: the bytes of some tensors, which lie in the store as one object."""
@@ -24,14 +27,11 @@ FindStoredTensor: TypeAlias = Callable[[Tensor], tuple[Any, int] | None]
 """Where a tensor lies in the store already: the reference to a block, and its number in it; None if it does not."""
 
 
-class TensorPlace(NamedTuple):
-    """Where a tensor lies; it stands for the tensor in a pickle. Block 0 is the pickle's own, others are shared."""
+class StoredTensor(NamedTuple):
+    """Stands in a pickle for the bytes of a tensor that lies in the store for several pickles."""
 
     block: int
     number: int
-    dtype: str
-    shape: tuple[int, ...]
-    on_gpu: bool
 
 
 class TensorPickle(NamedTuple):
@@ -43,86 +43,105 @@ class TensorPickle(NamedTuple):
     """References to the blocks of tensors that lie in the store for several pickles."""
 
 
-def pickle_with_tensors(content: Any, find_stored: FindStoredTensor = lambda tensor: None) -> TensorPickle:
-    """Pickle an object; of tensors that lie in the store already (`find_stored`) only the place is kept."""
-    out = BytesIO()
-    writer = TensorPickler(out, find_stored)
-    writer.dump(content)
-    return TensorPickle(out.getvalue(), writer.tensors, list(writer.shared_refs))
+class TensorPickler(pickle.Pickler):
+    """Leaves the bytes of tensors to `locate_bytes`, which is asked once for each tensor, however often it occurs.
+
+    It returns the buffer that they lie in or a StoredTensor. Buffers of other objects stay inside the pickle.
+    """
+
+    def __init__(self, out: BytesIO, locate_bytes: Callable[[Tensor], Any]):
+        latest: list[pickle.PickleBuffer | None] = [None]
+        # the callback must not refer to the pickler: a cycle would hold the tensors until the next garbage collection
+        super().__init__(out, protocol=5, buffer_callback=lambda buffer: buffer is not latest[0])
+        self.locate_bytes, self.latest = locate_bytes, latest
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        location = self.locate_bytes(obj)
+        if not isinstance(location, StoredTensor):
+            self.latest[0] = location = pickle.PickleBuffer(location)
+        form = (location, obj.dtype, tuple(obj.shape))
+        return rebuild_tensor, form if obj.is_cpu else (*form, True)
+
+
+class TensorUnpickler(pickle.Unpickler):
+    """Reads what a TensorPickler wrote, with the buffers in the same order; `rebuild` makes a tensor of its bytes."""
+
+    def __init__(self, pickled: bytes, buffers: Iterable[Any], rebuild: Callable[..., Tensor]):
+        super().__init__(BytesIO(pickled), buffers=buffers)
+        self.rebuild = rebuild
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if global_name == rebuild_tensor.__name__ and module_name == __name__:
+            return self.rebuild
+        return super().find_class(module_name, global_name)
+
+
+def rebuild_tensor(
+    buffer: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    on_gpu: bool = False,
+    gpu: torch.device | None = None,
+    copy: bool = False,
+) -> Tensor:
+    """A tensor from its bytes: on `gpu` if it was `on_gpu`, else on them or, with `copy`, on a copy of them."""
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype, device=gpu if on_gpu else None)
+    tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    if on_gpu and gpu:
+        return tensor.to(gpu)
+    return tensor.clone() if copy or tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def pickle_with_tensors(
+    content: Any,
+    find_stored: FindStoredTensor = lambda tensor: None,
+    pickler: Callable[..., TensorPickler] = TensorPickler,
+) -> TensorPickle:
+    """Pickle an object for the store; of tensors that lie there already (`find_stored`) only the place is kept."""
+    out, tensors, shared_refs = BytesIO(), [], {}
+
+    def locate_bytes(tensor: Tensor) -> Any:
+        if stored := find_stored(tensor):
+            ref, number = stored
+            return StoredTensor(shared_refs.setdefault(ref, len(shared_refs)), number)
+        tensors.append(view_tensor_bytes(tensor))
+        return tensors[-1]
+
+    pickler(out, locate_bytes).dump(content)
+    return TensorPickle(out.getvalue(), tensors, list(shared_refs))
 
 
 def unpickle_with_tensors(
-    packed: TensorPickle, blocks: Sequence[TensorBytes], gpu: torch.device | None = None, copy: bool = False
+    packed: TensorPickle,
+    blocks: Sequence[TensorBytes],
+    gpu: torch.device | None = None,
+    copy: bool = False,
+    known: MutableMapping[tuple[Any, int], Tensor] | None = None,
 ) -> Any:
-    """The object, with the tensors of the blocks that it refers to; `gpu` is where tensors of a GPU go."""
-    return TensorUnpickler(packed, blocks, gpu, copy).load()
+    """The object, with the tensors of the blocks that it refers to; `gpu` is where tensors of a GPU go.
+
+    `known` has tensors of shared blocks that were read before, by reference and number, and is added to.
+    """
+    rebuild, shared = partial(rebuild_tensor, gpu=gpu, copy=copy), {} if known is None else known
+
+    def rebuild_or_share(location: Any, *form: Any) -> Tensor:
+        if not isinstance(location, StoredTensor):
+            return rebuild(location, *form)
+        key = (packed.shared_refs[location.block], location.number)
+        tensor = shared.get(key)
+        if tensor is None:
+            shared[key] = tensor = rebuild(blocks[location.block][location.number], *form)
+        return tensor
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that arrays of the store are read-only
+        return TensorUnpickler(packed.pickled, packed.tensors, rebuild_or_share).load()
 
 
 def view_tensor_bytes(tensor: Tensor) -> np.ndarray | bytes:
     """The bytes of a tensor; of a large one without a copy, where it is contiguous and on the CPU."""
     array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return array if len(array) >= MIN_ALIGNED_BYTES else array.tobytes()
-
-
-class TensorPickler(CloudPickler):
-    """Collects the tensors beside the pickle, once each. Closures are pickled too: setups hold data sets in them."""
-
-    def __init__(self, out: BytesIO, find_stored: FindStoredTensor):
-        super().__init__(out, protocol=pickle.HIGHEST_PROTOCOL)
-        self.find_stored = find_stored
-        self.tensors: TensorBytes = []
-        self.shared_refs: dict[Any, int] = {}
-        self.places: dict[int, tuple[Tensor, TensorPlace]] = {}
-
-    def persistent_id(self, obj: Any) -> tuple | None:
-        if not isinstance(obj, Tensor):
-            return None
-        if id(obj) not in self.places:
-            self.places[id(obj)] = (obj, self.place_tensor(obj))
-        return tuple(self.places[id(obj)][1])
-
-    def place_tensor(self, tensor: Tensor) -> TensorPlace:
-        if stored := self.find_stored(tensor):
-            ref, number = stored
-            block = self.shared_refs.setdefault(ref, len(self.shared_refs) + 1)
-        else:
-            block, number = 0, len(self.tensors)
-            self.tensors.append(view_tensor_bytes(tensor))
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return TensorPlace(block, number, dtype, tuple(tensor.shape), tensor.device.type != "cpu")
-
-
-class TensorUnpickler(pickle.Unpickler):
-    """Takes the tensors from their blocks; a tensor that occurs several times is one object again."""
-
-    def __init__(self, packed: TensorPickle, blocks: Sequence[TensorBytes], gpu: torch.device | None, copy: bool):
-        super().__init__(BytesIO(packed.pickled))
-        self.refs, self.blocks, self.gpu, self.copy = [None, *packed.shared_refs], [packed.tensors, *blocks], gpu, copy
-        self.own_tensors: dict[tuple[Any, int], Tensor] = {}
-        self.shared_tensors: MutableMapping[tuple[Any, int], Tensor] = {}
-        """Tensors of shared blocks that were read before."""
-
-    def load(self) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that arrays of the store are read-only
-            return super().load()
-
-    def persistent_load(self, pid: tuple) -> Tensor:
-        place = TensorPlace(*pid)
-        key = (self.refs[place.block], place.number)
-        cache = self.shared_tensors if place.block else self.own_tensors
-        if key not in cache:
-            cache[key] = tensor = self.build_tensor(place)
-        else:
-            tensor = cache[key]
-        return tensor
-
-    def build_tensor(self, place: TensorPlace) -> Tensor:
-        array, dtype = self.blocks[place.block][place.number], getattr(torch, place.dtype)
-        if not len(array):
-            return torch.empty(place.shape, dtype=dtype, device=self.gpu if place.on_gpu else None)
-        flat = torch.frombuffer(array, dtype=torch.uint8) if len(array) < MIN_ALIGNED_BYTES else torch.from_numpy(array)
-        tensor = flat.view(dtype).view(place.shape)
-        if place.on_gpu and self.gpu:
-            return tensor.to(self.gpu)
-        return tensor.clone() if self.copy or len(array) < MIN_ALIGNED_BYTES else tensor
