@@ -1,6 +1,7 @@
 """Runs in progress, one or several at a time: one engine trains the devices of all, round by round."""
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from shoal.runs.history import History, clear_nonfinite_values
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
 
+log = logging.getLogger("shoal")
 Watcher = Callable[[Recipe, Row, History], None]
 
 
@@ -65,7 +67,7 @@ class ActiveRun:
     ):
         self.assembly, self.pick, self.folder, self.watch = assembly, pick, folder, watch
         self.recipe, self.memory = assembly.recipe, assembly.memory
-        self.history = rows = history or History()
+        self.history = rows = history or History(metrics=assembly.metrics, headline=assembly.recipe.headline)
         self.loop = replace(assembly.loop, evaluates=lambda row: is_evaluation_due(assembly.recipe, rows, row))
         self.server_state = server_state
         self.saver = CheckpointSaver(assembly, folder, len(self.history))
@@ -93,12 +95,14 @@ class ActiveRun:
             self.saver.halfway = True
             self.memory.commit(len(self.history), kept=not row.get("void"))
             self.loop.follow_pruning(pending.server_state, server_state)
-            self.server_state, row = server_state, clear_nonfinite_values(row)
+            self.server_state, row = server_state, self.history.drop_repeated_words(clear_nonfinite_values(row))
             self.history.append(row)
             self.saver.halfway = False
             if self.folder:
                 self.folder.append_row(row)
             self.saver.save_if_due(server_state, len(self.history))
+        for part, text in row.get("log", ()):
+            log.info("%s: %s", part, text)
         if self.watch:
             self.watch(self.recipe, row, self.history)
 
@@ -237,10 +241,9 @@ def is_run_over(recipe: Recipe, history: History, row: Row | None = None) -> boo
     def sum_columns(*columns: str) -> float:
         return history.total(*columns) + sum(row[c] for c in columns if row)
 
-    accuracy = history.rows[-1].get("accuracy") if history.rows else None
     return bool(
         len(history) + (1 if row else 0) >= recipe.rounds
-        or (recipe.until_accuracy and accuracy is not None and accuracy >= recipe.until_accuracy)
+        or (recipe.until_accuracy and history.is_reached(recipe.until_accuracy))
         or (recipe.until_seconds and sum_columns("sim_seconds") >= recipe.until_seconds)
         or (recipe.until_bytes and sum_columns("bytes_down", "bytes_up") >= recipe.until_bytes)
         or (recipe.until_macs and sum_columns("macs_work") >= recipe.until_macs)
