@@ -175,7 +175,7 @@ def list_part_metrics(method: "Method") -> dict[str, Metric]:
 def list_run_metrics(method: "Method", asked: Iterable[str] = ()) -> dict[str, Metric]:
     """The registry of a run, by column: the loop's own metrics, those of its parts, and the user's of `--metrics`."""
     own = {spec.rpartition(":")[2]: spec for spec in asked if ".py:" in spec}
-    custom = {name: Metric(name, name, drawn=True, asked=spec) for name, spec in own.items()}
+    custom = {k: Metric(k, k, "", "up", drawn=True, asked=spec) for k, spec in own.items() if k not in METRICS}
     return METRICS | list_part_metrics(method) | custom
 
 

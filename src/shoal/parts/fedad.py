@@ -63,7 +63,7 @@ class FedAD(Part):
         ),
         Metric(
             "largest_rate",
-            "dropout rate of the device with the highest",
+            "highest dropout rate of a device",
             "share",
             drawn=True,
             about="the same of the device with the highest rate, which is the slowest",

@@ -58,11 +58,19 @@ class FedBIAD(Part):
     metrics: ClassVar = (
         Metric(
             "kept_share",
-            "share of the model that a reply holds",
+            "share of the model that a reply holds, mean",
+            "share",
+            when="unless `combining` is `fill`",
+            about="mean over replies of the share of trained elements that are in kept rows",
+        ),
+        Metric(
+            "covered_share",
+            "share of the model that some reply holds",
             "share",
             drawn=True,
             when="unless `combining` is `fill`",
-            about="mean over replies of the share of trained elements that are in kept rows",
+            about="share of trained elements that are in kept rows of at least one reply; it falls when devices come "
+            "to keep the same rows",
         ),
         Metric("stage", "stage", drawn=True, about="1 up to round `early`, then 2"),
     )
@@ -190,12 +198,17 @@ class FedBIAD(Part):
         return average_replies(replace(round, replies=whole)), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        """Nothing but tells the stage and how much of the model came back."""
+        """Nothing but tells the stage, and how much of the model came back."""
         round.tell("stage", 1 if round.number < self.early else 2)
-        trained = set(round.net.shared_trainable)
-        total = sum(round.anchor[k].numel() for k in trained)
-        dropped = [(~mask).sum() for r in round.replies for k, mask in r.covered.items() if k in trained]
-        if self.combining != "fill":
-            lost = torch.stack(dropped).sum().double() if dropped else torch.zeros(())
-            round.tell("kept_share", 1 - lost / (total * len(round.replies)))
+        if self.combining == "fill":
+            return params, state
+        trained = round.net.shared_trainable
+        total, kept, covered = sum(round.anchor[k].numel() for k in trained), [], []
+        for name in trained:
+            whole = torch.ones_like(round.anchor[name], dtype=torch.bool)
+            masks = [r.covered.get(name, whole) for r in round.replies]
+            kept += [mask.sum() for mask in masks]
+            covered.append(torch.stack(masks).any(0).sum())
+        round.tell("kept_share", torch.stack(kept).sum().double() / (total * len(round.replies)))
+        round.tell("covered_share", torch.stack(covered).sum().double() / total)
         return params, state

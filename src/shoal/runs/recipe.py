@@ -108,7 +108,8 @@ class Recipe:
     headline: str = recipe_field(
         "accuracy",
         "Metric that target, until_accuracy and comparisons at equal cost are about.",
-        page="Any [column](../reference/history.md) of which more or less is better, such as `loss` or `device_worst`.",
+        page="Any [column](../reference/history.md) of which more or less is better, such as `loss` or `device_worst`; "
+        "more of a metric of your own counts as better.",
         later=True,
     )
     target: float = recipe_field(0.0, "Accuracy, or other headline, whose cost is reported.", 0, steers=False)
