@@ -42,9 +42,12 @@ class Telling:
         return copied
 
     def add_number(self, part: str, name: str, value: Any) -> None:
-        """Keep a number of a part; the last one told under a name counts."""
+        """Keep a number of a part; the last one told under a name counts.
+
+        Where a point is called by hand, and not by a method, `part` is "" and any name will do.
+        """
         column = f"{part}.{name}"
-        if self.metrics is not None and column not in self.metrics:
+        if part and self.metrics is not None and column not in self.metrics:
             problem = f"The part {part} tells {name!r}, which is not among its `metrics`."
             raise ShoalError("bad-part", problem, f"Add Metric({name!r}, ...) to them.")
         is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
