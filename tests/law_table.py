@@ -17,6 +17,7 @@ LAWS = {
     "check_decodes_what_it_encodes": "5 codec",
     "check_neutral_setting": "6 neutral",
     "check_resumes_exactly": "7 resume",
+    "check_tells_what_it_declares": "9 metrics",
     "check_pair": "8 pairs",
 }
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from command_page import write_command_page
-from history_columns import COLUMNS
 from markers import ROOT, fill_sections, format_cell, format_table, list_sections, write_changes
 
 from shoal.cli.listings import read_first_sentence
 from shoal.cli.recipe_flags import PANELS
+from shoal.core.compose import Method
 from shoal.core.errors import ERROR_KINDS
+from shoal.core.metric import AMOUNTS, COLUMNS, METRICS, Metric, list_part_metrics
 from shoal.core.part import POINTS, Neutral, Part
 from shoal.data.dataset import DATASETS
 from shoal.data.sources import SOURCES
@@ -30,7 +31,6 @@ from shoal.fleet.fleets import FLEET_FORMS
 from shoal.models import MODELS
 from shoal.parts import PRESETS, find_shipped_parts
 from shoal.report.citations import ENTRIES, FEDAVG_KEY
-from shoal.runs.history_rows import METRICS, SUMMED, SUMMED_WHERE_TOLD
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_values import format_toml
 
@@ -175,21 +175,50 @@ def write_recipe_keys(panel: str) -> str:
 
 
 # history, exit codes --------------------------------------------------------------------------------------------------
+def describe_type(metric: Metric) -> str:
+    """The type of a metric's column, and when it is there."""
+    kind = "int" if metric.unit in ("bytes", "macs") else "float"
+    null = " or null" if metric.is_in_every_row and metric.unit not in AMOUNTS and "." not in metric.name else ""
+    asked = f", with `--metrics {metric.asked}`" if metric.asked else ""
+    return kind + null + asked + (f", {metric.when}" if metric.when else "")
+
+
+def write_metric(metric: Metric) -> list[str]:
+    """The line of a metric in the tables of columns."""
+    return [f"`{metric.name}`", describe_type(metric), "yes" if metric.total == "sum" else "", metric.about]
+
+
 def write_history_columns() -> str:
-    """The table of columns; one that the code knows and the list does not is an error."""
-    missing = {*METRICS, *SUMMED, *SUMMED_WHERE_TOLD} - COLUMNS.keys()
-    if missing:
-        raise SystemExit(f"tools/history_columns.py says nothing about {', '.join(sorted(missing))}.")
-    rows = [
-        [
-            ", ".join(f"`{column}`" for column in name.split(", ")),
-            kind,
-            "yes" if name in SUMMED + SUMMED_WHERE_TOLD else "",
-            format_cell(meaning),
+    """The table of columns of every history, as the registry has them: those of every row first."""
+    lines = {
+        name: [
+            f"`{name}`",
+            column.kind + (f", with `--metrics {column.asked}`" if column.asked else ""),
+            "",
+            column.about,
         ]
-        for name, (kind, meaning) in COLUMNS.items()
+        for name, column in COLUMNS.items()
+    }
+    first = [lines.pop("round"), lines.pop("devices")]
+    first += [write_metric(metric) for metric in METRICS.values() if metric.is_in_every_row]
+    rest = [write_metric(metric) for metric in METRICS.values() if not metric.is_in_every_row]
+    judged = [
+        ["`NAME`", "float, with `--metrics FILE.py:NAME`", "", OWN_METRIC],
+        ["`accuracy_NAME`, `loss_NAME`", "float, where a part says so", "", FURTHER_MODEL],
     ]
-    return format_table(["field", "type", "adds up", "meaning"], rows)
+    rows = [*first, *lines.values(), *rest, *judged]
+    return format_table(["field", "type", "adds up", "meaning"], [[format_cell(cell) for cell in row] for row in rows])
+
+
+OWN_METRIC = "[your own metric](../how-to/recipes.md#a-metric-of-your-own) of the whole test set"
+FURTHER_MODEL = "the same for a further model that a part has judged"
+
+
+def write_part_metrics() -> str:
+    """The table of columns that parts tell."""
+    metrics = list_part_metrics(Method(tuple(part() for part in find_shipped_parts().values())))
+    rows = [[format_cell(cell) for cell in write_metric(metric)] for metric in metrics.values()]
+    return format_table(["column", "type", "adds up", "meaning"], rows)
 
 
 def write_exit_codes() -> str:
@@ -206,6 +235,7 @@ WRITERS = {
     "presets": partial(write_presets, ""),
     "method navigation": write_method_navigation,
     "history columns": write_history_columns,
+    "metrics of parts": write_part_metrics,
     "exit codes": write_exit_codes,
 }
 WRITERS |= {f"recipe keys: {panel}": partial(write_recipe_keys, panel) for panel in PANELS}

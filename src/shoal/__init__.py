@@ -11,6 +11,7 @@ from shoal.core.aggregate import average_replies
 from shoal.core.batch import Batch, BatchScore, Samples
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.metric import Metric
 from shoal.core.model import tree
 from shoal.core.model.plan import Plan
 from shoal.core.part import Neutral, Part
@@ -105,6 +106,7 @@ __all__ = [
     "History",
     "Local",
     "Method",
+    "Metric",
     "Neutral",
     "Part",
     "Plan",

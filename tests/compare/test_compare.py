@@ -14,7 +14,7 @@ from rich.console import Console
 
 import shoal
 from shoal import History, Recipe, Result
-from shoal.cli.comparison_tables import format_block_traffic, make_budget_tables
+from shoal.cli.comparison_tables import format_further_metrics, make_budget_tables
 from shoal.compare.budgets import Budgets
 from shoal.compare.comparison import Comparison, resume_comparison, run_comparison
 
@@ -234,7 +234,8 @@ def test_bytes_with_blocks_counted_alike_are_told_where_a_method_has_them():
     both = Comparison({"all": [course(0.1)], "some": [course(0.1, 0.2, bytes_down_by_blocks=600)]})
     first, second = both.table()
     assert "bytes_down_by_blocks" not in first and second["bytes_down_by_blocks"] == 1200
-    assert format_block_traffic(both) == "some 1.2 kB" and format_block_traffic(TWO) == ""
+    assert format_further_metrics(both) == ["bytes down, blocks counted alike: some 1.2 kB"]
+    assert format_further_metrics(TWO) == []
 
 
 # equal conditions -----------------------------------------------------------------------------------------------------

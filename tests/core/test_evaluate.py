@@ -13,8 +13,8 @@ import shoal
 from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy, summarise_device_accuracy
+from shoal.core.metric import COLUMNS, METRICS
 from shoal.core.model.net import Net
-from shoal.plugins.metrics import COLUMNS
 
 TINY: dict[str, Any] = dict(devices=6, sample=3, rounds=2, batch=64)
 
@@ -289,7 +289,7 @@ def test_two_metrics_of_one_name(own, tmp_path):
 def test_no_metric_can_take_the_place_of_a_column():
     asked = ("top3", "perplexity", "per_class", "devices", "local", "class_kl")
     columns = set(shoal.run("fedmp", metrics=asked, fleet="5g", failures=0.5, **TINY).history.to_dict())
-    assert columns <= COLUMNS
+    assert columns <= {*METRICS, *COLUMNS}
 
 
 def test_logits_that_are_too_large_to_keep_are_told_of_before_anything_is_trained(own, tmp_path):

@@ -18,6 +18,7 @@ from shoal.core.model.flops import FlopCache
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
+from shoal.core.session import train_jobs
 from shoal.core.types import Outcome
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
@@ -92,7 +93,8 @@ class Elsewhere:
                 self.pruned.setdefault(number + 1, replace(site, net=site.net.cut(cut), tally=FlopCache()))
         if held:
             memory.held[device] = held
-        [outcome] = LocalDevices(self.pruned[len(order.cuts)], memory, SerialEngine()).fit([order.job])
+        host = LocalDevices(self.pruned[len(order.cuts)], memory, SerialEngine())
+        [outcome] = train_jobs(host, [order.job])
         memory.commit(order.stamp.round)
         self.memories[device, order.stamp.round] = memory.held.get(device)
         return tree_from_bytes(reply_to_bytes(order.stamp, outcome, device in memory.held), MOST)

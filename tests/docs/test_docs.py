@@ -21,6 +21,7 @@ from torch import nn
 import shoal
 from shoal.models import MODELS, describe_model
 from shoal.parts import find_shipped_parts
+from shoal.parts.fedbr import FedBR
 from shoal.runs.history_rows import check_row
 from shoal.runs.recipe import Recipe
 
@@ -126,10 +127,13 @@ def test_history_columns_are_those_of_a_run(tmp_path):
     full = shoal.run("fedbr", metrics=metrics, fleet="tiers", **small)
     void = shoal.run(failures=1.0, **small)
     found = {*full.history.rows[0], *void.history.rows[0]} - {"mine"}
-    cells = [row[0] for row in table_rows((DOCS / "reference/history.md").read_text(), "field")]
-    told = {name for cell in cells for name in re.findall(r"`(\w+)`", cell) if "NAME" not in name}
-    assert found <= told
-    assert told - found <= {"joules"}  # where a fleet knows them
+    page = (DOCS / "reference/history.md").read_text()
+    told, of_parts = (
+        {name for row in table_rows(page, head) for name in re.findall(r"`([\w.]+)`", row[0]) if "NAME" not in name}
+        for head in ("field", "column")
+    )
+    assert found <= told | of_parts and {f"fedbr.{m.name}" for m in FedBR.metrics} <= of_parts
+    assert told - found <= {"joules", "log", "bytes_down_by_blocks"}  # where a fleet knows, a part speaks, of 0.1
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))

@@ -14,7 +14,6 @@ import shoal
 from shoal.core.batch import Batch, BatchScore
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
-from shoal.core.ledger import count_bytes_by_blocks
 from shoal.core.local.device import receive_model
 from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
 from shoal.core.model import tree
@@ -27,7 +26,9 @@ from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
 from shoal.models.lenet import lenet
 from shoal.parts.fedbr import FedBR
+from shoal.parts.feddrop import FedDrop
 from shoal.parts.fedmlb import FedMLB
+from shoal.parts.half import Half
 from shoal.parts.lib.gmbs import (
     compute_block_rewards,
     count_pick,
@@ -38,7 +39,7 @@ from shoal.parts.lib.gmbs import (
 )
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, play_rounds
+from shoal.testing.laws import RecordingHost, assert_trees_close, play_rounds
 
 
 # blocks -------------------------------------------------------------------------------------------------------------
@@ -206,12 +207,12 @@ def test_a_bandit_on_lanes_of_different_forms():
 def test_both_ways_of_counting_traffic():
     rows = shoal.run(method="fedbr", model="lenet", rounds=4, devices=6, sample=6, engine="serial").history.rows
     whole = rows[0]["bytes_by"]["down"]["model"]
-    assert rows[0]["bytes_down_by_blocks"] == whole
+    assert rows[0]["fedbr.bytes_down_by_blocks"] == whole and rows[0]["fedbr.sent_blocks"] == 5
+    assert 1 <= rows[1]["fedbr.sent_blocks"] == rows[1]["fedbr.picked_blocks"] < 5
     loop, net = build_tiny_run(compose([FedBR()]), (5, 3))
-    standing, _ = play_rounds(loop, loop.start(net), 0, 1)
-    jobs = loop.open_round(standing, 1).jobs
-    assert count_bytes_by_blocks(jobs, net) == 2 * tree.count_tree_bytes(net.initial) // 2
-    assert sum(job.message.bytes_by["model"] for job in jobs) == 2 * 8 * 8
+    _, rows = play_rounds(loop, loop.start(net), 0, 2)
+    assert rows[1]["fedbr.bytes_down_by_blocks"] == 2 * tree.count_tree_bytes(net.initial) // 2
+    assert rows[1]["bytes_by"]["down"]["model"] == 2 * 8 * 8
 
 
 def test_always_whole_is_what_the_paper_counts():
@@ -222,7 +223,18 @@ def test_always_whole_is_what_the_paper_counts():
     assert size / 2**20 == pytest.approx(42.65, abs=0.01)
     loop, tiny = build_tiny_run(compose([FedBR(tau=0)]), (5, 3))
     _, rows = play_rounds(loop, loop.start(tiny), 0, 3)
-    assert all(row["bytes_down_by_blocks"] == row["bytes_by"]["down"]["model"] for row in rows)
+    assert all(row["fedbr.bytes_down_by_blocks"] == row["bytes_by"]["down"]["model"] for row in rows)
+
+
+@pytest.mark.parametrize("beside", [[], [FedDrop()], [Half(down=True)]], ids=str)
+def test_blocks_are_counted_as_they_travel(beside):
+    """Against the messages themselves, also beside parts that plan or code."""
+    loop, net = build_tiny_run(compose([FedBR(), *beside]), (5, 3, 4))
+    spy = RecordingHost(loop.host)
+    _, rows = play_rounds(replace(loop, host=spy), loop.start(net), 0, 4)
+    for row, jobs in zip(rows, spy.jobs):
+        blocks = [sum(any(name in job.message.body for name in block) for block in net.names_by_block) for job in jobs]
+        assert row["fedbr.sent_blocks"] == pytest.approx(sum(blocks) / len(blocks))
 
 
 @pytest.mark.parametrize("seconds, rounds, published", [(4.0, 130, 1075), (7.25, 109, 1258), (6.75, 107, 1182)])

@@ -14,6 +14,7 @@ import pytest
 
 from shoal.compare.comparison import run_comparison
 from shoal.core.errors import ShoalError
+from shoal.core.metric import Metric, encode_metrics
 from shoal.parts import find_shipped_parts
 from shoal.report.citations import ENTRIES, FEDAVG_KEY, cite_method
 from shoal.report.plots import draw_split, find_tallest_stack
@@ -165,6 +166,36 @@ def test_bytes_with_blocks_counted_alike_are_a_column_where_a_run_has_them(place
     assert "bytes down, blocks counted alike" in page.read_text()
 
 
+def test_what_parts_tell_is_drawn(place):
+    page, *pictures = write_report([place / "both"], place / "report.html")
+    found = facts(page)
+    assert found["told"] == ["scaffold.drift", "scaffold.c_norm"] and "scaffold.drift" not in found["metrics"]
+    fedavg, scaffold = found["groups"]
+    assert "scaffold.drift" not in fedavg["curves"] and len(scaffold["curves"]["scaffold.drift"]["mean"]) == 4
+    assert {"scaffold.drift.png", "scaffold.c_norm.png"} <= {p.name for p in pictures}
+    assert found["about"]["scaffold.c_norm"]["title"] == "scaffold: norm of the control variate c"
+
+
+def test_a_part_that_is_not_installed_is_drawn_from_what_its_folder_noted(place, no_pictures):
+    ghost = Metric("ghost.size", "ghost: size", "bytes", total="sum", drawn=True, compared=True, label="ghost size")
+    (place / "slow" / "metrics.json").write_text(json.dumps(encode_metrics({"ghost.size": ghost})))
+    (place / "slow" / "recipe.toml").write_text(replace(TINY, method="ghost").to_toml())
+    set_history(place / "slow", [0.1, 0.2], 1.0, 1000, **{"ghost.size": 600})
+    page = write_report([place / "slow"], place / "report.html")[0]
+    assert facts(page)["told"] == ["ghost.size"]
+    _, heads, row = table_of(page, "Results of every method")
+    assert row[heads.index("ghost size")] == "1.2 kB"
+
+
+def test_the_headline_is_what_the_page_is_about(place, no_pictures):
+    for path in (place / "slow").glob("recipe.toml"):
+        path.write_text(replace(TINY, headline="loss", target=0.0).to_toml())
+    page = write_report([place / "slow"], place / "report.html")[0]
+    _, heads, row = table_of(page, "Results of every method")
+    ends = [r["loss"] for r in rows(place / "slow" / "history.jsonl") if r["loss"] is not None]
+    assert heads[3:5] == ["loss", "best"] and row[3:5] == [f"{ends[-1]:.4f}", f"{min(ends):.4f}"]
+
+
 def test_runs_are_grouped_by_all_but_the_seed(place, no_pictures):
     page = write_report([place / "both", place / "slow", place / "both" / "0-fedavg" / "seed-0"], place / "new")[0]
     assert page == place / "new" / "report.html"
@@ -246,6 +277,7 @@ DAMAGE = {
     ]
     + [b'{"labels": [[1, 2]], "degrees": []}', b'{"labels": [[1]], "degree": "x"}', b'{"labels": [[-1]]}', b"\xff\xfe"]
     + [b'{"labels": [[NaN]]}', b"[" * 100_000, b'{"labels": [[1' + b"0" * 400 + b"]]}", b'{"labels": [[true]]}'],
+    "metrics.json": [b"{", b"[]", b'{"a.b": 3}', b'{"a.b": {"name": "a.b", "title": 3}}', b"\xff\xfe"],
     "devices.json": [b"", b"3", b'{"accuracy": 1}', b'{"accuracy": ["a"]}', b'{"accuracy": [{}]}'],
     "recipe.toml": [b"a = ", b"devices = 'x'", b"nobody = 3", b"\xff"],
     "history.jsonl": [b"{}\n", b"x\n", b"[]\n"],

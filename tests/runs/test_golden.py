@@ -31,7 +31,8 @@ def expected_of(golden: Path) -> Any:
 def assert_same(found: Any, expected: Any) -> None:
     """Equal but for the last digits of what was computed, which another processor may have otherwise."""
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        told = {key for key in found if "." in key}  # by parts, which were silent in earlier versions
+        assert found.keys() - told == expected.keys() - told
         for key in expected:
             assert_same(found[key], expected[key])
     elif isinstance(expected, list):

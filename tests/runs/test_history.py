@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import History, ShoalError
+from shoal.core.metric import COLUMNS, METRICS, Metric
 from shoal.runs.history import (
     clear_nonfinite_values,
     encode_row,
     read_history,
     write_history,
 )
-from shoal.runs.history_rows import METRICS, SUMMED, SUMMED_WHERE_TOLD
 
 
 def row(number: int, accuracy: float | None, **more) -> dict:
@@ -77,6 +77,52 @@ def test_what_only_some_methods_tell_must_be_a_number_where_it_is_told(tmp_path)
         (tmp_path / "h.jsonl").write_text(text)
         with pytest.raises(ShoalError, match="line 1: bytes_down_by_blocks is not a number"):
             read_history(tmp_path / "h.jsonl")
+
+
+TOLD = METRICS | {
+    "damp.sent": Metric("damp.sent", "sent", "bytes", total="sum"),
+    "damp.share": Metric("damp.share", "share", "share", "down"),
+}
+
+
+def test_what_parts_tell_adds_up_where_the_registry_says_so():
+    told = [row(0, 0.1, **{"damp.sent": 4, "damp.share": 0.5}), row(1, 0.2), row(2, 0.3, **{"damp.sent": 3})]
+    history = History(told, TOLD)
+    assert history.total("damp.sent", "bytes_up") == 7 + 30 and history.last("damp.share") == 0.5
+    assert history.cut(1).total("damp.sent") == 4
+    with pytest.raises(KeyError):
+        history.total("damp.share")
+
+
+def test_a_told_number_that_is_none_is_damage(tmp_path):
+    (tmp_path / "h.jsonl").write_text(json.dumps(row(0, 0.1, **{"damp.share": "much"})) + "\n")
+    with pytest.raises(ShoalError, match="line 1: damp.share is not a number"):
+        read_history(tmp_path / "h.jsonl", metrics=TOLD)
+    assert len(read_history(tmp_path / "h.jsonl")) == 1, "who does not know the part lets it be"
+
+
+# headline -------------------------------------------------------------------------------------------------------------
+def test_a_headline_of_which_less_is_better():
+    rows = [row(n, 0.5, loss=loss) for n, loss in enumerate([2.0, 1.5, None, 1.0, 1.2])]
+    history = History(rows, headline="loss")
+    assert history.best == 1.0 and history.cost_to_target(1.5)["rounds"] == 2
+    assert history.cost_to_target(0.9) is None and not history.is_reached(1.0) and history.is_reached(1.2)
+    assert history.accuracy_at_budget(1.5, "sim_seconds") == 1.5
+    assert history.cut(2).headline == "loss"
+
+
+def test_words_are_said_once():
+    history = History([row(0, 0.1, log=[["damp", "slow"]])])
+    again = history.drop_repeated_words(row(1, 0.1, log=[["damp", "slow"], ["damp", "fast"], ["lag", "slow"]]))
+    assert again["log"] == [["damp", "fast"], ["lag", "slow"]]
+    assert "log" not in history.drop_repeated_words(row(1, 0.1, log=[["damp", "slow"]]))
+
+
+@pytest.mark.parametrize("log", ["x", [3], [["damp"]], [["damp", 3]]])
+def test_words_of_another_form_are_damage(tmp_path, log):
+    (tmp_path / "h.jsonl").write_text(json.dumps(row(0, 0.1, log=log)) + "\n")
+    with pytest.raises(ShoalError, match="line 1: log is not a list"):
+        read_history(tmp_path / "h.jsonl")
 
 
 # at a budget ----------------------------------------------------------------------------------------------------------
@@ -152,11 +198,11 @@ def test_a_row_is_one_line_of_json():
     assert encode_row({"round": 0, "text": "ü\n\u2028"}) == b'{"round":0,"text":"\\u00fc\\n\\u2028"}\n'
 
 
-COSTS = dict.fromkeys(SUMMED, 1)
+COSTS = {name: 1 for name, metric in METRICS.items() if metric.is_in_every_row and metric.total == "sum"}
 cells = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-CHECKED = {*SUMMED_WHERE_TOLD, *METRICS, "train_loss", "macs_forward", "joules", "devices", "dropped", "per_class"}
-CHECKED |= {"bytes_by", "seconds_by"}
-names = st.text().filter(lambda name: name not in CHECKED)  # hypothesis tries the words of our own source, too
+names = st.text().filter(
+    lambda name: name not in {*METRICS, *COLUMNS}
+)  # hypothesis tries the words of our own source, too
 tables = st.lists(st.dictionaries(names, cells | st.lists(cells), max_size=4), max_size=5)
 
 

@@ -360,7 +360,14 @@ def test_where_and_how_long_do_not_steer(key):
 
 
 OTHER: dict[str, Any] = {"epochs": "2", "steps": "2", "precision": "float64", "parts": ("x.py",), "devices": 9}
-OTHER |= {"engine": "serial", "momentum": 0.5, "failures": 0.5, "metrics": ("top3",), "validation": 0.5}
+OTHER |= {
+    "headline": "loss",
+    "engine": "serial",
+    "momentum": 0.5,
+    "failures": 0.5,
+    "metrics": ("top3",),
+    "validation": 0.5,
+}
 STEERING = [f for f in fields(Recipe) if f.name not in WHERE_AND_HOW_LONG and len(f.metadata["among"]) != 1]
 
 
@@ -385,6 +392,33 @@ def test_checkpoints_from_before_a_key_was_there_still_fit():
         == "061d9bcc7d335f76"
         != Recipe(threads=1).fingerprint()
     )
+
+
+# the headline ---------------------------------------------------------------------------------------------------------
+SHORT = {"devices": 4, "sample": 2, "rounds": 6, "engine": "serial"}
+
+
+def test_a_headline_that_a_run_does_not_have_is_refused():
+    assert kind(shoal.run, headline="acuracy", **SHORT) == "unknown-name"
+    assert kind(shoal.run, headline="feddu.alpha", **SHORT) == "unknown-name"
+    with pytest.raises(ShoalError, match="top3, which is measured only where it is asked for. Add --metrics top3"):
+        shoal.run(headline="top3", **SHORT)
+    with pytest.raises(ShoalError, match="neither more nor less of it is better"):
+        shoal.run("scaffold", headline="scaffold.drift", **SHORT)
+
+
+def test_a_run_ends_where_its_headline_is_reached():
+    losses = shoal.run(**SHORT).history["loss"]
+    stopped = shoal.run(headline="loss", until_accuracy=losses[2], target=losses[1], **SHORT).history
+    assert stopped["loss"] == losses[:3] and stopped.best == losses[2]
+    assert stopped.cost_to_target(losses[1])["rounds"] == 2
+    assert losses[0] > losses[1] > losses[2] > 1, "the example must fall, and be no share"
+
+
+def test_targets_of_shares_are_shares():
+    assert kind(shoal.run, target=1.5, **SHORT) == "bad-value"
+    assert kind(shoal.run, until_accuracy=2.0, **SHORT) == "bad-value"
+    assert len(shoal.run(target=1.5, headline="loss", **SHORT).history) == 6
 
 
 # first weights --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shoal.core.errors import ShoalError
+from shoal.core.metric import Metric
 from shoal.core.part import Neutral, Part
 from shoal.core.task import Task
 from shoal.engines.batched import engine, step
@@ -15,7 +16,12 @@ from shoal.engines.batched.inputs import StepInputs
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.workers import fork_worker
-from shoal.testing.laws import check_engines_agree, check_part, check_resumes_exactly
+from shoal.testing.laws import (
+    check_engines_agree,
+    check_part,
+    check_resumes_exactly,
+    check_tells_what_it_declares,
+)
 
 each_form = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.whole)])
 
@@ -108,6 +114,30 @@ class Bends(Part):
 
 
 @dataclass(frozen=True)
+class TellsUndeclared(Part):
+    def serve(self, params, state, round):
+        round.tell("size", 1.0)
+        return params, state
+
+
+@dataclass(frozen=True)
+class DeclaresInSilence(Part):
+    metrics: ClassVar = (Metric("size", "size"),)
+
+
+@dataclass(frozen=True)
+class ListensToItself(Part):
+    """Steers by what is in the row."""
+
+    metrics: ClassVar = (Metric("size", "size"),)
+
+    def serve(self, params, state, round):
+        round.tell("size", 1.0)
+        factor = 1 + len(round.telling.numbers)
+        return {k: v * factor for k, v in params.items()}, state
+
+
+@dataclass(frozen=True)
 class GrowsState(Part):
     def step(self, update, state, scored, local):
         return update, state | {"new": scored.loss}
@@ -125,6 +155,9 @@ class GrowsState(Part):
         (KeepsSecrets(), "on another engine"),
         (Bends(), "has shape"),
         (GrowsState(), "another form"),
+        (TellsUndeclared(), "not among its `metrics`"),
+        (DeclaresInSilence(), "declares declaresinsilence.size and does not tell it"),
+        (ListensToItself(), "when nobody listens"),
     ],
     ids=lambda p: p.name() if isinstance(p, Part) else "",
 )
@@ -142,6 +175,15 @@ def test_a_secret_is_also_missed_after_a_resume():
 @each_form
 def test_expanded_tensors_count_as_what_would_travel(whole):
     check_part(HidesBytes(), whole)
+
+
+def test_a_column_that_nobody_knows_is_found(monkeypatch):
+    from shoal.core import round
+
+    honest = round.compute_round_cost
+    monkeypatch.setattr(round, "compute_round_cost", lambda *a: honest(*a) | {"elephants": 3})
+    with pytest.raises(AssertionError, match="elephants is no metric that is known"):
+        check_tells_what_it_declares(replace(NotNeutral()))
 
 
 def test_a_wrong_ledger_is_found(monkeypatch):

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.render import BLOCK_TRAFFIC_TITLE
 from shoal.compare.comparison import Comparison
-from shoal.report.quantities import format_number, format_seconds, format_size
+from shoal.report.quantities import format_by_unit, format_number, format_seconds, format_size
 from shoal.runs.failed_runs import refuse_all_void
 
 
@@ -27,8 +26,8 @@ def print_comparison(comparison: Comparison, out: str, quiet: bool, as_json: boo
         console.print(make_comparison_table(comparison))
         if tables := make_budget_tables(comparison):
             console.print(*tables, comparison.budgets.describe(), sep="", highlight=False)
-        if traffic := format_block_traffic(comparison):
-            console.print(f"{BLOCK_TRAFFIC_TITLE}: {traffic}", markup=False, highlight=False)
+        for line in format_further_metrics(comparison):
+            console.print(line, markup=False, highlight=False)
     if out:
         from shoal.report.write import draw_comparison
 
@@ -44,11 +43,11 @@ def make_comparison_table(comparison: Comparison) -> Table:
     rows = comparison.table()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=12)
-    for head in ("accuracy", "bytes", "simulated"):
+    for head in (comparison.headline, "bytes", "simulated"):
         table.add_column(head, justify="right", no_wrap=True)
     if comparison.target:
         table.add_column(f"to {comparison.target:g}", justify="right", no_wrap=True)
-    top = max((row["accuracy"] for row in rows if row["accuracy"] is not None), default=None)
+    top = comparison.pick_best(row["accuracy"] for row in rows)
     for row in rows:
         accuracy = format_mean_accuracy(row)
         cells = [row["method"], f"[bold]{accuracy}[/bold]" if row["accuracy"] == top else accuracy]
@@ -82,7 +81,7 @@ def make_budget_tables(comparison: Comparison) -> list[Table]:
         for at in (column[0] for column in shown):
             format_cost = format_seconds if at["cost"] == "seconds" else format_size
             table.add_column(f"within {format_cost(at['budget'])}", justify="right")
-        best = [max((at["accuracy"] for at in column if at["seeds"]), default=None) for column in shown]
+        best = [comparison.pick_best(at["accuracy"] for at in column if at["seeds"]) for column in shown]
         for nth, (method, results) in enumerate(comparison.results.items()):
             cells = [format_reached_accuracy(column[nth], len(results)) for column in shown]
             is_best = [column[nth]["seeds"] and column[nth]["accuracy"] == top for column, top in zip(shown, best)]
@@ -102,7 +101,12 @@ def format_mean_accuracy(row: Mapping[str, Any]) -> str:
     return format_number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
 
 
-def format_block_traffic(comparison: Comparison) -> str:
-    """By method, the bytes sent down if all blocks of a model were of one size; empty where no run counts them so."""
-    rows = [row for row in comparison.table() if "bytes_down_by_blocks" in row]
-    return ", ".join(f"{row['method']} {format_size(row['bytes_down_by_blocks'])}" for row in rows)
+def format_further_metrics(comparison: Comparison) -> list[str]:
+    """A line for each metric to compare that only some runs have: its title, and its value by method."""
+    rows, lines = comparison.table(), []
+    for column, metric in comparison.metrics.items():
+        there = [row for row in rows if row.get(column) is not None]
+        if metric.compared and not metric.is_common and there and column != comparison.headline:
+            values = ", ".join(f"{row['method']} {format_by_unit(row[column], metric.unit)}" for row in there)
+            lines.append(f"{metric.title}: {values}")
+    return lines

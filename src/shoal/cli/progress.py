@@ -62,8 +62,8 @@ class Progress:
             values = [f"{name}={getattr(recipe, name)}" for name in self.varied]
             label = ", ".join([recipe.method, *values]) + (f" seed {recipe.seed}" if self.runs > 1 else "")
             self.tasks[key] = self.bars.add_task(label, total=recipe.rounds, status="")
-        accuracy = history.last("accuracy")
-        status = f"acc {accuracy:.3f}  " if accuracy is not None else ""
+        value, name = history.last(history.headline), "acc" if history.headline == "accuracy" else history.headline
+        status = f"{name} {value:.3f}  " if value is not None else ""
         status += f"{format_seconds(history.total('sim_seconds'))} simulated  "
         status += format_size(history.total("bytes_down", "bytes_up"))
         if row.get("dropped"):

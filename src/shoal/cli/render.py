@@ -4,12 +4,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from shoal.report.quantities import format_count, format_number, format_seconds, format_size
+from shoal.report.quantities import format_by_unit, format_count, format_number, format_seconds, format_size
 from shoal.reproduce.sheet import Sheet
 from shoal.runs.session import Result
-
-BLOCK_TRAFFIC_TITLE = "bytes down, blocks counted alike"
-"""The title of the column `bytes_down_by_blocks` of a history."""
 
 
 def make_summary_table(result: Result) -> Table:
@@ -40,8 +37,10 @@ def make_summary_table(result: Result) -> Table:
         table.add_row(f"to {result.recipe.target:g}", text)
     if result.recipe.out:
         table.add_row("folder", result.recipe.out)
-    if history.last("bytes_down_by_blocks") is not None:
-        table.add_row(BLOCK_TRAFFIC_TITLE, format_size(history.total("bytes_down_by_blocks")))
+    for column, metric in history.metrics.items():
+        if metric.compared and not metric.is_common and history.last(column) is not None:
+            value = history.total(column) if metric.total == "sum" else history.last(column)
+            table.add_row(metric.title, format_by_unit(value, metric.unit))
     return table
 
 

@@ -1,6 +1,6 @@
 """Comparisons: several methods run on the same data, devices and seeds, with a table of accuracies and costs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,11 +13,13 @@ from shoal.compare.parallel import run_in_processes
 from shoal.compare.spec import ComparisonSpec, read_comparison_file, write_comparison_file
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import STOP_KINDS
+from shoal.core.metric import Metric
 from shoal.engines.part_faults import list_foreign_parts
 from shoal.plugins.load import load_method
 from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import EngineChoice, build_engine
 from shoal.runs.given_objects import describe_way_to_resume, is_handed_over, refuse_missing_objects
+from shoal.runs.headline import pick_best
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, is_run_over, play_runs
 from shoal.runs.start import BUDGET_KEYS, change_budgets, load_result, prepare_new_run, prepare_resumed_run
@@ -39,8 +41,26 @@ class Comparison:
     target: float = 0.0
     budgets: Budgets = CHEAPEST
 
+    @property
+    def headline(self) -> str:
+        """The metric that is compared: accuracy, unless the recipe says otherwise."""
+        return next((r.history.headline for results in self.results.values() for r in results), "accuracy")
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """What is known of the columns of all histories."""
+        return {k: m for results in self.results.values() for r in results for k, m in r.history.metrics.items()}
+
+    def pick_best(self, values: Iterable[float | None]) -> float | None:
+        """The best of several headlines; None where there is none."""
+        metric = self.metrics.get(self.headline)
+        return pick_best(values, metric.better if metric else "up")
+
     def table(self) -> list[dict[str, Any]]:
-        """One row per method: end accuracy with its spread over seeds, costs, costs to the target and at budgets."""
+        """One row per method: end accuracy (or other headline) and its spread over seeds, costs, also to the target.
+
+        Metrics that are `compared` have a key where a history has them: the mean of their sums or last values.
+        """
         at_budgets = self.at_budgets()
         return [
             self._summarise_method(method, results) | {"at_budgets": at_budgets[method]}
@@ -84,8 +104,8 @@ class Comparison:
         return {seed: min((t for t in methods if t), default=0.0) for seed, methods in totals.items()}
 
     def _summarise_method(self, method: str, results: Sequence[Result]) -> dict[str, Any]:
-        ends = [r.accuracy for r in results if r.accuracy is not None]
         histories = [r.history for r in results]
+        ends = [end for h in histories if (end := h.last(h.headline)) is not None]
         row: dict[str, Any] = {
             "method": method,
             "seeds": len(results),
@@ -97,9 +117,11 @@ class Comparison:
             "sim_seconds": mean(h.total("sim_seconds") for h in histories),
             "wall_seconds": mean(h.total("wall_seconds") for h in histories),
         }
-        by_blocks = [h for h in histories if h.last("bytes_down_by_blocks") is not None]
-        if by_blocks:
-            row["bytes_down_by_blocks"] = mean(h.total("bytes_down_by_blocks") for h in by_blocks)
+        compared = {k: m for k, m in self.metrics.items() if m.compared and k not in (*row, self.headline)}
+        for column, metric in compared.items():
+            there = [h for h in histories if h.last(column) is not None]
+            if there:
+                row[column] = mean(h.total(column) if metric.total == "sum" else h.last(column) for h in there)
         if self.target:
             reached = [h.cost_to_target(self.target) for h in histories]
             hits = [cost for cost in reached if cost is not None]

@@ -53,7 +53,7 @@ def follow_processes(
         process.start()
         sender.close()
         started[receiver] = process
-    histories, open_ends = {recipe: History() for recipe in recipes}, set(started)
+    histories, open_ends = {recipe: History(headline=recipe.headline) for recipe in recipes}, set(started)
     playing: set[Connection] = set()
     try:
         while open_ends:

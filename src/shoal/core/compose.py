@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -205,6 +206,12 @@ def _check_claims(part: Part) -> None:
             if word not in known:
                 problem = f"The part {part.name()} has {claim} = {word!r}."
                 raise ShoalError("bad-part", problem, f"Known are {', '.join(map(repr, known))}.")
+    for metric in part.metrics:
+        if not isinstance(metric, Metric) or not metric.name.isidentifier():
+            problem = (
+                f"The part {part.name()} lists {metric!r} among its metrics, which is no metric with a plain name."
+            )
+            raise ShoalError("bad-part", problem, 'Write them as (Metric("step", "length of a step"),).')
 
 
 def _refuse_two(parts: Sequence[Part], claim: Callable[[Part], str | None], why: str, advice: str) -> None:

@@ -9,7 +9,6 @@ from math import ceil, isfinite
 from typing import Any, TypeAlias
 
 from shoal.core.fleet_protocol import DeviceTimes, Fleet
-from shoal.core.model.net import Net
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Job, Outcome
 from shoal.core.wire import Message
@@ -112,17 +111,6 @@ def compute_round_cost(
         "bytes_by": {"down": down, "up": up},
         "seconds_by": slowest._asdict(),
     } | ({"joules": joules} if joules else {})
-
-
-def count_bytes_by_blocks(jobs: Sequence[Job], net: Net) -> int:
-    """The bytes of the models sent down, had all blocks of a model the same size; some papers count so."""
-    total = 0.0
-    for job in jobs:
-        if job.device != SERVER:
-            blocks_sent = sum(any(name in job.message.body for name in block) for block in net.names_by_block)
-            whole = sum(net.initial[name].nbytes for block in net.names_by_block for name in block)
-            total += whole * blocks_sent / len(net.names_by_block)
-    return round(total)
 
 
 def add_message_bytes(sums: dict[str, int], message: Message | None) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import BatchScore, Samples, Scorer
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -54,6 +55,8 @@ class Part:
     """The setting at which a run equals FedAvg; None when there is none."""
     cite: ClassVar[tuple[str, ...]] = ()
     """The papers it comes from, by their BibTeX keys in `report/bibliography.py`; empty when it comes from none."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """The numbers that it tells by `round.tell`, or that its `measure` reports under the same names."""
 
     # state --------------------------------------------------------------------------------------------------------
     def init_server(self, round: Round) -> Tree:

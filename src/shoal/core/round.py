@@ -20,7 +20,8 @@ from shoal.core.device_host import DeviceHost
 from shoal.core.exchange import Exchange
 from shoal.core.faulty_replies import use_without_culprits
 from shoal.core.fleet_protocol import Fleet
-from shoal.core.ledger import Deadlines, Row, compute_round_cost, count_bytes_by_blocks, simulate_device_times
+from shoal.core.ledger import Deadlines, Row, compute_round_cost, simulate_device_times
+from shoal.core.metric import Metric, list_part_metrics
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
@@ -28,7 +29,9 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.server_state import EnrolmentRegister, MissingEnrolment, ServerState
 from shoal.core.server_update import ServerUpdate, update_with_usable
 from shoal.core.streams import RandomStreams
+from shoal.core.telling import TOLD, Telling
 from shoal.core.types import SERVER, Job, Optimiser, Outcome, Roster, Round, Work
+from shoal.core.wire import REQUEST
 
 log = logging.getLogger("shoal")
 Host = TypeVar("Host", bound=DeviceHost)
@@ -75,6 +78,15 @@ class Loop(Generic[Host]):
     server: Samples | None = None
     measure_replies: Callable[[Round], Row] = lambda round: {}
     """Metrics of a round's replies (of local models), in rounds that are evaluated."""
+    tells: bool = True
+    """Whether what parts tell is kept."""
+    tell_every: int = 1
+    """Rounds between those in which devices are asked to tell."""
+
+    @cached_property
+    def part_metrics(self) -> dict[str, Metric]:
+        """What the parts of the method may tell, by column."""
+        return list_part_metrics(self.method)
 
     @cached_property
     def exchange(self) -> Exchange:
@@ -89,9 +101,13 @@ class Loop(Generic[Host]):
         server_state = ServerState(net, net.initial, {})
         register = EnrolmentRegister({}, self.host.enrol)
         with_data = np.flatnonzero(self.sizes > 0).tolist()
+        words: list[tuple[str, str]] = []
 
         def init_states(devices: list[int]) -> dict[str, Tree]:
-            return self.method.init_server(self.make_round(server_state, 0, register, set(with_data) - set(devices)))
+            round = self.make_round(server_state, 0, register, set(with_data) - set(devices))
+            states = self.method.init_server(round)
+            words[:] = round.telling.words
+            return states
 
         try:
             states = init_states(with_data)
@@ -102,6 +118,8 @@ class Loop(Generic[Host]):
             states, refused = use_without_culprits(with_data, init_states, card_outline, self.host.is_untrusted)
             for position, why in refused.items():
                 log.warning("device %d, enrolment: %s", with_data[position], why)
+        for part, text in words:
+            log.info("%s: %s", part, text)
         return replace(server_state, states=states, cards=register.cards, owed=register.nbytes)
 
     def open_round(self, server_state: ServerState, number: int) -> "PendingRound":
@@ -130,6 +148,8 @@ class Loop(Generic[Host]):
         plans, states = method.plan({d: WHOLE_MODEL for d in round.devices}, states, round)
         round = replace(round, plans=plans)
         beside, states = method.send(states, round)
+        if (number + 1) % self.tell_every == 0 and any(metric.on_device for metric in self.part_metrics.values()):
+            beside = {device: extras | {TOLD: {"numbers": REQUEST}} for device, extras in beside.items()}
         jobs, states = self.exchange.pack_jobs(round, beside, states)
         failed = frozenset(j.device for j in jobs if self.deadlines.device_fails(self.streams, j.round, j.device))
         return PendingRound(server_state, round, states, jobs, failed, register, perf_counter() - started)
@@ -158,14 +178,15 @@ class Loop(Generic[Host]):
         self.host.forget([gone["device"] for gone in dropped if gone["device"] not in late_devices])
         enrolment = server_state.owed + register.nbytes
         round, server_state = update.round, replace(update.after, cards=register.cards, owed=0)
+        if update.void:  # what was told after training belongs to an update that was thrown away
+            round = replace(round, telling=pending.round.telling.copy())
 
         row = compute_round_cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
-        if round.net.blocks and any(codec.stage == "rows" for codec in self.method.codecs_for("down")):
-            row["bytes_down_by_blocks"] = count_bytes_by_blocks(jobs, round.net)
         if self.evaluates(row):
             row |= self.evaluate_state(
                 server_state, replace(round, net=server_state.net, params=server_state.params)
             ) | self.measure_replies(round)
+        row |= round.telling.make_row([] if update.void else round.replies)
         if dropped:
             row["dropped"] = dropped
         if update.void:
@@ -175,9 +196,8 @@ class Loop(Generic[Host]):
     def rehearse_next_round(self, update: ServerUpdate, register: EnrolmentRegister) -> None:
         """Evaluate and open the next round on trial, to raise now what an untrusted reply would make it raise then."""
         after, number = update.after, update.round.number + 1
-        self.method.evaluate(
-            {"": after.params}, after.states, replace(update.round, net=after.net, params=after.params)
-        )
+        on_trial = replace(update.round, net=after.net, params=after.params, telling=Telling(self.part_metrics))
+        self.method.evaluate({"": after.params}, after.states, on_trial)
         with suppress(MissingEnrolment):
             self.open_round_without(
                 after, number, EnrolmentRegister(register.cards, lambda devices: {}), register.silent
@@ -216,6 +236,7 @@ class Loop(Generic[Host]):
             server=self.server,
             learn=lambda params, work: self.host.train_on_server(params, work, number),
             own_weights=any("weigh" in part.sets for part in self.method.parts),
+            telling=Telling(self.part_metrics, silent=not self.tells),
         )
 
     def evaluate_state(self, server_state: ServerState, round: Round) -> Row:

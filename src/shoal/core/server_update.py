@@ -48,7 +48,10 @@ def update_with_usable(
     def update_with(replies: list[Reply]) -> ServerUpdate:
         used = {SERVER, *(r.device for r in replies)}
         return update_server(
-            method, server_state, replace(round, replies=[r for r in round.replies if r.device in used]), states
+            method,
+            server_state,
+            replace(round, replies=[r for r in round.replies if r.device in used], telling=round.telling.copy()),
+            states,
         )
 
     def check_next_round(update: ServerUpdate) -> ServerUpdate:

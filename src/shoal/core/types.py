@@ -14,6 +14,7 @@ from shoal.core.fleet_protocol import Fleet
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import RandomStreams, part_stream_name
+from shoal.core.telling import Telling, make_told_key
 
 if TYPE_CHECKING:
     from shoal.core.model.net import Net
@@ -66,6 +67,16 @@ class Device:
     part: str
     shared: Samples | None = None
     """The server's samples, if it has any; only at `data`."""
+    told: dict[str, Tensor] | None = None
+    """What parts have told on this device in this round; None where the server did not ask."""
+
+    def tell(self, name: str, value: float | Tensor) -> None:
+        """Put a number beside the reply, where the server asks for it; the part's `metrics` must have it `on_device`.
+
+        It appears in the row of the round as the column `part.name`, reduced over devices as its `over` says.
+        """
+        if self.told is not None:
+            self.told[make_told_key(self.part, name)] = torch.as_tensor(value).detach()
 
     def generator(self, purpose: str = "") -> torch.Generator:
         """A generator at the start of the part's stream for this device and round; each purpose has its own stream."""
@@ -192,6 +203,19 @@ class Round:
     """The name of the part that is given this round; `generator` is of its stream."""
     own_weights: bool = False
     """Whether a part sets the weights of replies; otherwise they start from numbers of samples."""
+    telling: Telling = field(default_factory=Telling)
+    """What parts have told in this pass of the round."""
+
+    def tell(self, name: str, value: float | Tensor) -> None:
+        """Put a number into the row of this round, as the column `part.name`; it must be among the part's `metrics`.
+
+        What is told while a round is tried and thrown away does not count.
+        """
+        self.telling.add_number(self.part, name, value)
+
+    def log(self, text: str) -> None:
+        """Say something to the user, once in a run for each text; it is kept in the row, too."""
+        self.telling.add_words(self.part, text)
 
     def generator(self, purpose: str = "") -> np.random.Generator:
         """A generator at the start of the part's stream on the server in this round."""

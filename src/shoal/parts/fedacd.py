@@ -26,6 +26,7 @@ from shoal.core.measures.confusion import (
     measure_class_divergence,
     sum_by_class,
 )
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
@@ -49,6 +50,15 @@ class FedACD(Part):
     """
 
     cite: ClassVar = ("zhou2025fedacd",)
+    metrics: ClassVar = (
+        Metric(
+            "v",
+            "adaptability V, mean over devices",
+            drawn=True,
+            when="unless `weights` is `uniform`",
+            about="mean of V over the devices that replied, from 1/2 to 1",
+        ),
+    )
     sets: ClassVar = frozenset({"weigh"})
     replaces_loss: ClassVar = True
 

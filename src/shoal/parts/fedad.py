@@ -12,6 +12,7 @@ Liu et al. 2025, arXiv:2507.10430: section 5.2.1 and Algorithm 2, whose order th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.metric import Metric
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -51,6 +53,22 @@ class FedAD(Part):
     """
 
     cite: ClassVar = ("liu2025feddhad",)
+    metrics: ClassVar = (
+        Metric(
+            "dropout_rate",
+            "dropout rate, mean over devices",
+            "share",
+            drawn=True,
+            about="mean over the devices of a round of the mean rate of their units; 0 before the first update",
+        ),
+        Metric(
+            "largest_rate",
+            "highest dropout rate of a device",
+            "share",
+            drawn=True,
+            about="the same of the device with the highest rate, which is the slowest",
+        ),
+    )
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0, "check": 1, "force": 0})
 
@@ -162,8 +180,11 @@ class FedAD(Part):
     def plan(self, plans: Mapping[int, Plan], state: Tree, round: Round) -> tuple[Mapping[int, Plan], Tree]:
         """The units whose mask m_k^i is not 0 (line 17), drawn anew for every device and round."""
         scores = {axis: r.cpu().numpy() for axis, r in state["scores"].items()}
-        sub_models = dict(plans)
-        for device, rates in self.compute_dropout_rates(state, round).items():
+        sub_models, rates_by_device = dict(plans), self.compute_dropout_rates(state, round)
+        mean_rates = [float(np.concatenate(list(rates.values())).mean()) for rates in rates_by_device.values()]
+        round.tell("dropout_rate", fmean(mean_rates) if mean_rates else 0.0)
+        round.tell("largest_rate", max(mean_rates, default=0.0))
+        for device, rates in rates_by_device.items():
             generator = round.generator(f"device {device}")
             kept = {
                 a: torch.from_numpy(draw_kept_neurons(d, scores[a], self.least, generator)) for a, d in rates.items()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.core.batch import Samples
 from shoal.core.measures.divergence import measure_label_degree
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -45,6 +46,15 @@ class FedAP(Part):
     """
 
     cite: ClassVar = ("liu2024feddumap",)
+    metrics: ClassVar = (
+        Metric(
+            "pruned_share",
+            "share of the model that is pruned",
+            "share",
+            drawn=True,
+            about="share of the parameters of the first model that this part has pruned",
+        ),
+    )
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})
 
     at: int = 30
@@ -106,10 +116,15 @@ class FedAP(Part):
         )
         ranks = None if p_star is None else self.score_filters(round)
         if p_star is None or ranks is None:
+            round.tell("pruned_share", state.get("pruned", 0.0))
             return plan, state
         rates = compute_layer_rates(round.net, round.params, p_star)
         kept = choose_kept_filters(round.net, round.params, ranks, rates)
-        return replace(plan, kept=dict(plan.kept) | kept), state | {"done": True}
+        plan = replace(plan, kept=dict(plan.kept) | kept)
+        left = round.net.slicer.take(round.params, plan)
+        pruned = 1 - count_elements(left) / count_elements(round.params)
+        round.tell("pruned_share", pruned)
+        return plan, state | {"done": True, "pruned": pruned}
 
     def average_proposed_rates(self, state: Tree, round: Round) -> float | None:
         """p* = sum_k a_k p_k* / sum_k a_k, a_k = n_k / (D(P_k) + epsilon), formula (15); None without any p_k*.
@@ -141,3 +156,7 @@ class FedAP(Part):
         reports = [(r, r.report.get(self.name(), {})) for r in round.replies]
         scores = [(r.size, report["scores"], r.plan) for r, report in reports if "scores" in report]
         return average_neuron_scores(scores, {}) if scores else None
+
+
+def count_elements(params: Params) -> int:
+    return sum(value.numel() for value in params.values())

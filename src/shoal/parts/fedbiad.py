@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoal.core.aggregate import average_replies
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.model.tree import Params, Tree
@@ -54,6 +55,25 @@ class FedBIAD(Part):
     """
 
     cite: ClassVar = ("xue2023fedbiad",)
+    metrics: ClassVar = (
+        Metric(
+            "kept_share",
+            "share of the model that a reply holds, mean",
+            "share",
+            when="unless `combining` is `fill`",
+            about="mean over replies of the share of trained elements that are in kept rows",
+        ),
+        Metric(
+            "covered_share",
+            "share of the model that some reply holds",
+            "share",
+            drawn=True,
+            when="unless `combining` is `fill`",
+            about="share of trained elements that are in kept rows of at least one reply; it falls when devices come "
+            "to keep the same rows",
+        ),
+        Metric("stage", "stage", drawn=True, about="1 up to round `early`, then 2"),
+    )
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False
@@ -176,3 +196,19 @@ class FedBIAD(Part):
         gone = [{k: r.delta[k] - r.anchor[k] * ~mask for k, mask in r.covered.items()} for r in replies]
         whole = [replace(r, delta=r.delta | own, covered={}) for r, own in zip(replies, gone)]
         return average_replies(replace(round, replies=whole)), state
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        """Nothing but tells the stage, and how much of the model came back."""
+        round.tell("stage", 1 if round.number < self.early else 2)
+        if self.combining == "fill":
+            return params, state
+        trained = round.net.shared_trainable
+        total, kept, covered = sum(round.anchor[k].numel() for k in trained), [], []
+        for name in trained:
+            whole = torch.ones_like(round.anchor[name], dtype=torch.bool)
+            masks = [r.covered.get(name, whole) for r in round.replies]
+            kept += [mask.sum() for mask in masks]
+            covered.append(torch.stack(masks).any(0).sum())
+        round.tell("kept_share", torch.stack(kept).sum().double() / (total * len(round.replies)))
+        round.tell("covered_share", torch.stack(covered).sum().double() / total)
+        return params, state

@@ -12,9 +12,10 @@ Algorithm 1, GMBS, which is in lib/gmbs.py. Its symbols:
     r_k, p_k,m, n_k,m the feedback of device k, and by number of blocks m its running mean and how often it was picked
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from statistics import fmean
 from typing import ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.local.step import compute_mean_loss
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -48,6 +50,42 @@ class FedBR(Part):
     """
 
     cite: ClassVar = ("liu2023fedbr",)
+    metrics: ClassVar = (
+        Metric(
+            "bytes_down_by_blocks",
+            "bytes down, blocks counted alike",
+            "bytes",
+            total="sum",
+            compared=True,
+            label="blocks alike",
+            about="the bytes of the models that went down if all blocks of a model were of one size, as the paper "
+            'counts. What was really sent is `bytes_down`. Tables call the sum over rounds "bytes down, blocks counted '
+            'alike"',
+        ),
+        Metric(
+            "sent_blocks",
+            "blocks sent to a device, mean",
+            drawn=True,
+            about="mean over devices of the number of blocks that they were sent; all M in a round that sends the "
+            "whole model",
+        ),
+        Metric(
+            "picked_blocks",
+            "blocks picked for a device, mean",
+            drawn=True,
+            about="mean over devices of alpha_k, which GMBS picks in every round",
+        ),
+        Metric(
+            "feedback",
+            "feedback of a device, mean",
+            drawn=True,
+            when="where a loss is finite",
+            about="mean of the feedback r_k, from which GMBS learns",
+        ),
+        Metric(
+            "loss", "loss of the local path, mean", "", "down", drawn=True, about="mean of zeta_L in the last epoch"
+        ),
+    )
     sets: ClassVar = frozenset({"weigh"})
     carries: ClassVar = "values"
     neutral: ClassVar = Neutral({"tau": 0, "cross": 0.0, "distil": 0.0}, equal_devices=True)
@@ -92,7 +130,25 @@ class FedBR(Part):
                 alpha = pick_block_count(state["arms"][device_state_key(device)], round.number)
             alphas[device_state_key(device)] = most if self.choose == "all" else alpha
         messages = {d: {"blocks": torch.ones(alphas[device_state_key(d)], dtype=torch.uint8)} for d in round.devices}
-        return messages, state | {"blocks": alphas}
+        state = state | {"blocks": alphas}
+        self.tell_blocks(state, round)
+        return messages, state
+
+    def tell_blocks(self, state: Tree, round: Round) -> None:
+        """Tell how many blocks were picked for devices and how many they are sent, whole models included."""
+        devices = [d for d in round.devices if d != SERVER]
+        sent = [self.count_sent_blocks(state, round, device) for device in devices]
+        round.tell("bytes_down_by_blocks", count_bytes_by_blocks(sent, round.net))
+        if devices:
+            round.tell("sent_blocks", fmean(sent))
+            round.tell("picked_blocks", fmean(state["blocks"][device_state_key(d)] for d in devices))
+
+    def count_sent_blocks(self, state: Tree, round: Round, device: int) -> int:
+        """How many blocks of the model a device is sent something of, as `encode` cuts them."""
+        plan, blocks = round.plans[device], round.net.names_by_block
+        if not (plan or self.sends_whole_model(state, device, round.number)):
+            blocks = blocks[-state["blocks"][device_state_key(device)] :]
+        return sum(any(plan.sent is None or name in plan.sent for name in block) for block in blocks)
 
     def sends_whole_model(self, state: Tree, device: int, number: int) -> bool:
         """Whether a device is sent all M blocks: when t is a multiple of tau + 1, or it has no model to complete."""
@@ -163,6 +219,8 @@ class FedBR(Part):
         finite = [d for d in replies if isfinite(loss[d])]
         arms, most = dict(state["arms"]), len(round.net.blocks) - 1
         feedback = self.compute_feedback(params, state, round, {d: loss[d] for d in finite})
+        if feedback:
+            round.tell("feedback", fmean(feedback.values()))
         for device in replies:
             name, alpha = device_state_key(device), state["blocks"][device_state_key(device)]
             arm = count_pick(arms.get(name, make_bandit(most)), alpha)
@@ -203,3 +261,9 @@ class FedBR(Part):
             else state["blocks"][device_state_key(device)]
         )
         return sum(round.anchor[name].nbytes for block in round.net.names_by_block[-blocks:] for name in block)
+
+
+def count_bytes_by_blocks(blocks_sent: Sequence[int], net: Net) -> int:
+    """The bytes of so many blocks sent to each device, had all blocks of a model the same size."""
+    whole = sum(net.initial[name].nbytes for block in net.names_by_block for name in block)
+    return round(sum(whole * count / len(net.names_by_block) for count in blocks_sent))

@@ -10,7 +10,8 @@ Liu et al. 2025, arXiv:2507.10430: section 5.1 and Algorithm 1. Its symbols:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, log
+from statistics import fmean
 from typing import ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from shoal.core.aggregate import average_replies
 from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.measures.local_models import rebuild_local_model
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
@@ -57,6 +59,19 @@ class FedDH(Part):
     """
 
     cite: ClassVar = ("liu2025feddhad",)
+    metrics: ClassVar = (
+        Metric("largest_weight", "largest weight of a reply", "share", drawn=True, about="the largest weight q_k"),
+        Metric("smallest_weight", "smallest weight of a reply", "share", drawn=True, about="the smallest weight q_k"),
+        Metric(
+            "weight_entropy",
+            "evenness of the weights",
+            "share",
+            drawn=True,
+            about="entropy of the weights q_k over that of equal ones: 1 where all are alike, 0 where one has all",
+        ),
+        Metric("mean_v", "control parameter v, mean", drawn=True, about="mean of v_k over the devices that replied"),
+        Metric("mean_b", "control parameter b, mean", drawn=True, about="mean of b_k over the devices that replied"),
+    )
 
     lr_v: float = 1e-4
     decay_v: float = 0.999
@@ -119,7 +134,19 @@ class FedDH(Part):
             weights = round.weights * before / self.compute_dynamic_degrees(state, devices)
             once, again = average_replies(round), average_replies(replace(round, weights=weights / weights.sum()))
             params = params | {k: params[k] + again[k] - once[k] for k in round.net.shared_trainable}
+        self.tell_weights(state, round)
         return params, state | {"late": late}
+
+    def tell_weights(self, state: Tree, round: Round) -> None:
+        """Tell the weights of this round's replies, and the control parameters of their devices after it."""
+        q = round.weights.double()
+        entropy = -torch.xlogy(q, q).sum() / log(len(q)) if len(q) > 1 else 1.0
+        control = [state["control"].get(device_state_key(r.device), [1.0, 0.0]) for r in round.replies]
+        round.tell("largest_weight", q.max())
+        round.tell("smallest_weight", q.min())
+        round.tell("weight_entropy", entropy)
+        round.tell("mean_v", fmean(v for v, _ in control))
+        round.tell("mean_b", fmean(b for _, b in control))
 
     def update_histograms(self, known: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
         """n_k P_k of all devices known so far, with those of the devices that took part for the first time."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from shoal.core.batch import Samples
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.divergence import measure_label_degree
+from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -49,6 +50,21 @@ class FedDU(Part):
     """
 
     cite: ClassVar = ("liu2024feddumap",)
+    metrics: ClassVar = (
+        Metric(
+            "alpha",
+            "share of its own way that the server goes",
+            drawn=True,
+            about="alpha = tau_eff / tau; 0 where the server does not train, or undoes its step",
+        ),
+        Metric(
+            "server_accuracy",
+            "accuracy on the server's samples",
+            "share",
+            "up",
+            about="accuracy of the aggregate on the server's samples, before the server trains",
+        ),
+    )
     neutral: ClassVar = Neutral({"scale": 0.0, "steps": 0})
 
     accuracy: str = "complement"
@@ -79,8 +95,10 @@ class FedDU(Part):
         state = state | {"labels": collect_label_counts(state["labels"], round)}
         assert round.server is not None
         acc, loss = evaluate_on_server(round.net, params, round.server)
+        round.tell("server_accuracy", acc)
         alpha = self.compute_effective_share(acc, state["labels"], round)
         if alpha <= SMALLEST_ALPHA:
+            round.tell("alpha", 0.0)
             return params, state
         trained = round.learn(params, round.work)
         moved = {k: torch.lerp(params[k], trained[k], alpha) for k in round.net.shared_trainable}
@@ -88,8 +106,9 @@ class FedDU(Part):
         buffers = {k: trained[k] for k in params if k in round.net.buffers and k in round.net.names_with_role("shared")}
         new = params | moved | buffers
         new_loss = evaluate_on_server(round.net, new, round.server)[1]
-        # written so that a loss that is not a number is undone too
-        return (params if not new_loss < WORST_LOSS_RATIO * max(loss, 1e-12) else new), state
+        kept = new_loss < WORST_LOSS_RATIO * max(loss, 1e-12)  # False for a loss that is not a number, too
+        round.tell("alpha", alpha if kept else 0.0)
+        return (new if kept else params), state
 
     def compute_effective_share(self, acc: float, labels: Tree, round: Round) -> float:
         """alpha = tau_eff / tau, formula (7): how far the server goes on the way of its own training."""

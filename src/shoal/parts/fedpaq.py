@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.model.tree import Tree
+from shoal.core.metric import Metric
+from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
+from shoal.core.types import SERVER, Round
 from shoal.core.wire import CodecLink, Message
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.position_codec import refuse_message
@@ -28,6 +30,16 @@ class FedPAQ(Part):
 
     cite: ClassVar = ("reisizadeh2020fedpaq",)
     stage: ClassVar = "quantise"
+    metrics: ClassVar = (
+        Metric(
+            "coding_error",
+            "largest error of rounding over the size of an update",
+            drawn=True,
+            about="mean over replies of the 2-norm of the largest error that rounding can have made, over that of the "
+            "update as it was decoded. A server cannot know the error that was made: the update before rounding stays "
+            "on the device",
+        ),
+    )
 
     bits: int = 8
 
@@ -75,6 +87,19 @@ class FedPAQ(Part):
 
     def error(self, value: Tensor) -> Tensor:
         return (value.abs().max() / self.levels).expand(value.shape) if value.numel() else value
+
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        """Nothing but tells the error; the largest element of a tensor is decoded exactly, so that `error` is known."""
+        replies = [r for r in round.replies if r.device != SERVER]
+        shares = []
+        for reply in replies:
+            values = [reply.delta[k] for k in round.net.shared_trainable if k in reply.delta and reply.delta[k].numel()]
+            errors = [value.abs().max().double() / self.levels * value.numel() ** 0.5 for value in values]
+            sizes = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in values]
+            if values:
+                shares.append(torch.stack(errors).norm() / torch.stack(sizes).norm().clamp(min=1e-30))
+        round.tell("coding_error", torch.stack(shares).mean() if shares else 0.0)
+        return params, state
 
     def pack_levels(self, level: Tensor, shape: torch.Size) -> Tensor:
         """Levels in as few bytes as they need; several to a byte below 8 bits."""

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from shoal.core.batch import BatchScore
+from shoal.core.metric import Metric
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -18,6 +22,16 @@ class Scaffold(Part):
     """
 
     cite: ClassVar = ("karimireddy2020scaffold",)
+    metrics: ClassVar = (
+        Metric(
+            "drift",
+            "drift of devices: norm of what a round changes in c_k, mean",
+            drawn=True,
+            about="mean over replies of the 2-norm of the change of c_k: how far the mean gradients of a device moved "
+            "since it last took part",
+        ),
+        Metric("c_norm", "norm of the control variate c", drawn=True, about="2-norm of c after the round"),
+    )
     neutral: ClassVar = Neutral({}, rounds=1)
 
     def init_server(self, round: Round) -> Tree:
@@ -39,12 +53,20 @@ class Scaffold(Part):
         return {"change": tree.subtract_params(compute_control_variate(params, state, device), state["c_k"])}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        c, shares = state["c"], round.population_shares
+        c, shares, drifts = state["c"], round.population_shares, []
         for reply in round.replies:
             if reply.device != SERVER:
                 change, share = reply.report[self.name()]["change"], float(shares[reply.device])
                 c = {k: v + share * change[k] for k, v in c.items()}
+                drifts.append(compute_norm(change))
+        round.tell("drift", torch.stack(drifts).mean() if drifts else 0.0)
+        round.tell("c_norm", compute_norm(c))
         return params, {"c": c}
+
+
+def compute_norm(params: Params) -> Tensor:
+    """The 2-norm of all tensors together."""
+    return torch.stack([torch.linalg.vector_norm(v, dtype=torch.float64) for v in params.values()]).norm()
 
 
 def compute_control_variate(params: Params, state: Tree, device: Device) -> Params:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError, describe_error
-from shoal.core.measures.evaluate import Metric
+from shoal.core.measures.evaluate import StreamingMetric
+from shoal.core.metric import COLUMNS, METRICS
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import make_model_error
 from shoal.storage.python_file import load_named_object
@@ -24,12 +25,6 @@ from shoal.storage.python_file import load_named_object
 log = logging.getLogger("shoal")
 LOGITS_BYTES_LIMIT = 2 * 2**30
 """Bytes of logits and targets that the functions of a run may be given at once."""
-COLUMNS = frozenset(
-    "round devices accuracy loss train_loss bytes_down bytes_up macs_forward macs_work sim_seconds bytes_by "
-    "bytes_down_by_blocks seconds_by joules wall_seconds dropped void top3 perplexity per_class device_mean "
-    "device_worst device_spread local_risk class_kl".split()
-)
-"""Columns of a history, which a user's metric may not be called after."""
 FORMS = (
     "Name a function of (logits, targets), an object with update(logits, targets) and compute(), "
     "or what makes one from nothing, `classes` or `num_classes`."
@@ -39,19 +34,19 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def load_metric_factories(
     specs: Sequence[str], dataset: Dataset, dtype: torch.dtype
-) -> dict[str, Callable[[], Metric]]:
+) -> dict[str, Callable[[], StreamingMetric]]:
     """By name, what makes the metric `FILE.py:NAME` for one evaluation of a model whose logits have this type.
 
     A function of (logits, targets) is given those of the whole test set at once. Anything else is an object with
     `update(logits, targets)` and `compute()`, or a class or a function that makes one, from the number of classes
     where it takes `classes` or `num_classes`.
     """
-    makers: dict[str, Callable[[], Metric]] = {}
+    makers: dict[str, Callable[[], StreamingMetric]] = {}
     functions, undefined = 0, set[str]()
     for spec in specs:
         name, thing = spec.rpartition(":")[2], load_named_object(spec)
-        if name in COLUMNS or name in makers:
-            why = "the history has a column of that name" if name in COLUMNS else "another metric has that name"
+        if name in METRICS or name in COLUMNS or name in makers:
+            why = "another metric has that name" if name in makers else "the history has a column of that name"
             raise make_model_error(spec, why, "Give it another name.")
         if is_streaming_metric(thing):
             make = partial(reset_metric, spec, thing)
@@ -97,7 +92,7 @@ def refuse_large_logits(spec: str, functions: int, targets: Tensor, classes: int
         raise ShoalError("bad-value", problem, advice)
 
 
-def make_metric(spec: str, thing: Any, classes: int) -> Metric:
+def make_metric(spec: str, thing: Any, classes: int) -> StreamingMetric:
     """A new object from a class, or from a function that makes one."""
     if not callable(thing):
         raise make_model_error(spec, f"it is {describe_wrong_value(thing)}", FORMS)
@@ -117,7 +112,7 @@ def make_metric(spec: str, thing: Any, classes: int) -> Metric:
     return metric
 
 
-def reset_metric(spec: str, metric: Any) -> Metric:
+def reset_metric(spec: str, metric: Any) -> StreamingMetric:
     """The user's own object without what an earlier evaluation left in it."""
     if callable(getattr(metric, "reset", None)):
         metric.reset()
@@ -150,7 +145,7 @@ class WholeSetMetric:
 class GuardedMetric:
     """A user's metric in one evaluation: what it raises is reported as its error, and it must give one number."""
 
-    def __init__(self, spec: str, make: Callable[[], Metric], undefined: set[str]):
+    def __init__(self, spec: str, make: Callable[[], StreamingMetric], undefined: set[str]):
         self.spec, self.undefined = spec, undefined
         with blame_metric(spec):  # a reset() may raise, too
             self.metric = make()

@@ -10,9 +10,9 @@ import numpy as np
 
 from shoal.compare.budgets import CHEAPEST, Budgets
 from shoal.compare.comparison import Comparison
+from shoal.core.metric import EVALUATED, Metric
 from shoal.report.plots import assign_cause_colours, rank_cause
 from shoal.report.run_groups import PLACES, ReportedRun, RunGroup
-from shoal.runs.history_rows import METRICS
 from shoal.runs.recipe_values import format_toml
 
 POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
@@ -20,14 +20,25 @@ POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
 
 
 def collect_facts(groups: Sequence[RunGroup], budgets: Budgets = CHEAPEST) -> dict[str, Any]:
-    """All numbers of the page: per method curves, costs and table rows; metrics, targets, colours and splits."""
-    group_facts = [collect_group_facts(group) for group in groups]
-    at_budgets = Comparison(cast(Any, {group.label: group.runs for group in groups}), budgets=budgets).at_budgets()
+    """All numbers of the page: per method curves, costs and table rows; metrics, targets, colours and splits.
+
+    `metrics` are those of the loop that are drawn, `told` those of parts, and `about` says of all what readers show.
+    """
+    comparison = Comparison(cast(Any, {group.label: group.runs for group in groups}), budgets=budgets)
+    group_facts, at_budgets = [collect_group_facts(group) for group in groups], comparison.at_budgets()
+    found = [name for name in comparison.metrics if any(name in group["curves"] for group in group_facts)]
     for group in group_facts:
         group["table"]["at_budgets"] = at_budgets[group["label"]]
     return {
         "groups": group_facts,
-        "metrics": [metric for metric in METRICS if any(metric in group["curves"] for group in group_facts)],
+        "metrics": [name for name in found if "." not in name],
+        "told": [name for name in found if "." in name],
+        "about": {
+            name: describe_metric(metric)
+            for name, metric in comparison.metrics.items()
+            if name in (*found, comparison.headline) or any(g["table"].get(name) is not None for g in group_facts)
+        },
+        "headline": comparison.headline,
         "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
         "colours": {what: assign_cause_colours(group_facts, what) for what in ("bytes", "seconds")},
         "splits": collect_splits(groups),
@@ -35,10 +46,23 @@ def collect_facts(groups: Sequence[RunGroup], budgets: Budgets = CHEAPEST) -> di
     }
 
 
+def describe_metric(metric: Metric) -> dict[str, Any]:
+    """What the page shows of a metric: its title, its label, its unit, and whether and how tables compare it."""
+    return {
+        "title": metric.title,
+        "label": metric.label or metric.name,
+        "unit": metric.unit,
+        "better": metric.better,
+        "compared": metric.compared,
+        "total": metric.total,
+    }
+
+
 def collect_group_facts(group: RunGroup) -> dict[str, Any]:
     """One method, over its seeds."""
     length = min(len(run.history) for run in group.runs)
-    curves = {metric: found for metric in METRICS if (found := compute_curve(group.runs, length, metric))}
+    drawn = {name: None for run in group.runs for name, metric in run.history.metrics.items() if metric.drawn}
+    curves = {name: found for name in drawn if (found := compute_curve(group.runs, length, name))}
     return {
         "label": group.label,
         "seeds": [run.recipe.seed for run in group.runs],
@@ -175,10 +199,10 @@ def make_table_row(group: RunGroup) -> dict[str, Any]:
     row["target"] = group.recipe.target
     for way in ("bytes_down", "bytes_up"):
         row[way] = mean(run.history.total(way) for run in group.runs)
-    for metric in METRICS[1:]:
-        ends = [run.history.last(metric) for run in group.runs]
+    for name in (metric.name for metric in EVALUATED if metric.name != "accuracy"):
+        ends = [run.history.last(name) for run in group.runs]
         ends = [end for end in ends if end is not None]
-        row[metric] = mean(ends) if ends else None
+        row[name] = mean(ends) if ends else None
     return row
 
 

@@ -6,17 +6,6 @@ addEventListener("securitypolicyviolation", (event) => errors.push("blocked: " +
 
 const $ = (id) => document.getElementById(id);
 const F = JSON.parse($("facts").textContent);
-const METRICS = {
-  accuracy: "Accuracy", loss: "Loss", top3: "Top-3", perplexity: "Perplexity",
-  device_mean: "Device mean", device_worst: "Worst 10 %", device_spread: "Device spread",
-  local_risk: "Local risk", class_kl: "Unevenness",
-};
-const TITLES = {
-  accuracy: "test accuracy", loss: "test loss", top3: "top-3 accuracy", perplexity: "perplexity",
-  device_mean: "accuracy, mean over devices", device_worst: "accuracy, worst tenth of devices",
-  device_spread: "spread of accuracy over devices",
-  local_risk: "error of local models, over all devices' labels", class_kl: "unevenness of local models over their classes",
-};
 const COSTS = {
   rounds: ["Rounds", "rounds"], seconds: ["Time", "simulated time"],
   bytes: ["Bytes", "bytes sent, both ways"], macs: ["MACs", "multiply-accumulates"],
@@ -150,9 +139,11 @@ function lines(host, label, series, spec) {
   if (spec.top && high > spec.top && high - pad <= spec.top) high = spec.top;
   const last = spec.xEnd || Math.max(...xs, 0) || 1;
   const about = Math.max(3, Math.min(8, Math.floor((host.clientWidth || 600) / 110)));
-  const made = frame(host, label, HEIGHT, {
-    left: 54, x: [0, last], y: [low, high], xTicks: costTicks(spec.kind, last, about), yTicks: ticks(low, high, 6),
-    xFormat: spec.xFormat, yFormat: FORMATS.plain, xTitle: spec.xTitle, yTitle: spec.yTitle,
+  const yTicks = ticks(low, high, spec.height ? 4 : 6), format = spec.yFormat || FORMATS.plain;
+  const distinct = new Set(yTicks.map(format)).size === yTicks.length; /* a narrow range needs more digits */
+  const made = frame(host, label, spec.height || HEIGHT, {
+    left: distinct ? 54 : 74, x: [0, last], y: [low, high], xTicks: costTicks(spec.kind, last, about), yTicks,
+    xFormat: spec.xFormat, yFormat: distinct ? format : (v) => trim(v, 7), xTitle: spec.xTitle, yTitle: spec.yTitle,
   });
   const { root, X, Y } = made;
   for (const level of spec.lines || []) {
@@ -205,17 +196,33 @@ function nearest(sorted, value) {
 }
 
 const chosen = { metric: F.metrics[0], cost: "rounds", split: 0 };
-function drawCurves() {
-  const { metric, cost } = chosen;
-  const series = F.groups.map((group, at) => ({ group, at })).filter(({ group }) => group.curves[metric]).map(({ group, at }) => {
+function curvesOf(metric, cost) {
+  return F.groups.map((group, at) => ({ group, at })).filter(({ group }) => group.curves[metric]).map(({ group, at }) => {
     const c = group.curves[metric];
     return { name: group.label, look: lookOf(at), x: c[cost], low: c.low, mean: c.mean, high: c.high, band: group.seeds.length > 1 };
   });
+}
+function drawCurves() {
+  const { metric, cost } = chosen, series = curvesOf(metric, cost);
   if (!series.length) return;
   const ends = series.map((s) => `${s.name} ends at ${FORMATS.plain(s.mean[s.mean.length - 1])}`).join("; ");
-  lines($("curve-plot"), `${METRICS[metric]} against ${COSTS[cost][1]}: ${ends}.`, series, {
-    kind: cost, yTitle: TITLES[metric], xTitle: COSTS[cost][1], xFormat: FORMATS[cost], lines: metric === "accuracy" ? F.targets : [],
-    top: ["loss", "perplexity"].includes(metric) ? 0 : 1, xTell: (v) => (cost === "rounds" ? "round " + v : FORMATS[cost](v)),
+  lines($("curve-plot"), `${F.about[metric].label} against ${COSTS[cost][1]}: ${ends}.`, series, {
+    kind: cost, yTitle: F.about[metric].title, xTitle: COSTS[cost][1], xFormat: FORMATS[cost], lines: metric === F.headline ? F.targets : [],
+    top: F.about[metric].unit === "share" ? 1 : 0, xTell: (v) => (cost === "rounds" ? "round " + v : FORMATS[cost](v)),
+  });
+}
+/* A small picture for each number that parts tell. */
+function drawTold() {
+  $("told").hidden = !F.told.length;
+  const hosts = F.told.map(() => html("figure"));
+  $("told-plots").replaceChildren(...hosts);
+  F.told.forEach((metric, at) => {
+    const series = curvesOf(metric, "rounds"), { title, unit } = F.about[metric];
+    const ends = series.map((s) => `${s.name} ends at ${FORMATS.plain(s.mean[s.mean.length - 1])}`).join("; ");
+    lines(hosts[at], `${title} against rounds: ${ends}.`, series, {
+      kind: "rounds", yTitle: title, xTitle: "rounds", xFormat: FORMATS.rounds, yFormat: FORMATS[unit], top: unit === "share" ? 1 : 0,
+      height: 240, xTell: (v) => "round " + v,
+    });
   });
 }
 function drawDevices() {
@@ -238,7 +245,7 @@ function legend(host) {
     button.addEventListener("click", () => {
       if (!hidden.delete(group.label)) hidden.add(group.label);
       for (const twin of document.querySelectorAll(".legend button")) twin.setAttribute("aria-pressed", !hidden.has(twin.dataset.name));
-      drawCurves(); drawDevices();
+      drawCurves(); drawTold(); drawDevices();
     });
     return button;
   }));
@@ -369,10 +376,10 @@ function drawClasses() {
 /* ---- all of it ---- */
 function drawAll() {
   if (chosen.metric) drawCurves();
-  drawStacks("bytes"); drawStacks("seconds"); drawDevices(); drawSplit(); drawClasses();
+  drawTold(); drawStacks("bytes"); drawStacks("seconds"); drawDevices(); drawSplit(); drawClasses();
 }
 $("curves").hidden = !F.metrics.length;
-buttons($("metric"), F.metrics.map((m) => [m, METRICS[m]]), chosen.metric, (key) => { chosen.metric = key; drawCurves(); });
+buttons($("metric"), F.metrics.map((m) => [m, F.about[m].label]), chosen.metric, (key) => { chosen.metric = key; drawCurves(); });
 buttons($("cost"), Object.entries(COSTS).map(([key, [name]]) => [key, name]), chosen.cost, (key) => { chosen.cost = key; drawCurves(); });
 buttons($("split-choice"), F.splits.map((s, n) => [n, s.labels.join("; ")]), 0, (key) => { chosen.split = key; drawSplit(); });
 legend($("curve-legend")); legend($("devices-legend"));
@@ -387,7 +394,7 @@ $("copy").addEventListener("click", async () => {
   $("copy").textContent = "Copied";
   setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
 });
-for (const section of ["split", "devices", "classes"]) $(section).hidden = false; /* so that widths are known */
+for (const section of ["told", "split", "devices", "classes"]) $(section).hidden = false; /* so that widths are known */
 drawAll();
 let width = innerWidth, waiting = 0;
 addEventListener("resize", () => {
@@ -410,7 +417,7 @@ function selftest() {
       const name = `${metric.dataset.key} against ${cost.dataset.key}`;
       expect(document.querySelectorAll("#curve-plot .curve").length === drawn, name + ": curves are missing");
       expect($("curve-plot").querySelector(".x-title").textContent === COSTS[cost.dataset.key][1], name + ": wrong axis");
-      expect($("curve-plot").querySelector(".y-title").textContent === TITLES[metric.dataset.key], name + ": wrong upright axis");
+      expect($("curve-plot").querySelector(".y-title").textContent === F.about[metric.dataset.key].title, name + ": wrong upright axis");
       expect(cost.getAttribute("aria-pressed") === "true", name + ": not pressed");
     }
   }
@@ -429,6 +436,7 @@ function selftest() {
     root.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
     expect(tip.hidden, "the values do not go away");
   }
+  expect(document.querySelectorAll("#told-plots .curve").length === F.told.reduce((n, m) => n + F.groups.filter((g) => g.curves[m]).length, 0), "curves of parts are missing");
   for (const what of ["bytes", "seconds"])
     expect(document.querySelectorAll(`#${what}-plots svg .bar`).length === F.groups.reduce((n, g) => n + g[what].causes.length, 0), what + ": bars are missing");
   for (const button of document.querySelectorAll("#split-choice button")) button.click();

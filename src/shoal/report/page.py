@@ -34,7 +34,7 @@ def render_page(groups: Sequence[RunGroup], facts: dict[str, Any], pictures: str
         hash=b64encode(sha256(script.encode()).digest()).decode(),
         style=read_asset("page.css"),
         setting=escape(describe_common_settings(groups)),
-        summaries=render_summaries(facts["groups"]),
+        summaries=render_summaries(facts),
         table=render_results_table(facts) + render_targets_table(facts) + render_budgets_table(facts),
         devices_table=render_devices_table(facts["groups"]),
         recipes=render_recipes(groups),

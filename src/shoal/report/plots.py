@@ -21,17 +21,6 @@ COSTS = {
     "bytes": ("megabytes sent, both ways", 1e6),
     "macs": ("multiply-accumulates, 10⁹", 1e9),
 }
-TITLES = {
-    "accuracy": "test accuracy",
-    "loss": "test loss",
-    "top3": "top-3 accuracy",
-    "perplexity": "perplexity",
-    "device_mean": "accuracy, mean over devices",
-    "device_worst": "accuracy, worst tenth of devices",
-    "device_spread": "spread of accuracy over devices",
-    "local_risk": "error of local models, over all devices' labels",
-    "class_kl": "unevenness of local models over their classes",
-}
 
 
 def require_matplotlib() -> None:
@@ -100,11 +89,14 @@ def make_root_norm(counts: Any) -> Any:
     return PowerNorm(0.5, vmin=0, vmax=max(1.0, counts.max()))
 
 
-def draw_curves(groups: Sequence[dict[str, Any]], metric: str, targets: Sequence[float], path: Path) -> None:
+def draw_curves(
+    groups: Sequence[dict[str, Any]], metric: str, title: str, targets: Sequence[float], path: Path
+) -> None:
     """One metric against rounds, time, bytes and computation: the mean over seeds, and the band they lie in."""
+    axis = format_label(title, 80)
     seeds = max(len(group["seeds"]) for group in groups)
     with open_canvas(path, 2, 2, (11, 8), sharey=True) as (_, panels):
-        for panel, (cost, (title, unit)) in zip(panels, COSTS.items()):
+        for panel, (cost, (cost_title, unit)) in zip(panels, COSTS.items()):
             for number, group in enumerate(groups):
                 if metric not in group["curves"]:
                     continue
@@ -113,13 +105,13 @@ def draw_curves(groups: Sequence[dict[str, Any]], metric: str, targets: Sequence
                 panel.plot(x, curve["mean"], label=format_label(group["label"]), linewidth=1.8, **style)
                 if len(group["seeds"]) > 1:
                     panel.fill_between(x, curve["low"], curve["high"], color=style["color"], alpha=0.15, linewidth=0)
-            panel.set_xlabel(title)
+            panel.set_xlabel(cost_title)
             panel.set_xlim(left=0)
             panel.grid(alpha=0.25)
-            for target in targets if metric == "accuracy" else ():
+            for target in targets:
                 panel.axhline(target, color="#777777", linewidth=1, linestyle=(0, (4, 3)))
-        panels[0].set_ylabel(TITLES[metric] + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
-        panels[2].set_ylabel(TITLES[metric])
+        panels[0].set_ylabel(axis + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
+        panels[2].set_ylabel(axis)
         panels[3].legend(frameon=False, fontsize=9)
 
 

@@ -22,6 +22,12 @@ def format_count(value: float) -> str:
     return f"{value:.4g}P"
 
 
+def format_by_unit(value: float, unit: str) -> str:
+    """A number of a metric in the way of its unit; with four digits where it has none."""
+    formats = {"bytes": format_size, "macs": format_count, "seconds": format_seconds}
+    return formats[unit](value) if unit in formats else format_number(value, 4)
+
+
 def format_seconds(value: float) -> str:
     if value < 100:
         return f"{value:.3g} s"

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.compare.budgets import Budgets
 from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
 from shoal.core.errors import ShoalError
-from shoal.runs.history import History, read_history
+from shoal.runs.history import History
 from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
@@ -84,7 +84,7 @@ def read_run(path: Path) -> ReportedRun:
         recipe = folder.read_recipe()
     except ShoalError as error:
         raise damaged_file_error(folder.recipe_file, error.problem) from error
-    history = read_history(folder.history_file)
+    history = folder.read_history()
     return ReportedRun(path, recipe, history, read_split(path / "split.json"), read_devices(path / "devices.json"))
 
 

@@ -5,14 +5,16 @@ from html import escape
 from typing import Any
 
 from shoal.report.plots import COLOURS
-from shoal.report.quantities import format_count, format_number, format_seconds, format_size
+from shoal.report.quantities import format_by_unit, format_count, format_number, format_seconds, format_size
+from shoal.runs.headline import pick_best
 
 Cell = Callable[[dict[str, Any]], str]
 
 
-def render_summaries(groups: Sequence[dict[str, Any]]) -> str:
+def render_summaries(facts: dict[str, Any]) -> str:
     """One line per method: how far it came, at what cost."""
-    best = max((g["table"]["accuracy"] for g in groups if g["table"]["accuracy"] is not None), default=None)
+    groups, better = facts["groups"], facts["about"][facts["headline"]]["better"]
+    best = pick_best((g["table"]["accuracy"] for g in groups), better)
     made = []
     for at, group in enumerate(groups):
         row = group["table"]
@@ -36,32 +38,34 @@ def render_results_table(facts: dict[str, Any]) -> str:
     columns: list[tuple[str, str, Cell]] = [
         ("", "seeds", lambda r: str(r["seeds"])),
         ("", "rounds", lambda r: f"{r['rounds']:.4g}"),
-        ("at the end", "accuracy", format_accuracy),
+        ("at the end", facts["headline"], format_accuracy),
         ("at the end", "best", lambda r: format_number(r["best"], 4)),
     ]
-    for metric, name in (("loss", "loss"), ("top3", "top-3"), ("perplexity", "perplexity")):
-        if metric in facts["metrics"]:
-            columns.append(("at the end", name, lambda r, metric=metric: format_number(r[metric], 4)))
-    columns.append(("in all", "down", lambda r: format_size(r["bytes_down"])))
-    by_blocks = any("bytes_down_by_blocks" in group["table"] for group in groups)
-    if by_blocks:
-        columns.append(("in all", "blocks alike", format_block_bytes))
+    further = [
+        (name, about)
+        for name, about in facts["about"].items()
+        if about["compared"]
+        and name not in ("accuracy", facts["headline"])
+        and any(group["table"].get(name) is not None for group in groups)
+    ]
+    columns += [("at the end", *make_metric_column(*known)) for known in further if known[1]["total"] == "last"]
     columns += [
+        ("in all", "down", lambda r: format_size(r["bytes_down"])),
         ("in all", "up", lambda r: format_size(r["bytes_up"])),
         ("in all", "MACs", lambda r: format_count(r["macs"])),
         ("in all", "simulated", lambda r: format_seconds(r["sim_seconds"])),
         ("in all", "wall", lambda r: format_seconds(r["wall_seconds"])),
     ]
-    return render_table(columns, groups, "Results of every method") + (BLOCK_TRAFFIC_NOTE if by_blocks else "")
+    columns += [("in all", *make_metric_column(*known)) for known in further if known[1]["total"] == "sum"]
+    titles = [f"{about['label']}: {about['title']}." for _, about in further if about["total"] == "sum"]
+    notes = f'<p class="note">{escape(" ".join(titles))}</p>' if titles else ""
+    return render_table(columns, groups, "Results of every method") + notes
 
 
-def format_block_bytes(row: dict[str, Any]) -> str:
-    return format_size(row["bytes_down_by_blocks"]) if "bytes_down_by_blocks" in row else "-"
-
-
-BLOCK_TRAFFIC_NOTE = """
-<p class="note">Blocks alike: bytes down, blocks counted alike, as if all blocks of a model were of one size.</p>
-"""
+def make_metric_column(name: str, about: dict[str, Any]) -> tuple[str, Cell]:
+    """The head and the cells of a metric in the table of results."""
+    head = about["label"][:1].lower() + about["label"][1:]
+    return head, lambda r: "-" if r.get(name) is None else format_by_unit(r[name], about["unit"])
 
 
 def render_targets_table(facts: dict[str, Any]) -> str:

@@ -47,8 +47,9 @@ def draw_all(facts: dict[str, Any], folder: Path) -> list[Path]:
         written.append(folder / f"{name}.png")
         return written[-1]
 
-    for metric in facts["metrics"]:
-        draw_curves(groups, metric, facts["targets"], add_picture(metric))
+    for metric in (*facts["metrics"], *facts["told"]):
+        targets = facts["targets"] if metric == facts["headline"] else ()
+        draw_curves(groups, metric, facts["about"][metric]["title"], targets, add_picture(metric))
     for number, split in enumerate(facts["splits"]):
         draw_split(split, add_picture("split" if number == 0 else f"split-{number + 1}"))
     for what in ("bytes", "seconds"):
@@ -61,7 +62,9 @@ def draw_all(facts: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Accuracy against rounds and against what was sent: the mean over seeds, and the band they lie in."""
+    """The headline against rounds and against what was sent: the mean over seeds, and the band they lie in."""
+    metric = comparison.metrics.get(comparison.headline)
+    title = metric.title if metric else comparison.headline
     with open_canvas(path, 1, 2, (11, 4.2), sharey=True) as (_, panels):
         for number, (method, results) in enumerate(comparison.results.items()):
             look = pick_line_style(number)
@@ -70,23 +73,22 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
                 panel.plot(x, middle, label=format_label(method), linewidth=1.8, **look)
                 if len(results) > 1:
                     panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        for panel, title in zip(panels, ("rounds", "megabytes sent, both ways")):
-            panel.set_xlabel(title)
+        for panel, cost_title in zip(panels, ("rounds", "megabytes sent, both ways")):
+            panel.set_xlabel(cost_title)
             panel.set_xlim(left=0)
             panel.grid(alpha=0.25)
             if comparison.target:
                 panel.axhline(comparison.target, color="#777777", linewidth=1, linestyle=(0, (4, 3)))
         seeds = max(len(results) for results in comparison.results.values())
-        panels[0].set_ylabel("test accuracy" + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
+        panels[0].set_ylabel(title + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
         panels[1].legend(loc="lower right", frameon=False)
 
 
 def average_curve(histories: list[History], column: str) -> tuple[Any, Any, Any, Any]:
-    """x, and the lowest, mean and highest accuracy over seeds at the rounds that all of them evaluated."""
-    rounds = [
-        r for r in range(min(map(len, histories))) if all(h.rows[r].get("accuracy") is not None for h in histories)
-    ]
-    y = np.array([[h.rows[r]["accuracy"] for r in rounds] for h in histories])
+    """x, and the lowest, mean and highest headline over seeds at the rounds that all of them evaluated."""
+    headline = histories[0].headline
+    rounds = [r for r in range(min(map(len, histories))) if all(h.rows[r].get(headline) is not None for h in histories)]
+    y = np.array([[h.rows[r][headline] for r in rounds] for h in histories])
     if column == "rounds":
         x = np.array(rounds) + 1
     else:

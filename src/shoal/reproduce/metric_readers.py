@@ -16,6 +16,9 @@ TIME = "time_s_to_"
 GB = 2**30
 """Bytes of a GB of FedBR: its traffic is whole rounds of its model only so."""
 
+BLOCK_TRAFFIC = ("fedbr.bytes_down_by_blocks", "bytes_down_by_blocks")
+"""Columns of the traffic of blocks counted alike; the second is that of version 0.1."""
+
 Value = float | str | None
 
 
@@ -68,7 +71,7 @@ def cut_at_target(history: History, rest: str) -> History | None:
         return None
     for at, row in enumerate(history.rows):
         if column and row.get(column) is not None and row[column] >= target:
-            return History(history.rows[: at + 1])
+            return history.cut(at + 1)
     return None
 
 
@@ -85,8 +88,7 @@ def read_rounds_to_target(history: History, rest: str) -> float | None:
 
 def pick_traffic_columns(history: History) -> tuple[str, str]:
     """The columns of the traffic as a paper counts it: by blocks that are all of one size, where a run tells that."""
-    by_blocks = history.last("bytes_down_by_blocks") is not None
-    return ("bytes_up", "bytes_down_by_blocks" if by_blocks else "bytes_down")
+    return ("bytes_up", next((c for c in BLOCK_TRAFFIC if history.last(c) is not None), "bytes_down"))
 
 
 def read_traffic(history: History, rest: str) -> float | None:
@@ -107,7 +109,7 @@ def read_accuracy_within(history: History, rest: str) -> float | None:
     except ValueError:
         return None
     if unit == "rounds":
-        found = History([row for row in history.rows if row["round"] < budget]).last("accuracy")
+        found = history.cut(sum(row["round"] < budget for row in history.rows)).last("accuracy")
     elif unit == "s":
         found = history.accuracy_at_budget(budget, "sim_seconds")
     else:

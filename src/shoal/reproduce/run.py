@@ -137,7 +137,7 @@ def read_complete_histories(cell: Cell) -> list[History] | None:
         if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
             return None
         try:
-            history = read_history(folder.history_file)
+            history = read_history(folder.history_file, metrics=folder.read_metrics(), headline=recipe.headline)
         except ShoalError as error:
             if error.kind.name != "damaged":
                 raise

@@ -14,8 +14,9 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.ledger import Deadlines
 from shoal.core.local.device import TrainingSetup
-from shoal.core.measures.evaluate import TEST_METRICS, Evaluator
-from shoal.core.measures.local_models import LOCAL_METRICS, LocalModelEvaluator, select_local_metrics
+from shoal.core.measures.evaluate import Evaluator
+from shoal.core.measures.local_models import LocalModelEvaluator
+from shoal.core.metric import ASKED, Metric, list_run_metrics
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
@@ -35,6 +36,7 @@ from shoal.models import build_model
 from shoal.plugins.load import load_method, smoke_test_user_parts
 from shoal.plugins.metrics import load_metric_factories
 from shoal.plugins.smoke_run import make_smoke_setup
+from shoal.runs.headline import check_headline
 from shoal.runs.recipe import Recipe, parse_amount
 from shoal.runs.recipe_data import convert_dataset, load_recipe_dataset, split_dataset
 from shoal.storage.files import read_tensors
@@ -58,6 +60,11 @@ class Assembly:
     doubts: Callable[[], Iterable[Doubt]]
     """Finds what is implausible about the data, to be told before the first round."""
 
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """What the rows of this run may hold, by column."""
+        return list_run_metrics(self.method, self.recipe.metrics)
+
 
 DatasetCache = dict[tuple, Dataset]
 """Data sets as they are trained on, shared by the runs of a comparison; the key is all that they depend on."""
@@ -75,6 +82,7 @@ def assemble_run(
     With `elsewhere` the samples lie on real devices, and the sizes of all of them are 0 here.
     """
     method = load_method(recipe.method, recipe.parts)
+    check_headline(recipe, list_run_metrics(method, recipe.metrics))
     streams = RandomStreams(recipe.seed)
     place = parse_compute_device(recipe.compute)
     if recipe.deterministic and place.type == "cuda":
@@ -120,7 +128,8 @@ def assemble_run(
         optimiser=optimiser,
         deadlines=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
         server=server_samples,
-        measure_replies=LocalModelEvaluator(evaluator, get_samples, select_local_metrics(recipe.metrics)),
+        tell_every=recipe.eval_every,
+        measure_replies=LocalModelEvaluator(evaluator, get_samples, recipe.metrics),
     )
     split = lambda: summarise_population(labels, population, server_index, dataset.classes)  # noqa: E731
     return Assembly(recipe, method, net, loop, memory, evaluator, split, lambda: find_doubts(dataset, population.sizes))
@@ -189,8 +198,8 @@ def build_evaluator(
 ) -> Evaluator:
     """The evaluator on the test set with the recipe's metrics; per device it knows the labels of the first 1,000."""
     for metric in recipe.metrics:
-        if ".py:" not in metric and metric not in TEST_METRICS | LOCAL_METRICS:
-            raise unknown_name_error("metric", metric, TEST_METRICS | LOCAL_METRICS)
+        if ".py:" not in metric and metric not in ASKED:
+            raise unknown_name_error("metric", metric, ASKED)
     specs = [metric for metric in recipe.metrics if ".py:" in metric]
     user_metrics = load_metric_factories(specs, dataset, dtype)
     by_device = None

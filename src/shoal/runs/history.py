@@ -1,26 +1,30 @@
 """The history of a run: one row per round, totals, costs to a target, and the file that stores it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
-from shoal.runs.history_rows import SUMMED, SUMMED_WHERE_TOLD, parse_row
+from shoal.core.metric import METRICS, Metric
+from shoal.runs.headline import is_at_least, pick_best
+from shoal.runs.history_rows import parse_row
 from shoal.storage.files import damaged_file_error, explain_disk_errors, write_bytes
-
-WALL = ("wall_seconds",)
-"""Columns that differ between two runs of the same recipe."""
 
 
 class History:
-    """The rows of a run in the order of rounds; `history[column]` is the list of a column's values."""
+    """The rows of a run in the order of rounds; `history[column]` is the list of a column's values.
 
-    def __init__(self, rows: Sequence[Row] = ()):
+    `metrics` says what the columns are, `headline` which of them targets and budgets are about.
+    """
+
+    def __init__(self, rows: Sequence[Row] = (), metrics: Mapping[str, Metric] = METRICS, headline: str = "accuracy"):
         self.rows: list[Row] = []
-        self._sums: dict[str, float] = dict.fromkeys((*SUMMED, *SUMMED_WHERE_TOLD), 0)
+        self.metrics, self.headline = metrics, headline
+        self._sums: dict[str, float] = {name: 0 for name, metric in metrics.items() if metric.total == "sum"}
+        self._said: set[tuple[str, str]] = set()
         for row in rows:
             self.append(row)
 
@@ -28,6 +32,16 @@ class History:
         self.rows.append(row)
         for column in self._sums:
             self._sums[column] += row.get(column) or 0
+        self._said.update((part, text) for part, text in row.get("log") or ())
+
+    def drop_repeated_words(self, row: Row) -> Row:
+        """A new row without the texts of its `log` that earlier rows have."""
+        new = [[part, text] for part, text in row.get("log", ()) if (part, text) not in self._said]
+        return {k: v for k, v in row.items() if k != "log"} | ({"log": new} if new else {})
+
+    def cut(self, rounds: int) -> "History":
+        """The first so many rounds."""
+        return History(self.rows[:rounds], self.metrics, self.headline)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,18 +68,28 @@ class History:
 
     @property
     def best(self) -> float | None:
-        """The highest accuracy of any round."""
-        return max((a for a in self["accuracy"] if a is not None), default=None)
+        """The best headline (accuracy, unless the recipe says otherwise) of any round."""
+        return pick_best(self[self.headline], self.better)
+
+    @property
+    def better(self) -> str:
+        """Whether the headline is better "up" or "down"."""
+        return self.metrics[self.headline].better if self.headline in self.metrics else "up"
 
     def total(self, *columns: str) -> float:
         """The sum of these columns over all rounds."""
         return sum(self._sums[c] for c in columns)
 
-    def cost_to_target(self, accuracy: float) -> dict[str, float] | None:
-        """Rounds, simulated seconds, bytes and MACs until the accuracy was first reached; None if it never was."""
-        for number, row in enumerate(self.rows):
-            if row.get("accuracy") is not None and row["accuracy"] >= accuracy:
-                spent = History(self.rows[: number + 1])
+    def is_reached(self, target: float) -> bool:
+        """Whether the headline of the newest round is as good as a target."""
+        value = self.rows[-1].get(self.headline) if self.rows else None
+        return value is not None and is_at_least(value, target, self.better)
+
+    def cost_to_target(self, target: float) -> dict[str, float] | None:
+        """Rounds, simulated seconds, bytes and MACs until the headline first reached a target; None if it never did."""
+        for number, value in enumerate(self[self.headline]):
+            if value is not None and is_at_least(value, target, self.better):
+                spent = self.cut(number + 1)
                 return {
                     "rounds": number + 1,
                     "sim_seconds": spent.total("sim_seconds"),
@@ -75,14 +99,14 @@ class History:
         return None
 
     def accuracy_at_budget(self, budget: float, *columns: str) -> float | None:
-        """The accuracy of the last evaluated round until which these columns add up to no more than the budget."""
-        accuracy, spent = None, dict.fromkeys(columns, 0)
+        """The headline of the last evaluated round until which these columns add up to no more than the budget."""
+        newest, spent = None, dict.fromkeys(columns, 0)
         for row in self.rows:
             spent = {c: before + (row.get(c) or 0) for c, before in spent.items()}
             if sum(spent.values()) > budget:
                 break
-            accuracy = accuracy if row.get("accuracy") is None else row["accuracy"]
-        return accuracy
+            newest = newest if row.get(self.headline) is None else row[self.headline]
+        return newest
 
     def equals_except_wall_time(self, other: "History") -> bool:
         """Whether two histories agree in every column but wall time."""
@@ -90,7 +114,8 @@ class History:
 
 
 def drop_wall_time(row: Row) -> Row:
-    return {k: v for k, v in row.items() if k not in WALL}
+    """A row without the column that differs between two runs of the same recipe."""
+    return {k: v for k, v in row.items() if k != "wall_seconds"}
 
 
 def encode_row(row: Row) -> bytes:
@@ -102,7 +127,13 @@ def clear_nonfinite_values(row: Row) -> Row:
     return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
 
-def read_history(path: Path, rounds: int | None = None, more_lines: bytes = b"") -> History:
+def read_history(
+    path: Path,
+    rounds: int | None = None,
+    more_lines: bytes = b"",
+    metrics: Mapping[str, Metric] = METRICS,
+    headline: str = "accuracy",
+) -> History:
     """The first `rounds` rows of a file, or all; an unfinished last line, which a kill leaves, is ignored.
 
     Where the file has fewer rows, those that follow are taken from `more_lines`, which a checkpoint keeps.
@@ -119,12 +150,12 @@ def read_history(path: Path, rounds: int | None = None, more_lines: bytes = b"")
     rows = []
     for number, text in enumerate(lines if rounds is None else lines[:rounds]):
         try:
-            rows.append(parse_row(text, number))
+            rows.append(parse_row(text, number, metrics))
         except (ValueError, RecursionError) as error:
             raise damaged_file_error(path, f"line {number + 1}: {error}") from error
     if rounds is not None and len(rows) < rounds:
         raise damaged_file_error(path, f"it has {len(rows)} rows, the checkpoint is of round {rounds}")
-    return History(rows)
+    return History(rows, metrics, headline)
 
 
 def write_history(path: Path, history: History) -> None:

@@ -1,52 +1,39 @@
-"""Rows of a history file: their columns, and the checks when one is read to resume, report or export."""
+"""Rows of a history file, and the checks when one is read to resume, report or export."""
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
 from shoal.core.ledger import Row
+from shoal.core.metric import AMOUNTS, METRICS, Metric
 from shoal.storage.strict_json import parse_json
 
-SUMMED = ("bytes_down", "bytes_up", "macs_work", "sim_seconds", "wall_seconds")
-"""Columns that add up over rounds."""
-SUMMED_WHERE_TOLD = ("bytes_down_by_blocks",)
-"""Columns that add up, too, in the runs that have them."""
-METRICS = (
-    "accuracy",
-    "loss",
-    "top3",
-    "perplexity",
-    "device_mean",
-    "device_worst",
-    "device_spread",
-    "local_risk",
-    "class_kl",
-)
-"""Columns with one number of an evaluation."""
 
-
-def parse_row(text: bytes, number: int) -> Row:
+def parse_row(text: bytes, number: int, metrics: Mapping[str, Metric] = METRICS) -> Row:
     """The row of round `number` from a line of a history; a ValueError says what is wrong with it."""
     row = parse_json(text)
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != number:
         raise ValueError("it is not the row of its round")
     try:
-        check_row(row)
+        check_row(row, metrics)
     except OverflowError:
         raise ValueError("a number is too large") from None
     return row
 
 
-def check_row(row: Row) -> None:
-    """Raise a ValueError unless costs are at least 0, evaluations numbers or missing, and all numbers finite."""
-    for column in SUMMED:
-        require_amount(row.get(column), column)
-    for column in (c for c in (*SUMMED_WHERE_TOLD, "macs_forward", "joules") if c in row):
-        require_amount(row[column], column)
-    for column in ("train_loss", *METRICS):
-        if row.get(column) is not None:
+def check_row(row: Row, metrics: Mapping[str, Metric] = METRICS) -> None:
+    """Raise a ValueError unless costs are at least 0, other metrics numbers or missing, and all numbers finite."""
+    for column, metric in metrics.items():
+        if metric.unit in AMOUNTS and "." not in column:
+            if column in row or (metric.is_in_every_row and metric.total == "sum"):
+                require_amount(row.get(column), column)
+        elif row.get(column) is not None:
             require_number(row[column], column)
-    for column in (c for c in ("devices", "dropped", "per_class") if row.get(c) is not None):
+    for column in (c for c in ("devices", "dropped", "per_class", "log") if row.get(c) is not None):
         require_list(row[column], column)
+    for said in row.get("log") or ():
+        if not (isinstance(said, list) and len(said) == 2 and all(isinstance(word, str) for word in said)):
+            raise ValueError("log is not a list of a part and a text each")
     for value in row.get("per_class") or ():
         if value is not None:
             require_number(value, "per_class")

@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any
 
 from shoal.core.errors import unknown_name_error
+from shoal.core.metric import ASKED
 from shoal.runs.recipe_values import bad_value_error, fit_value, format_toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -98,14 +99,21 @@ class Recipe:
     )
     metrics: tuple[str, ...] = recipe_field(
         (),
-        "Further metrics: top3, perplexity, per_class, devices, local, class_kl, or FILE.py:NAME.",
+        f"Further metrics: {', '.join(ASKED)}, or FILE.py:NAME.",
         page="See [one of your own](#a-metric-of-your-own) and the [columns](../reference/history.md) they fill.",
     )
     validation: float = recipe_field(
         0.0, "Share of the training samples to judge on, instead of the test half.", 0, 0.9
     )
-    target: float = recipe_field(0.0, "Accuracy whose cost is reported.", 0, 1, steers=False)
-    until_accuracy: float = recipe_field(0.0, "Stop at this accuracy; 0 for never.", 0, 1, steers=False)
+    headline: str = recipe_field(
+        "accuracy",
+        "Metric that target, until_accuracy and comparisons at equal cost are about.",
+        page="Any [column](../reference/history.md) of which more or less is better, such as `loss` or `device_worst`; "
+        "more of a metric of your own counts as better.",
+        later=True,
+    )
+    target: float = recipe_field(0.0, "Accuracy, or other headline, whose cost is reported.", 0, steers=False)
+    until_accuracy: float = recipe_field(0.0, "Stop at this accuracy, or other headline; 0 for never.", 0, steers=False)
     until_seconds: float = recipe_field(0.0, "Stop after so many simulated seconds; 0 for never.", 0, steers=False)
     until_bytes: float = recipe_field(0.0, "Stop after so many bytes both ways; 0 for never.", 0, steers=False)
     until_macs: float = recipe_field(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)

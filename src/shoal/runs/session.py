@@ -1,6 +1,7 @@
 """Runs in progress, one or several at a time: one engine trains the devices of all, round by round."""
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from shoal.runs.history import History, clear_nonfinite_values
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
 
+log = logging.getLogger("shoal")
 Watcher = Callable[[Recipe, Row, History], None]
 
 
@@ -61,7 +63,7 @@ class ActiveRun(Session):
         history: History | None = None,
         watch: Watcher | None = None,
     ):
-        rows = history or History()
+        rows = history or History(metrics=assembly.metrics, headline=assembly.recipe.headline)
         loop = replace(assembly.loop, evaluates=lambda row: is_evaluation_due(assembly.recipe, rows, row))
         super().__init__(loop, assembly.net, server_state, len(rows))
         self.assembly, self.pick, self.folder, self.watch = assembly, pick, folder, watch
@@ -74,7 +76,7 @@ class ActiveRun(Session):
 
     def commit_round(self, server_state: ServerState, row: Row) -> None:
         """Let a round count, and store its row and memories."""
-        row = clear_nonfinite_values(row)
+        row = self.history.drop_repeated_words(clear_nonfinite_values(row))
         with delay_signals():
             self.saver.halfway = True
             super().commit_round(server_state, row)
@@ -83,6 +85,8 @@ class ActiveRun(Session):
             if self.folder:
                 self.folder.append_row(row)
             self.saver.save_if_due(server_state, len(self.history))
+        for part, text in row.get("log", ()):
+            log.info("%s: %s", part, text)
         if self.watch:
             self.watch(self.recipe, row, self.history)
 
@@ -207,10 +211,9 @@ def is_run_over(recipe: Recipe, history: History, row: Row | None = None) -> boo
     def sum_columns(*columns: str) -> float:
         return history.total(*columns) + sum(row[c] for c in columns if row)
 
-    accuracy = history.rows[-1].get("accuracy") if history.rows else None
     return bool(
         len(history) + (1 if row else 0) >= recipe.rounds
-        or (recipe.until_accuracy and accuracy is not None and accuracy >= recipe.until_accuracy)
+        or (recipe.until_accuracy and history.is_reached(recipe.until_accuracy))
         or (recipe.until_seconds and sum_columns("sim_seconds") >= recipe.until_seconds)
         or (recipe.until_bytes and sum_columns("bytes_down", "bytes_up") >= recipe.until_bytes)
         or (recipe.until_macs and sum_columns("macs_work") >= recipe.until_macs)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError
+from shoal.core.metric import encode_metrics
 from shoal.core.server_state import ServerState
 from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import (
@@ -61,6 +62,7 @@ def prepare_new_run(
     try:
         save_first_weights(recipe, folder.path)
         folder.write_note("split", assembly.split())
+        folder.write_note("metrics", encode_metrics(assembly.metrics))
         pick = choose_engine(assembly)
         folder.write_note("engine", pick.to_dict())
     except BaseException:
@@ -92,6 +94,7 @@ def prepare_resumed_run(
         checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
         if checkpoint and checkpoint.server_state.cuts:  # before memories are restored with all cuts
             assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), checkpoint.server_state)
+        folder.write_note("metrics", encode_metrics(assembly.metrics))
         history = folder.roll_back(checkpoint, assembly.memory)
         if changes:
             folder.replace_recipe(recipe)

@@ -14,6 +14,7 @@ from typing import IO
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
+from shoal.core.metric import METRICS, Metric, decode_metrics
 from shoal.core.model.net import Net
 from shoal.core.server_state import ServerState
 from shoal.runs.checkpoint import Checkpoint, check_format, make_checkpoint_tree, restore_checkpoint
@@ -24,6 +25,7 @@ from shoal.runs.recipe_files import read_recipe_file
 from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
 from shoal.storage.memory import DeviceMemory
+from shoal.storage.strict_json import parse_json
 
 try:
     import fcntl
@@ -119,6 +121,22 @@ class RunFolder:
             return None
         return note if isinstance(note, dict) else None
 
+    def read_metrics(self) -> dict[str, Metric]:
+        """What the columns of this run's history are, as noted when it began; the loop's own where nothing was."""
+        file = self.path / "metrics.json"
+        if not file.is_file():
+            return METRICS
+        try:
+            with explain_disk_errors(file):
+                return decode_metrics(parse_json(file.read_bytes()))
+        except (ValueError, RecursionError) as error:
+            raise damaged_file_error(file, error) from error
+
+    def read_history(self, rounds: int | None = None, more_lines: bytes = b"") -> History:
+        """The first `rounds` rows of the history, or all, with the metrics and the headline of this run."""
+        headline = self.read_recipe().headline
+        return read_history(self.history_file, rounds, more_lines, self.read_metrics(), headline)
+
     def append_row(self, row: Row) -> None:
         """Append a row to the history, unsynced: a power cut may lose it until the next checkpoint repeats it."""
         self.lines.extend(encode_row(row))
@@ -178,7 +196,7 @@ class RunFolder:
 
     def roll_back(self, checkpoint: Checkpoint | None, memory: DeviceMemory) -> History:
         """Remove what came after the checkpoint from history and memories, and return the history up to it."""
-        history = self.read_history_until(checkpoint) if checkpoint else History()
+        history = self.read_history_until(checkpoint) if checkpoint else self.read_history(0)
         with explain_disk_errors(self.path):
             sync_paths([self.path])  # a kill may have come before: memories of an older checkpoint go only after it
         memory.restore(checkpoint.memory if checkpoint else [], checkpoint.cuts if checkpoint else [])
@@ -188,7 +206,7 @@ class RunFolder:
 
     def read_history_until(self, checkpoint: Checkpoint) -> History:
         """The history up to a checkpoint, which keeps the rows that the file may lack."""
-        return read_history(self.history_file, checkpoint.rounds, checkpoint.lines)
+        return self.read_history(checkpoint.rounds, checkpoint.lines)
 
 
 def refuse_nonempty_folder(path: Path) -> None:

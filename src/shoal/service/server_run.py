@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import ShoalError
+from shoal.core.metric import encode_metrics
 from shoal.core.streams import RandomStreams
 from shoal.engines.threads import use_threads
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
@@ -72,6 +73,7 @@ def play_server_run(
         if checkpoint and checkpoint.server_state.cuts:
             remote_devices.resize(checkpoint.server_state.net, checkpoint.server_state.cuts[-1])
             remote_engine.cuts = checkpoint.server_state.cuts
+        folder.write_note("metrics", encode_metrics(assembly.metrics))
         history = folder.roll_back(checkpoint, assembly.memory)
         sizes = collect_sample_counts(folder, remote_devices, recipe.devices, enrol_timeout)
         for device in np.flatnonzero(sizes > max_samples):

@@ -26,6 +26,7 @@ from shoal.core.local.step import (
     compute_autograd_gradient,
     gate_padded_step,
 )
+from shoal.core.metric import COLUMNS, METRICS, find_metric
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
@@ -68,6 +69,7 @@ def check_part(part: Part, whole: bool = True) -> None:
     check_decodes_what_it_encodes(part)
     check_neutral_setting(part)
     check_resumes_exactly(part)
+    check_tells_what_it_declares(part)
 
 
 def check_is_value(part: Part) -> None:
@@ -224,6 +226,31 @@ def check_resumes_exactly(part: Part) -> None:
         f"{part}: another history after a resume"
     )
     assert tree.is_same_tree(straight, resumed), f"{part}: other weights after a resume"
+
+
+def check_tells_what_it_declares(part: Part) -> None:
+    """Law 9: every number of a row is in the registry, every metric a part declares is told, and telling is all it is.
+
+    A metric with a condition (`when`) may be missing; with telling switched off the run has the same bits.
+    """
+    ends, rows = [], []
+    for tells in (False, True) if part.metrics else (True,):
+        loop, net = build_tiny_run(Method((part,)))
+        loop = replace(loop, tells=tells)
+        server_state, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
+        devices = [loop.host.memory.get(d) for d in range(len(loop.sizes))]
+        ends.append([server_state.params, server_state.states, devices])
+    assert tree.is_same_tree(ends[0], ends[-1]), f"{part} trains to other numbers when nobody listens to what it tells"
+    registry = METRICS | loop.part_metrics
+    for row in rows:
+        for column, value in row.items():
+            if column not in COLUMNS:
+                is_number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+                assert is_number and find_metric(column, registry), f"{part}: {column} is no metric that is known"
+        silent = [
+            column for column, metric in loop.part_metrics.items() if metric.is_in_every_row and row.get(column) is None
+        ]
+        assert row.get("void") or not silent, f"{part} declares {silent[0]} and does not tell it"
 
 
 def check_pair(a: Part, b: Part) -> None:

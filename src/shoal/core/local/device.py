@@ -19,6 +19,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.streams import RandomStreams
+from shoal.core.telling import TOLD
 from shoal.core.types import SERVER, Device, Job, Optimiser
 from shoal.core.wire import CodecLink
 
@@ -129,6 +130,7 @@ def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) ->
         job.plan,
         setup.streams,
         "",
+        told={} if TOLD in got else None,
     )
     macs = 0
     for part in method.parts_at("data"):

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from shoal.core import wire
 from shoal.core.local.device import PERSONAL_KEY, LocalTraining, TrainingSetup, drop_requests, make_device_link
 from shoal.core.local.step import LocalState
+from shoal.core.metric import list_part_metrics
 from shoal.core.model import tree
 from shoal.core.model.flops import count_macs, make_mask_key
 from shoal.core.model.tree import Params, Tree
+from shoal.core.telling import TOLD, make_told_extras
 from shoal.core.types import Outcome
 
 
@@ -50,6 +52,8 @@ def end_training(setup: TrainingSetup, training: LocalTraining, local_state: Loc
             macs += count_macs(measure) if has_requests else setup.tally.run_and_count((*key, "measure"), measure)
             if results[-1]:
                 beside[name] = results[-1]
+    if training.device.told:
+        beside[TOLD] = make_told_extras(training.device.told, list_part_metrics(method))
     personal = net.names_with_role("personal")
     if personal:
         memory[PERSONAL_KEY] = {k: params[k] for k in personal}

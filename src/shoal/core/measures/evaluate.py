@@ -14,15 +14,8 @@ from shoal.core.local.step import compute_sample_losses
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 
-TEST_METRICS = {
-    "top3": "the share of samples whose class is among the three likeliest",
-    "perplexity": "e to the mean loss",
-    "per_class": "the accuracy on each class",
-    "devices": "the accuracy on the test set re-weighted to each device's labels: mean, worst tenth, spread",
-}
 
-
-class Metric(Protocol):
+class StreamingMetric(Protocol):
     """A metric with the interface of torchmetrics: updated chunk by chunk, computed at the end."""
 
     def update(self, logits: Tensor, targets: Tensor, /) -> Any: ...
@@ -39,7 +32,7 @@ class Evaluator:
     metrics: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     """Devices x classes: how many training samples of each class a device holds."""
-    custom_metrics: Mapping[str, Callable[[], Metric]] = field(default_factory=dict)
+    custom_metrics: Mapping[str, Callable[[], StreamingMetric]] = field(default_factory=dict)
     """The user's own metrics by name; each evaluation makes new ones."""
     chunk: int = 0
     """Samples in one forward pass; 0: a number that suits the compute device."""
@@ -65,7 +58,7 @@ class Evaluator:
         return [None if np.isnan(v) else float(v) for v in values]
 
     @torch.no_grad()
-    def run_test_pass(self, net: Net, params: Params, custom: Sequence[Metric] = ()) -> dict[str, Any]:
+    def run_test_pass(self, net: Net, params: Params, custom: Sequence[StreamingMetric] = ()) -> dict[str, Any]:
         """Accuracy, loss, and by class the numbers of right (`right`) and of all (`total`) predictions on the test set.
 
         Metrics in `custom` are updated with logits and targets on the CPU.

@@ -1,6 +1,6 @@
 """Metrics of local models, as devices return them, before they are aggregated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,6 @@ from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy
 from shoal.core.model import tree
 from shoal.core.types import SERVER, Reply, Round
 
-LOCAL_METRICS = {
-    "local": "the error of local models, averaged over the label mixes of all devices",
-    "class_kl": "how far local models are from doing equally well on each of their classes",
-}
 TAU = 1 - 1e-5
 """The diagonal of the ideal matrix that `class_kl` compares with."""
 
@@ -27,6 +23,7 @@ class LocalModelEvaluator:
     evaluator: Evaluator
     samples: Callable[[int], Samples]
     metrics: tuple[str, ...]
+    """Those of `--metrics`; `local` and `class_kl` are computed here."""
 
     def __call__(self, round: Round) -> dict[str, Any]:
         replies = [reply for reply in round.replies if reply.device != SERVER]
@@ -54,7 +51,3 @@ class LocalModelEvaluator:
 def rebuild_local_model(reply: Reply, round: Round) -> tree.Params:
     """The local model: anchor + delta; tensors that the device did not send are those of the anchor."""
     return round.anchor | tree.add_params({k: round.anchor[k] for k in reply.delta}, reply.delta)
-
-
-def select_local_metrics(metrics: Sequence[str]) -> tuple[str, ...]:
-    return tuple(m for m in metrics if m in LOCAL_METRICS)
