@@ -9,6 +9,7 @@ from shoal.compare.comparison import resume_comparison as _resume_comparison
 from shoal.compare.comparison import run_comparison as _run_comparison
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Extra
 from shoal.core.part import Neutral, Part
 from shoal.core.version import VERSION
 from shoal.runs.export import export
@@ -94,6 +95,7 @@ def compare(
 
 __all__ = [
     "Comparison",
+    "Extra",
     "History",
     "Method",
     "Neutral",

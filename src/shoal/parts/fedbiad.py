@@ -54,6 +54,7 @@ class FedBIAD(Part):
     """
 
     cite: ClassVar = ("xue2023fedbiad",)
+    reads: ClassVar = frozenset({"updates"})
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False
