@@ -18,6 +18,9 @@ LAWS = {
     "check_neutral_setting": "6 neutral",
     "check_resumes_exactly": "7 resume",
     "check_pair": "8 pairs",
+    "check_reads_are_declared": "9 reads",
+    "check_survives_wrong_extras": "10 wrong extras",
+    "check_survives_wrong_cards": "10 wrong cards",
 }
 
 
