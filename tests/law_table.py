@@ -19,6 +19,9 @@ LAWS = {
     "check_resumes_exactly": "7 resume",
     "check_tells_what_it_declares": "9 metrics",
     "check_pair": "8 pairs",
+    "check_reads_are_declared": "9 reads",
+    "check_survives_wrong_extras": "10 wrong extras",
+    "check_survives_wrong_cards": "10 wrong cards",
 }
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.batch import BatchScore, Samples, Scorer
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -62,9 +63,14 @@ class FrozenHead(Part):
 class Histogram(Part):
     """enrol: devices tell their label counts once; weigh: a device counts by its number of classes."""
 
+    reads: ClassVar = frozenset({"cards"})
+
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         labels = samples.targets[samples.index]
         return card | {"labels": torch.bincount(labels, minlength=net.classes).int()}
+
+    def declare_card(self, net: Net) -> Declaration:
+        return {"labels": Extra("classes", "int", low=0)}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         classes = [int((round.roster[r.device]["labels"] > 0).sum()) if r.device >= 0 else 1 for r in round.replies]
@@ -121,6 +127,8 @@ class LastTensors(Part):
 class AskLoss(Part):
     """send: a request in every other round; measure: the loss on the device's data, only when asked."""
 
+    reads: ClassVar = frozenset({"extras"})
+
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         asked = {"loss": REQUEST} if round.number % 2 == 0 else {}
         return {d: dict(asked) for d in round.devices}, state
@@ -131,6 +139,9 @@ class AskLoss(Part):
         batch = device.samples.take_all()
         logits = device.net.forward(params, batch.inputs)[0]
         return {"loss": nn.functional.cross_entropy(logits, batch.targets[0][0]).detach().float()}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"loss": Extra(low=0, when="loss")}
 
     def init_server(self, round: Round) -> Tree:
         return {"losses": []}
@@ -287,6 +298,8 @@ class Half(Part):
 @dataclass(frozen=True)
 class ServerJoins(Part):
     """select: the server takes part as a pseudo-device; weigh: it counts by its samples."""
+
+    reads: ClassVar = frozenset({"sizes"})
 
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
         return [*devices, *({SERVER} - set(devices))], state

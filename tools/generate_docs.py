@@ -1,6 +1,6 @@
 """Writes what the documentation says about the code: methods, recipe keys, history columns, exit codes, commands.
 
-    python tools/generate_docs.py            rewrite the sections between markers, and docs/reference/commands.md
+    python tools/generate_docs.py            rewrite the sections between markers, and two whole pages
     python tools/generate_docs.py --check    change nothing; end with 1 where a page is not what would be written
 
 `make generate` runs the first, the tests the second. The sections and their writers are listed in `WRITERS`.
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from audit_page import write_audit_page
 from command_page import write_command_page
 from markers import ROOT, fill_sections, format_cell, format_table, list_sections, write_changes
 
@@ -40,10 +41,10 @@ IDEA = re.compile(r"(?:(?P<title>[^:(]{1,40}): )?(?P<idea>.*?)(?: \([^()]*\d{4}[
 FEDAVG_IDEA = "the empty list of parts: the mean of the replies, weighted by samples"
 
 POINTS_BY_SIDE = {
-    "once": "model enrol taps",
+    "once": "model enrol declare_card taps",
     "state": "init_server init_device",
     "server, before training": "select plan send",
-    "device": "data begin draw objective step end measure",
+    "device": "data begin draw objective step end measure declare_extras",
     "wire": "encode decode outline error",
     "server, after training": "weigh combine serve prune evaluate",
 }
@@ -243,14 +244,17 @@ WRITERS |= {f"points: {side}": partial(write_points, names) for side, names in P
 
 
 def generate() -> dict[Path, str]:
-    """Every page that has a section of ours, and the page of commands, as they must be."""
+    """Every page that has a section of ours, and the pages of commands and of the audit, as they must be."""
     places = [ROOT / "README.md", ROOT / "mkdocs.yml", *sorted((ROOT / "docs").rglob("*.md"))]
     pages = {place: place.read_text(encoding="utf-8") for place in places}
     absent = WRITERS.keys() - {name for page in pages.values() for name in list_sections(page)}
     if absent:
         raise SystemExit(f"No page has the section {', '.join(sorted(absent))}.")
     written = {place: fill_sections(page, WRITERS) for place, page in pages.items()}
-    return written | {ROOT / "docs/reference/commands.md": write_command_page()}
+    return written | {
+        ROOT / "docs/reference/commands.md": write_command_page(),
+        ROOT / "docs/reference/audit.md": write_audit_page(),
+    }
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from shoal.core.aggregate import average_replies
 from shoal.core.batch import Batch, BatchScore, Samples
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Extra
 from shoal.core.metric import Metric
 from shoal.core.model import tree
 from shoal.core.model.plan import Plan
@@ -103,6 +104,7 @@ __all__ = [
     "BatchScore",
     "Comparison",
     "Device",
+    "Extra",
     "History",
     "Local",
     "Method",

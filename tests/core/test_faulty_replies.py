@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse_method
+from shoal.core.extras import Extra
 from shoal.core.ledger import Row
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
@@ -346,6 +347,9 @@ class Steers(Part):
     def measure(self, params, state, device):
         return {"stride": torch.tensor(1)}
 
+    def declare_extras(self, net, plan):
+        return {"stride": Extra(kind="int")}
+
     def serve(self, params, state, round):
         return params, {"stride": torch.stack([r.report["steers"]["stride"] for r in round.replies]).min()}
 
@@ -378,7 +382,16 @@ def test_a_device_alone_cannot_end_a_run_either():
 
     loop, first = federation(compose([find_shipped_parts()["fednova"]()]), (5,), tamper)
     _, rows = play_rounds(loop, first, 0, 2)
-    assert rows[0]["void"] and "ZeroDivisionError" in rows[0]["dropped"][0]["why"] and "void" not in rows[1]
+    assert rows[0]["void"] and "void" not in rows[1]
+    assert rows[0]["dropped"][0]["why"] == (
+        "its extras for fednova are not as declared: 'steps': it has numbers outside 1 to 1e+18"
+    )
+
+
+def test_a_part_that_does_not_declare_what_it_sends_is_refused_with_real_devices():
+    with pytest.raises(ShoalError, match="remembers does not declare what it sends at measure") as error:
+        federation(compose([Remembers()]), (5, 3), honest)
+    assert error.value.kind.name == "bad-part" and "declare_extras" in error.value.advice
 
 
 def test_what_is_told_of_an_answer_holds_no_text_of_its_device():

@@ -275,4 +275,4 @@ class Whispers(Part):
 def test_a_device_may_tell_only_what_is_declared():
     loop, net = build_tiny_run(compose([Whispers()]), (5, 3))
     with pytest.raises(ShoalError, match="tells 'two' on a device, and has no metric of that name"):
-        loop.play_round(loop.start(net), 0)
+        play_rounds(loop, loop.start(net), 0, 1)

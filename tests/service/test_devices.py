@@ -154,7 +154,7 @@ def test_the_model_is_what_it_would_be_without_the_faulty_device(tmp_path):
         "A message answers another question.",
         "A message has numbers that are not finite or too large.",
         "A message has values of another form for fc1.weight.",
-        "A message reports something else than others do.",
+        "its extras for scaffold are not as declared: 'change' is missing",
         "A message counts what cannot be.",
     ]
     rounds = len(why)

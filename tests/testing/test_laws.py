@@ -12,7 +12,7 @@ from tiny_parts import TINY
 from shoal.core.expression import parse_method
 from shoal.core.part import Part
 from shoal.parts import PRESETS, find_shipped_parts
-from shoal.testing.laws import check_engines_agree, check_pair, check_part
+from shoal.testing.laws import check_engines_agree, check_pair, check_part, check_reads_are_declared
 
 OTHER_VALUES = [
     "fedprox(mu=1.5)",
@@ -76,6 +76,13 @@ TABLE: list[Part] = [*EACH, *(parse_method(text, find_shipped_parts(), PRESETS).
 @pytest.mark.parametrize("part", TABLE, ids=str)
 def test_laws(part: Part):
     check_part(part, whole=False)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in find_shipped_parts().values() if cls.reads], ids=lambda cls: cls.name())
+def test_what_a_part_declares_to_read_it_reads_at_some_setting(cls: type[Part]):
+    literal = parse_method("fedbiad(combining='literal')", find_shipped_parts(), PRESETS).parts[0]
+    settings = [part for part in (*TABLE, literal) if type(part) is cls]
+    check_reads_are_declared(settings[0], *(settings[1:] or settings))
 
 
 @pytest.mark.whole

@@ -7,7 +7,10 @@ from typing import ClassVar
 import pytest
 import torch
 
+from shoal.core import exchange, extras
+from shoal.core import round as round_module
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Extra
 from shoal.core.metric import Metric
 from shoal.core.part import Neutral, Part
 from shoal.core.task import Task
@@ -16,10 +19,15 @@ from shoal.engines.batched.inputs import StepInputs
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.workers import fork_worker
+from shoal.parts import find_shipped_parts
+from shoal.parts.lib.reply_means import compute_mean_delta
 from shoal.testing.laws import (
     check_engines_agree,
     check_part,
+    check_reads_are_declared,
     check_resumes_exactly,
+    check_survives_wrong_cards,
+    check_survives_wrong_extras,
     check_tells_what_it_declares,
 )
 
@@ -143,9 +151,68 @@ class GrowsState(Part):
         return update, state | {"new": scored.loss}
 
 
+@dataclass(frozen=True)
+class ReadsInSecret(Part):
+    """Looks at how many samples each device has, and does not say so."""
+
+    def weigh(self, weights, state, round):
+        return weights * torch.tensor([r.size for r in round.replies]), state
+
+
+@dataclass(frozen=True)
+class ReadsUpdatesByTheWay(Part):
+    """Takes a mean that looks at updates, inside a function of the package."""
+
+    def serve(self, params, state, round):
+        return params, {"mean": compute_mean_delta(round)}
+
+
+@dataclass(frozen=True)
+class AsksInSecret(Part):
+    def select(self, devices, state, round):
+        round.roster.fetch_cards(devices)
+        return devices, state
+
+
+@dataclass(frozen=True)
+class ReadsNothing(Part):
+    reads: ClassVar = frozenset({"outcomes"})
+
+
+@dataclass(frozen=True)
+class DeclaresWrong(Part):
+    """Says that it sends a share, and sends a loss of any size."""
+
+    def measure(self, params, state, device):
+        return {"loss": torch.tensor(3.0)}
+
+    def declare_extras(self, net, plan):
+        return {"loss": Extra(low=0, high=1)}
+
+
+@dataclass(frozen=True)
+class AddsWrong(Part):
+    """Adds more to the card than it says."""
+
+    def enrol(self, card, samples, net):
+        return card | {"first": samples.targets[samples.index[0]]}
+
+    def declare_card(self, net):
+        return {}
+
+    def init_server(self, round):
+        round.roster.fetch_cards([0])
+        return {}
+
+
 @pytest.mark.parametrize(
     ("part", "found"),
     [
+        (ReadsInSecret(), "reads sizes and does not declare"),
+        (ReadsUpdatesByTheWay(), "reads updates and does not declare"),
+        (AsksInSecret(), "reads cards and does not declare"),
+        (DeclaresWrong(), "measure: it returns something else than `declare_extras` says: 'loss': it has numbers"),
+        (AddsWrong(), "enrol: it adds something else than `declare_card` says: 'first' is none of its extras"),
         (Forgets(), "expression"),
         (Mutates(), "changes what it is given"),
         (Branches(), "branches"),
@@ -165,6 +232,41 @@ class GrowsState(Part):
 def test_a_planted_fault_is_found(part, found, whole):
     with pytest.raises((AssertionError, ShoalError), match=found):
         check_part(part, whole)
+
+
+def test_a_read_that_never_happens_is_found():
+    with pytest.raises(AssertionError, match="declares that it reads outcomes, and never does"):
+        check_reads_are_declared(ReadsNothing(), ReadsNothing())
+
+
+def let_any_extra_pass(patch):
+    patch.setattr(exchange, "find_reply_fault", lambda *given: "")
+
+
+def let_any_number_pass(patch):
+    patch.setattr(extras, "is_within", lambda *given: True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (let_any_extra_pass, "scaffold"),
+        (let_any_extra_pass, "fednova"),
+        (let_any_number_pass, "scaffold"),
+        (let_any_number_pass, "fedmp"),
+    ],
+)
+def test_wrong_extras_that_pass_are_found(plant, name, monkeypatch):
+    """They leave a trace, or they break the part where it uses them."""
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, RuntimeError, TypeError)):
+        check_survives_wrong_extras(find_shipped_parts()[name]())
+
+
+def test_wrong_cards_that_pass_are_found(monkeypatch):
+    monkeypatch.setattr(round_module, "find_card_fault", lambda *given: "")
+    with pytest.raises((AssertionError, LookupError)):
+        check_survives_wrong_cards(find_shipped_parts()["feddh"]())
 
 
 def test_a_secret_is_also_missed_after_a_resume():

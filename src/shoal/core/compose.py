@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.extras import READABLE
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -194,13 +195,14 @@ def compose(parts: Sequence[Part]) -> Method:
 
 
 def _check_claims(part: Part) -> None:
-    """Raise where a class attribute of a part (stage, sets, directions, carries) has an unknown value."""
+    """Raise where a class attribute of a part (stage, sets, directions, carries, reads) has an unknown value."""
     stages = STAGES if part.acts_at("encode") or part.acts_at("decode") else ("", *STAGES)
     for claim, value, known in (
         ("stage", {part.stage}, stages),
         ("sets", part.sets, ("select", "plan", "weigh")),
         ("directions", part.directions, ("up", "down")),
         ("carries", {part.carries}, ("delta", "values")),
+        ("reads", part.reads, READABLE),
     ):
         for word in value:
             if word not in known:

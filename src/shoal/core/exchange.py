@@ -10,6 +10,7 @@ from shoal.core import wire
 from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
+from shoal.core.extra_checks import find_reply_fault
 from shoal.core.faulty_replies import explain_exclusion
 from shoal.core.ledger import Row
 from shoal.core.model import tree
@@ -91,8 +92,11 @@ class Exchange:
         return [r for d, r in replies.items() if d in usable], dropped
 
     def decode_reply(self, job: Job, outcome: Outcome, message: wire.Message, like: Params, round: Round) -> Reply:
-        """One reply, decoded and at full shape, as a delta to the anchor."""
+        """One reply, decoded and at full shape, as a delta to the anchor; refused where extras are not as declared."""
         net, codecs = round.net, self.method.codecs_for("up")
+        fault = find_reply_fault(self.method, job, message, net)
+        if fault:
+            raise ShoalError("damaged", fault, "It was not used.")
         message = wire.decode_message(message, codecs, self.make_link(round, "up", job.device)) if codecs else message
         delta, covered, report = wire.unpack_message(message, like, job.plan, net.slicer)
         misshapen = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]

@@ -9,6 +9,7 @@ import torch
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.part import Part
+from shoal.core.server_state import MissingEnrolment
 
 ReplyType = TypeVar("ReplyType")
 ResultType = TypeVar("ResultType")
@@ -28,7 +29,7 @@ def use_without_culprits(
 
     Less than half of the replies may be left out; of `untrusted` ones up to half, and all where there are fewer than
     three. Otherwise `use` itself is at fault, and what it raised at first is raised again. So is an error for lack of
-    GPU memory.
+    GPU memory, or of an enrolment card, which names its device itself.
 
     Replies with the most common outline (structure and shapes) are tried first, so that one with another
     outline cannot drive out the rest.
@@ -36,7 +37,7 @@ def use_without_culprits(
     try:
         return use(list(replies)), {}
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError) or not replies:
+        if isinstance(error, (torch.OutOfMemoryError, MissingEnrolment)) or not replies:
             raise
         first_error = error
     outlines = [repr(outline(reply)) for reply in replies]
@@ -73,7 +74,7 @@ class CulpritSearch:
             self.result = [self.use([self.replies[i] for i in sorted([*usable, *candidates])])]
             return [*usable, *candidates]
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, (torch.OutOfMemoryError, MissingEnrolment)):
                 raise
             if len(candidates) == 1:
                 self.reasons[candidates[0]] = explain_exclusion(error)

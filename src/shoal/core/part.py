@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import BatchScore, Samples, Scorer
+from shoal.core.extras import Declaration
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -51,6 +52,8 @@ class Part:
     """For codecs: whether what they code must be a delta (they may leave out what is near 0)."""
     carries: ClassVar[str] = "delta"
     """Whether replies must carry a "delta" to what was received, or plain "values"."""
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """What it reads on the server about single devices: updates, extras, cards, sizes, outcomes."""
     neutral: ClassVar[Neutral | None] = None
     """The setting at which a run equals FedAvg; None when there is none."""
     cite: ClassVar[tuple[str, ...]] = ()
@@ -75,6 +78,10 @@ class Part:
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         """The enrolment card of a device, with what this part needs to know about it added; runs on the device."""
         return card
+
+    def declare_card(self, net: Net) -> Declaration | None:
+        """What `enrol` adds to the card, by name; None: not declared, and the part cannot be used with real devices."""
+        return None
 
     def taps(self, net: Net) -> tuple[str, ...]:
         """The modules whose outputs, or `into NAME` whose inputs, `objective` and `step` want in `BatchScore.taps`."""
@@ -121,6 +128,10 @@ class Part:
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         """What the part reports beside the update: tensors, and trees, which are cut by the plan."""
         return {}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration | None:
+        """What `measure` returns under a plan, by name; None: not declared, and only simulations can use the part."""
+        return None
 
     # wire ---------------------------------------------------------------------------------------------------------
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:

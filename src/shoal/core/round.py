@@ -18,6 +18,7 @@ from shoal.core.cohort import check_cohort, draw_uniform_cohort
 from shoal.core.compose import Method
 from shoal.core.device_host import DeviceHost
 from shoal.core.exchange import Exchange
+from shoal.core.extra_checks import find_card_fault
 from shoal.core.faulty_replies import use_without_culprits
 from shoal.core.fleet_protocol import Fleet
 from shoal.core.ledger import Deadlines, Row, compute_round_cost, simulate_device_times
@@ -99,15 +100,21 @@ class Loop(Generic[Host]):
         Devices whose enrolment cards a part cannot use are left out here and named in the log.
         """
         server_state = ServerState(net, net.initial, {})
-        register = EnrolmentRegister({}, self.host.enrol)
+        register = self.make_register(server_state)
         with_data = np.flatnonzero(self.sizes > 0).tolist()
         words: list[tuple[str, str]] = []
 
         def init_states(devices: list[int]) -> dict[str, Tree]:
-            round = self.make_round(server_state, 0, register, set(with_data) - set(devices))
-            states = self.method.init_server(round)
-            words[:] = round.telling.words
-            return states
+            while True:  # devices whose cards are missing or not as declared are left out until none is
+                without = {*with_data, *register.silent} - (set(devices) - register.silent)
+                try:
+                    round = self.make_round(server_state, 0, register, without)
+                    states = self.method.init_server(round)
+                    words[:] = round.telling.words
+                    return states
+                except MissingEnrolment as error:
+                    if without.issuperset(error.devices):
+                        raise
 
         try:
             states = init_states(with_data)
@@ -127,7 +134,7 @@ class Loop(Generic[Host]):
 
         Where a part needs enrolment cards that devices do not send, the round is opened again without those devices.
         """
-        register = EnrolmentRegister(server_state.cards, self.host.enrol)
+        register = self.make_register(server_state)
         while True:
             without = frozenset(register.silent)
             try:
@@ -205,15 +212,18 @@ class Loop(Generic[Host]):
 
     def make_final_params(self, server_state: ServerState, rounds: int) -> Params:
         """The model that a run ends with: the one that is evaluated under the name ""."""
-        round = self.make_round(
-            server_state, max(rounds - 1, 0), EnrolmentRegister(server_state.cards, self.host.enrol)
-        )
+        round = self.make_round(server_state, max(rounds - 1, 0), self.make_register(server_state))
         return self.method.evaluate({"": server_state.params}, server_state.states, round)[""]
 
     def follow_pruning(self, before: ServerState, after: ServerState) -> None:
         """Tell the host to train the smaller model where the committed round has pruned it."""
         if after.net is not before.net:
             self.host.resize(after.net, after.cuts[-1])
+
+    def make_register(self, server_state: ServerState) -> EnrolmentRegister:
+        """The register of a round: cards known before it, and those fetched in it, if they are as parts declare."""
+        find_fault = lambda card: find_card_fault(self.method, card, server_state.net)  # noqa: E731
+        return EnrolmentRegister(server_state.cards, self.host.enrol, find_fault)
 
     # the steps of a round, in their order -------------------------------------------------------------------------
     def make_round(

@@ -1,5 +1,6 @@
 """The server state between rounds, and the register of enrolment cards that devices send at first contact."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 
+log = logging.getLogger("shoal")
 EnrolmentCard = dict[str, Tensor]
 """Named tensors that a device sends once, when the server first needs to know about it."""
 
@@ -30,10 +32,10 @@ class ServerState:
 
 
 class MissingEnrolment(ShoalError):
-    """Devices whose enrolment cards a part needs have not sent them."""
+    """Devices whose enrolment cards a part needs have not sent them, or have sent what no part can use."""
 
     def __init__(self, devices: Sequence[int]):
-        problem = f"Device {devices[0]} did not introduce itself, and the method must know it."
+        problem = f"Device {devices[0]} did not introduce itself as declared, and the method must know it."
         super().__init__("unreachable", problem, "Start the device; it takes part from then on.")
         self.devices = tuple(devices)
 
@@ -44,10 +46,15 @@ class MissingEnrolment(ShoalError):
 class EnrolmentRegister:
     """The roster of one round: cards known before it, and cards fetched in it, whose bytes are in `nbytes`."""
 
-    def __init__(self, cards: dict[int, EnrolmentCard], enrol: Callable[[Sequence[int]], dict[int, EnrolmentCard]]):
-        self.cards, self.enrol, self.nbytes = dict(cards), enrol, 0
+    def __init__(
+        self,
+        cards: dict[int, EnrolmentCard],
+        enrol: Callable[[Sequence[int]], dict[int, EnrolmentCard]],
+        find_fault: Callable[[EnrolmentCard], str] = lambda card: "",
+    ):
+        self.cards, self.enrol, self.find_fault, self.nbytes = dict(cards), enrol, find_fault, 0
         self.silent: set[int] = set()
-        """Devices that were asked for their cards in this round and did not reply; they are not asked again."""
+        """Devices that were asked in this round and sent no card that can be used; they are not asked again."""
 
     def __getitem__(self, device: int) -> EnrolmentCard:
         return self.fetch_cards([device])[device]
@@ -57,9 +64,12 @@ class EnrolmentRegister:
         unknown = [d for d in devices if d not in self.cards and d not in self.silent]
         if unknown:
             cards = self.enrol(unknown)
-            self.cards |= cards
             self.nbytes += tree.count_tree_bytes(cards)
-            self.silent |= set(unknown) - set(cards)
+            faults = {device: self.find_fault(card) for device, card in cards.items()}
+            for device in (d for d, fault in faults.items() if fault):
+                log.warning("device %d, enrolment: %s", device, faults[device])
+            self.cards |= {device: card for device, card in cards.items() if not faults[device]}
+            self.silent |= set(unknown) - set(self.cards)
         missing = [d for d in devices if d in self.silent]
         if missing:
             raise MissingEnrolment(missing)

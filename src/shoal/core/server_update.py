@@ -14,7 +14,7 @@ from shoal.core.faulty_replies import NotFinite, use_without_culprits
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Tree
-from shoal.core.server_state import ServerState
+from shoal.core.server_state import MissingEnrolment, ServerState
 from shoal.core.types import SERVER, Reply, Round
 
 log = logging.getLogger("shoal")
@@ -62,8 +62,18 @@ def update_with_usable(
         return update
 
     def update_without_culprits(use: Callable[[list[Reply]], ServerUpdate]) -> ServerUpdate:
-        remaining = [r for r in device_replies if r.device not in refused]
-        update, reasons = use_without_culprits(remaining, use, lambda reply: tree.outline_tree(reply.report), untrusted)
+        while True:
+            remaining = [r for r in device_replies if r.device not in refused]
+            try:
+                update, reasons = use_without_culprits(
+                    remaining, use, lambda reply: tree.outline_tree(reply.report), untrusted
+                )
+                break
+            except MissingEnrolment as error:
+                strangers = {r.device for r in remaining} & {*error.devices}
+                if not strangers:
+                    raise
+                refused.update(dict.fromkeys(strangers, "it did not introduce itself as declared"))
         refused.update({remaining[position].device: text for position, text in reasons.items()})
         return update
 

@@ -222,6 +222,11 @@ class Round:
         return self.streams.make_numpy_generator(part_stream_name(self.part, purpose), self.number)
 
     @property
+    def population(self) -> int:
+        """How many devices there are, with data or without."""
+        return len(self.sizes)
+
+    @property
     def population_shares(self) -> np.ndarray:
         """One number per device, summing to 1: its share in a mean over the population, by numbers of samples.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import BatchScore
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params, Tree
@@ -32,6 +33,7 @@ class AFD(Part):
     """
 
     cite: ClassVar = ("bouacida2020afd",)
+    reads: ClassVar = frozenset({"extras"})
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rate": 0.0})
 
@@ -85,6 +87,9 @@ class AFD(Part):
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         """The mean loss of the device's mini-batches."""
         return {"loss": (state["loss"] / device.numbers["steps"]).float()}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"loss": Extra(about="the mean loss of its batches")}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         updates = {}

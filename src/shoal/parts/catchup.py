@@ -45,7 +45,7 @@ class CatchUp(Part):
     def init_server(self, round: Round) -> Tree:
         model = {k: round.anchor[k] for k in round.net.names_with_role("shared", "server")}
         changed = {k: torch.zeros(v.shape, dtype=torch.int32) for k, v in model.items()}
-        return {"told": model, "changed": changed, "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32)}
+        return {"told": model, "changed": changed, "seen": torch.full((round.population,), -1, dtype=torch.int32)}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         model = {k: round.anchor[k] for k in state["told"]}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model.heads import find_head_layer
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -31,6 +32,7 @@ class CReFF(Part):
     """
 
     cite: ClassVar = ("shang2022creff",)
+    reads: ClassVar = frozenset({"extras"})
     neutral: ClassVar = Neutral({"epochs": 0})
 
     features: int = 100
@@ -70,6 +72,15 @@ class CReFF(Part):
         held = counts.nonzero().flatten().tolist()
         slopes = torch.stack([error[labels == c].T @ x[labels == c] / counts[c] for c in held])
         return {"held": pack_bits(counts > 0), "slopes": slopes[:, mask_kept_classifier(net, head, device.plan)]}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        weight, bias = find_classifier(net, self.name())
+        kept = int(mask_kept_classifier(net, select_params(net.initial, [weight, bias]), plan).sum())
+        about = "the gradient of the last layer for each class that it holds"
+        return {
+            "held": Extra("bits", length=net.classes, about="which classes it holds"),
+            "slopes": Extra("tensor", shape=(None, kept), most=net.classes * kept, rows="held", about=about),
+        }
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         ((weight, columns),) = state["features"].items()

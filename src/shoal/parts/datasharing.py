@@ -34,7 +34,7 @@ class DataSharing(Part):
 
     def init_server(self, round: Round) -> Tree:
         require_server(self, round, "hands out")
-        return {"has": torch.zeros(len(round.sizes), dtype=torch.bool)}
+        return {"has": torch.zeros(round.population, dtype=torch.bool)}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         new = [d for d in round.devices if d != SERVER and not state["has"][d]]

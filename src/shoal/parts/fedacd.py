@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Declaration, Extra
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.confusion import (
     average_class_rows,
@@ -28,6 +29,7 @@ from shoal.core.measures.confusion import (
 )
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Local, Round
@@ -59,6 +61,7 @@ class FedACD(Part):
             about="mean of V over the devices that replied, from 1/2 to 1",
         ),
     )
+    reads: ClassVar = frozenset({"extras"})
     sets: ClassVar = frozenset({"weigh"})
     replaces_loss: ClassVar = True
 
@@ -138,6 +141,10 @@ class FedACD(Part):
             return {}
         matrix, counts = compute_class_matrix(device.net, params, device.samples)
         return {"v": compute_adaptability(measure_class_divergence(matrix, counts, self.tau, self.reduce))}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        score = Extra(low=0, high=1, about="how well the trained model serves all classes alike")
+        return {} if self.weights == "uniform" else {"v": score}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         """V_m / sum V_k, eq. (11), whatever the numbers of samples."""

@@ -20,21 +20,23 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.extras import Declaration
 from shoal.core.metric import Metric
+from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Local, Round
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
-from shoal.parts.lib.curvature import RULES, FlatLoss, estimate_pruning_rate
+from shoal.parts.lib.curvature import PRUNING_RATE, RULES, FlatLoss, estimate_pruning_rate
 from shoal.parts.lib.dropout_rates import (
     compute_device_rates,
     compute_neuron_rates,
     draw_kept_neurons,
     estimate_device_seconds,
 )
-from shoal.parts.lib.unit_scores import average_neuron_scores, score_neurons
+from shoal.parts.lib.unit_scores import UNIT_SCORES, average_neuron_scores, score_neurons
 
 MANY = 10**9
 
@@ -69,6 +71,7 @@ class FedAD(Part):
             about="the same of the device with the highest rate, which is the slowest",
         ),
     )
+    reads: ClassVar = frozenset({"extras", "sizes"})
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0, "check": 1, "force": 0})
 
@@ -128,6 +131,9 @@ class FedAD(Part):
             d_k = estimate_pruning_rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
             report |= {} if d_k is None else {"rate": torch.tensor(d_k, device=device.net.place)}
         return report
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"scores": UNIT_SCORES, "rate": PRUNING_RATE}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         """On the server: d_avg = sum n_k d_k / sum n_k, and the aggregated R (line 7)."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
+from shoal.core.extras import Declaration
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
@@ -24,10 +25,10 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Round
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
-from shoal.parts.lib.curvature import RULES, FlatLoss, estimate_pruning_rate
+from shoal.parts.lib.curvature import PRUNING_RATE, RULES, FlatLoss, estimate_pruning_rate
 from shoal.parts.lib.filter_choice import choose_kept_filters, compute_layer_rates, list_filter_axes
-from shoal.parts.lib.label_counts import collect_label_counts, compute_known_degrees, count_labels
-from shoal.parts.lib.unit_scores import average_neuron_scores, score_neurons
+from shoal.parts.lib.label_counts import LABEL_COUNTS, collect_label_counts, compute_known_degrees, count_labels
+from shoal.parts.lib.unit_scores import UNIT_SCORES, average_neuron_scores, score_neurons
 
 MANY = 10**9
 
@@ -55,6 +56,7 @@ class FedAP(Part):
             about="share of the parameters of the first model that this part has pruned",
         ),
     )
+    reads: ClassVar = frozenset({"cards", "extras", "sizes"})
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})
 
     at: int = 30
@@ -73,6 +75,9 @@ class FedAP(Part):
 
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         return card | {"labels": count_labels(samples, net.classes)}
+
+    def declare_card(self, net: Net) -> Declaration:
+        return {"labels": LABEL_COUNTS}
 
     def init_server(self, round: Round) -> Tree:
         require_axes(self, round.net, list_filter_axes(round.net))
@@ -100,6 +105,9 @@ class FedAP(Part):
             share = self.propose_rate(device.net, device.anchor, params, device.samples, device.generator("probe"))
             report |= {} if share is None else {"rate": torch.tensor(share, device=device.net.place)}
         return report
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"scores": UNIT_SCORES, "rate": PRUNING_RATE}
 
     def propose_rate(
         self, net: Net, start: Params, end: Params, samples: Samples, generator: torch.Generator

@@ -74,6 +74,7 @@ class FedBIAD(Part):
         ),
         Metric("stage", "stage", drawn=True, about="1 up to round `early`, then 2"),
     )
+    reads: ClassVar = frozenset({"updates"})
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False

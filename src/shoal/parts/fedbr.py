@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.extras import Declaration, Extra
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Local, Round
@@ -86,6 +88,7 @@ class FedBR(Part):
             "loss", "loss of the local path, mean", "", "down", drawn=True, about="mean of zeta_L in the last epoch"
         ),
     )
+    reads: ClassVar = frozenset({"extras", "outcomes", "updates"})
     sets: ClassVar = frozenset({"weigh"})
     carries: ClassVar = "values"
     neutral: ClassVar = Neutral({"tau": 0, "cross": 0.0, "distil": 0.0}, equal_devices=True)
@@ -205,6 +208,9 @@ class FedBR(Part):
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         """The mean zeta_L of the last epoch; Algorithm 1 needs it on the server and does not say how it gets there."""
         return {"loss": state["loss"] / state["steps"].clamp(min=1)}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"loss": Extra(about="the mean loss of the last epoch")}
 
     # (4) model aggregation --------------------------------------------------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:

@@ -6,7 +6,10 @@ from typing import ClassVar
 import torch
 
 from shoal.core.batch import BatchScore
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local, Round
@@ -27,6 +30,7 @@ class FedDA(Part):
     """
 
     cite: ClassVar = ("jin2022fedda",)
+    reads: ClassVar = frozenset({"extras"})
     neutral: ClassVar = Neutral({"beta": 0.0})
 
     beta: float = 0.9
@@ -61,6 +65,9 @@ class FedDA(Part):
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         return {"m": state["m"]}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"m": Extra("params", crowd="mean", about="the momentum after training")}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         changes = [tree.subtract_params(reply.report[self.name()]["m"], state["m"]) for reply in round.replies]

@@ -33,6 +33,7 @@ class FedDF(Part):
     """
 
     cite: ClassVar = ("lin2020feddf",)
+    reads: ClassVar = frozenset({"updates"})
     neutral: ClassVar = Neutral({"steps": 0})
 
     lr: float = 1e-3

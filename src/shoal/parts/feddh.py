@@ -20,14 +20,17 @@ from torch import Tensor
 from shoal.core.aggregate import average_replies
 from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Declaration, Extra
 from shoal.core.measures.local_models import rebuild_local_model
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Round
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.label_counts import (
+    LABEL_COUNTS,
     collect_label_counts,
     compute_known_degrees,
     count_labels,
@@ -72,6 +75,7 @@ class FedDH(Part):
         Metric("mean_v", "control parameter v, mean", drawn=True, about="mean of v_k over the devices that replied"),
         Metric("mean_b", "control parameter b, mean", drawn=True, about="mean of b_k over the devices that replied"),
     )
+    reads: ClassVar = frozenset({"cards", "extras", "outcomes", "sizes", "updates"})
 
     lr_v: float = 1e-4
     decay_v: float = 0.999
@@ -94,6 +98,9 @@ class FedDH(Part):
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         return card | {"labels": count_labels(samples, net.classes)} if self.labels == "told" else card
 
+    def declare_card(self, net: Net) -> Declaration:
+        return {"labels": LABEL_COUNTS} if self.labels == "told" else {}
+
     def init_server(self, round: Round) -> Tree:
         if round.server is None and (self.gradient == "server_data" or self.labels != "told"):
             problem = f"{self} needs samples on the server, and there are none."
@@ -105,6 +112,10 @@ class FedDH(Part):
         if self.gradient != "client_grad":
             return {}
         return {"gradient": compute_loss_gradient(device.net, device.anchor, device.samples)}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        gradient = Extra("params", crowd="mean", about="the gradient of its loss at the received model")
+        return {"gradient": gradient} if self.gradient == "client_grad" else {}
 
     # lines 9-11: the global model, the control parameters, the weights ------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:

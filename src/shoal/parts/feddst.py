@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.extras import Declaration, Extra
+from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -43,6 +45,7 @@ class FedDST(Part):
     """
 
     cite: ClassVar = ("bibikar2022feddst",)
+    reads: ClassVar = frozenset({"extras"})
     sets: ClassVar = frozenset({"plan"})
     stage: ClassVar = "rows"
     codes_delta: ClassVar = False
@@ -91,6 +94,11 @@ class FedDST(Part):
                 into = mask_top_elements(count, torch.where(mask, -1, slopes[name].abs()))
                 exchanges[f"exchanged {name}"] = pack_bits(out | into)
         return exchanges
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        bits = {k: Extra("bits", length=mask.numel(), when="exchange", optional=True) for k, mask in plan.masks.items()}
+        about = "which elements of it change places"
+        return {f"exchanged {name}": replace(extra, about=about) for name, extra in bits.items()}
 
     def encode(self, message: Message, memory: Tree, link: CodecLink) -> tuple[Message, Tree]:
         gone = find_pruned_elements(message.beside.get(self.name(), {}), link.plan)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
+from shoal.core.extras import Declaration
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.metric import Metric
@@ -27,7 +28,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Round
 from shoal.parts.lib.checks import require, require_server
-from shoal.parts.lib.label_counts import collect_label_counts, count_labels
+from shoal.parts.lib.label_counts import LABEL_COUNTS, collect_label_counts, count_labels
 from shoal.parts.lib.submodel_units import device_state_key
 
 CHUNK = 512
@@ -65,6 +66,7 @@ class FedDU(Part):
             about="accuracy of the aggregate on the server's samples, before the server trains",
         ),
     )
+    reads: ClassVar = frozenset({"cards", "sizes"})
     neutral: ClassVar = Neutral({"scale": 0.0, "steps": 0})
 
     accuracy: str = "complement"
@@ -81,6 +83,9 @@ class FedDU(Part):
     def enrol(self, card: dict[str, Tensor], samples: Samples, net: Net) -> dict[str, Tensor]:
         """A device tells how often it has each label, n_k P_k."""
         return card | {"labels": count_labels(samples, net.classes)}
+
+    def declare_card(self, net: Net) -> Declaration:
+        return {"labels": LABEL_COUNTS}
 
     def init_server(self, round: Round) -> Tree:
         require_server(self, round, "trains on")

@@ -24,6 +24,7 @@ class FedDyn(Part):
     """
 
     cite: ClassVar = ("acar2021feddyn",)
+    reads: ClassVar = frozenset({"sizes", "updates"})
     sets: ClassVar = frozenset({"weigh"})
     neutral: ClassVar = Neutral({"alpha": 0.0}, rounds=1, equal_devices=True)
 

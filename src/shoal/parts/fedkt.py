@@ -30,6 +30,7 @@ class FedKT(Part):
     """
 
     cite: ClassVar = ("li2021fedkt",)
+    reads: ClassVar = frozenset({"updates"})
     neutral: ClassVar = Neutral({"epochs": 0})
 
     epochs: int = 5

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.core.aggregate import average_replies
 from shoal.core.batch import BatchScore
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -33,6 +34,7 @@ class FedMP(Part):
     """
 
     cite: ClassVar = ("jiang2022fedmp",)
+    reads: ClassVar = frozenset({"extras", "outcomes", "updates"})
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"arms": "0"})
 
@@ -80,6 +82,9 @@ class FedMP(Part):
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         return {"fall": compute_loss_fall(state, int(device.numbers["steps"])).float()}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"fall": Extra(low=-1, high=1, about="how much the loss fell, relative to itself")}
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         """A reply's change is 0 where it has none: there it stands for the old value, and counts."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoal.core.batch import BatchScore
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model import tree
 from shoal.core.model.heads import extend_axis_columns, find_head_layer, replace_head
 from shoal.core.model.net import Net
@@ -34,6 +35,7 @@ class FedNH(Part):
     """
 
     cite: ClassVar = ("dai2023fednh",)
+    reads: ClassVar = frozenset({"extras"})
     sets: ClassVar = frozenset({"weigh"})
 
     rho: float = 0.9
@@ -70,6 +72,15 @@ class FedNH(Part):
                 total.index_add_(0, batch.targets[0][0].flatten().cpu(), F.normalize(seen, dim=1).cpu())
         counts, columns = count_labels(samples, net.classes), find_kept_columns(net, weight, device.plan)
         return {"counts": counts, "means": F.normalize(total[counts > 0], dim=1)[:, columns].to(net.place)}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        weight = name_head_tensor(net, "prototypes.weight")
+        columns = net.initial[weight][:, find_kept_columns(net, weight, plan)].shape[1]
+        about = "the mean direction of the features of each class that it holds"
+        return {
+            "counts": Extra("classes", "int", low=0, about="how many samples of each class it holds"),
+            "means": Extra("tensor", shape=(None, columns), most=net.classes * columns, rows="counts", about=about),
+        }
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         return (weights > 0).to(weights.dtype), state

@@ -7,7 +7,10 @@ from typing import ClassVar
 import torch
 
 from shoal.core.aggregate import average_replies
+from shoal.core.extras import Declaration, Extra
 from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Reply, Round
@@ -21,10 +24,14 @@ class FedNova(Part):
     """
 
     cite: ClassVar = ("wang2020fednova",)
+    reads: ClassVar = frozenset({"extras", "updates"})
     neutral: ClassVar = Neutral({}, equal_devices=True)
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         return {"steps": device.numbers["steps"].to(torch.int32)}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"steps": Extra(kind="int", low=1, about="how many local steps it made")}
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         effective = [

@@ -20,6 +20,7 @@ class HybridFL(Part):
     """
 
     cite: ClassVar = ("yoshida2020hybridfl",)
+    reads: ClassVar = frozenset({"sizes"})
 
     def select(self, devices: Sequence[int], state: Tree, round: Round) -> tuple[Sequence[int], Tree]:
         return (devices if SERVER in devices else [*devices, SERVER]), state

@@ -20,6 +20,7 @@ class Median(Part):
     """
 
     cite: ClassVar = ("yin2018robust",)
+    reads: ClassVar = frozenset({"updates"})
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
         return combine_sorted(round, take_median), state

@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shoal.core.extras import Declaration, Extra
+from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -41,6 +43,7 @@ class PruneFL(Part):
     """
 
     cite: ClassVar = ("jiang2019prunefl",)
+    reads: ClassVar = frozenset({"extras", "outcomes"})
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rate": 0.0, "change": 0.0, "most": 1.0})
 
@@ -74,6 +77,11 @@ class PruneFL(Part):
             return {}
         gradient = compute_loss_gradient(device.net, device.anchor, device.samples)
         return {"squares": torch.cat([g.flatten().square() for g in gradient.values()])}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        size = sum(net.initial[k].numel() for k in net.shared_trainable)
+        about = "the squared gradient of every parameter"
+        return {"squares": Extra("tensor", shape=(size,), low=0, when="squares", crowd="mean", about=about)}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         state, params = note_known_masks(state, round), apply_masks(params, state["masks"])

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import BatchScore
+from shoal.core.extras import Declaration, Extra
 from shoal.core.metric import Metric
 from shoal.core.model import tree
+from shoal.core.model.net import Net
+from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Local, Round
@@ -32,6 +35,7 @@ class Scaffold(Part):
         ),
         Metric("c_norm", "norm of the control variate c", drawn=True, about="2-norm of c after the round"),
     )
+    reads: ClassVar = frozenset({"extras", "sizes"})
     neutral: ClassVar = Neutral({}, rounds=1)
 
     def init_server(self, round: Round) -> Tree:
@@ -51,6 +55,9 @@ class Scaffold(Part):
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         return {"change": tree.subtract_params(compute_control_variate(params, state, device), state["c_k"])}
+
+    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
+        return {"change": Extra("params", crowd="sum", about="the change of its control variate")}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         c, shares, drifts = state["c"], round.population_shares, []

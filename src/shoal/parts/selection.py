@@ -43,6 +43,7 @@ class Weighted(Part):
     """
 
     cite: ClassVar = ()
+    reads: ClassVar = frozenset({"sizes"})
     sets: ClassVar = frozenset({"select"})
 
     power: float = 1.0

@@ -25,6 +25,7 @@ class SignSGD(Part):
     """
 
     cite: ClassVar = ("bernstein2018signsgd",)
+    reads: ClassVar = frozenset({"updates"})
     stage: ClassVar = "quantise"
 
     lr: float = 0.01

@@ -22,6 +22,7 @@ class TrimmedMean(Part):
     """
 
     cite: ClassVar = ("yin2018robust",)
+    reads: ClassVar = frozenset({"updates"})
     neutral: ClassVar = Neutral({"trim": 0.0}, equal_devices=True)
 
     trim: float = 0.1

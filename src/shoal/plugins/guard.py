@@ -9,10 +9,15 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.extra_checks import get_declared_card, get_declared_extras
+from shoal.core.extras import find_fault
 from shoal.core.model import tree
+from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params
 from shoal.core.part import POINTS, Part
 from shoal.core.return_checks import broken_rule_error, check_params, check_two_values
+from shoal.core.types import Device
+from shoal.core.wire import pack_message
 
 TREE_FIELDS = (
     "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
@@ -72,9 +77,37 @@ def check_returned_form(part: Part, point: str, args: tuple, result: Any) -> Non
             raise broken_rule_error(
                 part, point, "sends what is not a tensor", "Only tensors travel, and dicts of them."
             )
+        if point == "measure":
+            check_declared_extras(part, args[2], result)
+    elif point == "enrol":
+        check_declared_card(part, args, result)
     if point == "step" and describe_structure(args[1]) != describe_structure(result[1]):
         why = "returns a state of another form than it was given"
         raise broken_rule_error(part, point, why, "Make the whole state in `begin`.")
+
+
+def check_declared_extras(part: Part, device: Device, measured: Any) -> None:
+    """Raise an error unless what a part measures is what it declares; None is no declaration, and nothing is asked."""
+    net, plan = device.net, device.plan
+    declared = get_declared_extras(part, net, plan)
+    if declared is not None:
+        sent = pack_message({}, {part.name(): measured}, plan, net.slicer, []).beside[part.name()]
+        fault = find_fault(sent, declared, device.got, net, plan)
+        if fault:
+            why = f"returns something else than `declare_extras` says: {fault}"
+            raise broken_rule_error(part, "measure", why, "Correct the declaration, or what is returned.")
+
+
+def check_declared_card(part: Part, args: tuple, card: Mapping[str, Tensor]) -> None:
+    """Raise an error unless what a part adds to an enrolment card is what it declares."""
+    before, _, net = args
+    declared = get_declared_card(part, net)
+    if declared is not None:
+        added = {name: entry for name, entry in card.items() if name in declared or name not in before}
+        fault = find_fault(added, declared, (), net, WHOLE_MODEL)
+        if fault:
+            why = f"adds something else than `declare_card` says: {fault}"
+            raise broken_rule_error(part, "enrol", why, "Correct the declaration, or what is added.")
 
 
 @contextmanager

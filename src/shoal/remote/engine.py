@@ -4,8 +4,7 @@ Data and memories stay with the devices.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.extra_checks import find_card_fault, require_declarations
 from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
 from shoal.core.model.net import Net
@@ -79,9 +79,7 @@ class RemoteEngine:
             else {}
         )
         training_setups = {task.job.device: task.setup for task in remote_tasks}
-        results = refuse_odd_reports(
-            {d: self.read_reply(replies[d], request, training_setups[d]) for d, request in requests.items()}
-        )
+        results = {d: self.read_reply(replies[d], request, training_setups[d]) for d, request in requests.items()}
         for device, (outcome, _) in results.items():
             if outcome.problem:
                 log.warning("device %d, round %d: %s", device, requests[device].job.round, outcome.problem)
@@ -111,8 +109,13 @@ class RemoteEngine:
     def collect_replies(self, requests: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
         return dict(self.transport.exchange(requests, kind, self.reply_timeout))
 
-    def enrol_devices(self, devices: Sequence[int], max_bytes: int) -> dict[int, tuple[int, dict[str, Tensor]]]:
-        """Number of samples and enrolment card of each device; devices whose reply is refused are left out."""
+    def enrol_devices(
+        self, devices: Sequence[int], max_bytes: int, find_fault: Callable[[dict[str, Tensor]], str]
+    ) -> dict[int, tuple[int, dict[str, Tensor]]]:
+        """Number of samples and enrolment card of each device; devices whose reply is refused are left out.
+
+        So are those whose card has a fault.
+        """
         stamps = {d: RequestStamp(self.run_id, -1, d, token_hex(8)) for d in devices}
         requests = {d: tree_to_bytes({"stamp": s.to_dict(), "setup": self.run_description}) for d, s in stamps.items()}
         enrolments = {}
@@ -120,12 +123,12 @@ class RemoteEngine:
             try:
                 if isinstance(reply, str):
                     raise ShoalError("damaged", reply, "It was not used.")
-                enrolments[device] = read_enrolment_bytes(reply, stamps[device], max_bytes, MAX_CLAIMED_SAMPLES)
+                size, card = read_enrolment_bytes(reply, stamps[device], max_bytes, MAX_CLAIMED_SAMPLES)
+                if fault := find_fault(card):
+                    raise ShoalError("damaged", fault, "It was not used.")
+                enrolments[device] = size, card
             except ShoalError as error:
                 log.warning("device %d, enrolment: %s", device, error.problem)
-        for device in find_odd_devices({d: tree.outline_tree(card) for d, (_, card) in enrolments.items()}):
-            log.warning("device %d, enrolment: it introduces itself with something else than others do", device)
-            del enrolments[device]
         return enrolments
 
     def close(self) -> None:
@@ -133,11 +136,12 @@ class RemoteEngine:
 
 
 class RemoteDevices(LocalDevices):
-    """The devices of one run, on machines of their own."""
+    """The devices of one run, on machines of their own; refused for a part that does not declare its extras."""
 
     is_untrusted = True
 
     def __init__(self, setup: TrainingSetup, memory: DeviceMemory, remote_engine: RemoteEngine):
+        require_declarations(setup.method, setup.net)
         super().__init__(setup, memory, remote_engine)
         self.remote_engine = remote_engine
         self.enrolment_cards: dict[int, dict[str, Tensor]] = {}
@@ -157,9 +161,9 @@ class RemoteDevices(LocalDevices):
 
     def ask_sample_counts(self, devices: Sequence[int]) -> dict[int, int]:
         """The number of samples of each device that could be reached."""
-        enrolments = self.remote_engine.enrol_devices(
-            devices, tree.count_tree_bytes(self.setup.net.initial) + REPLY_SLACK_BYTES
-        )
+        max_bytes = tree.count_tree_bytes(self.setup.net.initial) + REPLY_SLACK_BYTES
+        find_fault = lambda card: find_card_fault(self.setup.method, card, self.setup.net)  # noqa: E731
+        enrolments = self.remote_engine.enrol_devices(devices, max_bytes, find_fault)
         self.enrolment_cards |= {device: card for device, (_, card) in enrolments.items()}
         return {device: size for device, (size, _) in enrolments.items()}
 
@@ -173,25 +177,3 @@ class RemoteDevices(LocalDevices):
     def resize(self, net: Net, plan: Plan) -> None:
         super().resize(net, plan)
         self.remote_engine.cuts = (*self.remote_engine.cuts, plan)
-
-
-def refuse_odd_reports(results: dict[int, TaskResult]) -> dict[int, TaskResult]:
-    """The results, in which a device is refused if its extras have another form than those of more than half of all."""
-    extras = {d: outcome.message.beside for d, (outcome, _) in results.items() if outcome.message}
-    odd_devices = find_odd_devices({d: describe_report(entries) for d, entries in extras.items()})
-    return results | {
-        d: TaskResult(Outcome(d, problem="A message reports something else than others do."), {}) for d in odd_devices
-    }
-
-
-def find_odd_devices(forms: Mapping[int, Hashable]) -> list[int]:
-    """The devices whose form is not the one that more than half of them have; none where there is no such form."""
-    [(usual, count)] = Counter(forms.values()).most_common(1) or [(None, 0)]
-    return [d for d, form in forms.items() if form != usual] if 2 * count > len(forms) else []
-
-
-def describe_report(report: Any) -> Hashable:
-    """The names in a device's extras, with dtype and number of dimensions of each tensor; lengths may differ."""
-    if isinstance(report, Tensor):
-        return report.dtype, report.dim()
-    return frozenset((name, describe_report(entry)) for name, entry in report.items())

@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch
+from shoal.core.extras import Extra
 from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 
+PRUNING_RATE = Extra(
+    low=0, high=1, when="rate", optional=True, about="the share of the model that its curvature lets go"
+)
+"""What a device reports where `rate` is requested; nothing where the curvature is not finite."""
 RULES = ("slq_plateau", "eigen_gap", "fixed")
 """How a rate is found; `fixed` needs no spectrum."""
 MAX_PRUNING_RATE = 0.8

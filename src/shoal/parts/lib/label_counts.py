@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
+from shoal.core.extras import Extra
 from shoal.core.measures.divergence import measure_label_degrees
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
@@ -16,6 +17,8 @@ from shoal.core.types import SERVER, Round
 from shoal.parts.lib.loss_gradient import compute_loss_gradient
 from shoal.parts.lib.submodel_units import device_state_key
 
+LABEL_COUNTS = Extra("classes", "int", low=0, about="how often it has each label")
+"""What a device tells about its labels at enrolment."""
 ASK_ALL_LIMIT = 1000
 """Populations up to this size are asked for their labels before the first round, larger ones device by device."""
 
@@ -29,7 +32,7 @@ def count_labels(samples: Samples, classes: int) -> Tensor:
 def collect_label_counts(known: Mapping[str, Tensor], round: Round) -> dict[str, Tensor]:
     """The label counts of all devices known so far and of those of this round, which each sends at first contact."""
     if not round.replies:
-        everybody = len(round.sizes) <= ASK_ALL_LIMIT
+        everybody = round.population <= ASK_ALL_LIMIT
         new = [int(d) for d in (round.sizes > 0).nonzero()[0]] if everybody else []
     else:
         new = [r.device for r in round.replies if device_state_key(r.device) not in known and r.device != SERVER]

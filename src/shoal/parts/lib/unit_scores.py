@@ -5,11 +5,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from shoal.core.extras import Extra
 from shoal.core.model.feature_maps import TrackPoolingInputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params
 from shoal.parts.lib.submodel_units import compute_unit_strengths
+
+ABOUT_SCORES = "the rank of each filter's maps, or the weight of each neuron"
+UNIT_SCORES = Extra("axes", "float32", low=0, when="scores", about=ABOUT_SCORES)
+"""The scores of its units that a device reports where `scores` is requested."""
 
 
 @torch.no_grad()

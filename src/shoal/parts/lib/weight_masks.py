@@ -76,7 +76,7 @@ def init_mask_state(masks: Mapping[str, Tensor], round: Round) -> Tree:
     return {
         "masks": drop_full_masks(masks),
         "version": 0,
-        "seen": torch.full((len(round.sizes),), -1, dtype=torch.int32),
+        "seen": torch.full((round.population,), -1, dtype=torch.int32),
     }
 
 
