@@ -374,7 +374,15 @@ def test_a_finished_run_leaves_nothing_unneeded(folder):
     names = sorted(contents(folder))
     memories = [n for n in names if n.startswith("memory/")]
     assert names == sorted(
-        ["checkpoint.safetensors", "engine.json", "history.jsonl", "recipe.toml", "split.json", *memories]
+        [
+            "checkpoint.safetensors",
+            "engine.json",
+            "history.jsonl",
+            "metrics.json",
+            "recipe.toml",
+            "split.json",
+            *memories,
+        ]
     )
     assert sorted(int(Path(n).name.split("-")[0]) for n in memories) == sorted(took_part)
 
