@@ -272,6 +272,8 @@ def check_pair(a: Part, b: Part) -> None:
     loop, net = build_tiny_run(method)
     server_state, rows = play_rounds(loop, loop.start(net), 0, 2)
     assert tree.is_tree_finite(server_state.params) and not any(row.get("void") for row in rows)
+    reasons = [gone["why"] for row in rows for gone in row.get("dropped", [])]
+    assert not any("as declared" in why for why in reasons), f"{method}: of honest devices, {reasons[0]}"
 
 
 def check_reads_are_declared(part: Part, *other_settings: Part) -> None:
