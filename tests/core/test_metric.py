@@ -1,7 +1,7 @@
 """Numbers that parts tell: what counts, what is refused, and what is known of them elsewhere."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -184,7 +184,7 @@ def test_what_is_not_finite_is_null():
 @pytest.mark.parametrize("field", ["unit", "better", "total", "over"])
 def test_words_that_mean_nothing_are_refused(field):
     with pytest.raises(ShoalError, match=f"has {field} = 'often', which means nothing"):
-        Metric("x", "x", **{field: "often"})
+        Metric("x", "x", **dict[str, Any]({field: "often"}))
 
 
 # the registry ---------------------------------------------------------------------------------------------------------

@@ -4,12 +4,16 @@ from typing import Any
 
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.extras import Declaration, find_fault
+from shoal.core.extras import Declaration, Extra, find_fault
+from shoal.core.metric import list_part_metrics
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.part import Part
+from shoal.core.telling import TOLD, make_told_key
 from shoal.core.types import Job
 from shoal.core.wire import Message
+
+FLOAT32_MAX = 3.4e38
 
 
 def get_declared_extras(part: Part, net: Net, plan: Plan) -> Declaration | None:
@@ -24,9 +28,9 @@ def get_declared_card(part: Part, net: Net) -> Declaration | None:
 
 def find_reply_fault(method: Method, job: Job, message: Message, net: Net) -> str:
     """Why the extras of a reply cannot be used, in one sentence; "" where they are as their parts declare."""
-    names = method.names
+    asked_to_tell = TOLD in job.message.beside
     for sender in message.beside:
-        if sender not in names:
+        if sender not in method.names and not (sender == TOLD and asked_to_tell):
             return f"it sends extras for {str(sender)[:40]!r}, which is no part of the method"
     for part in method.parts:
         declared, name = get_declared_extras(part, net, job.plan), part.name()
@@ -35,7 +39,15 @@ def find_reply_fault(method: Method, job: Job, message: Message, net: Net) -> st
             fault = find_fault(message.beside.get(name, {}), declared, asked, net, job.plan)
             if fault:
                 return f"its extras for {name} are not as declared: {fault}"
-    return ""
+    fault = find_fault(message.beside.get(TOLD, {}), declare_told_numbers(method), (), net, job.plan)
+    return f"the numbers that it tells are not as declared: {fault}" if fault else ""
+
+
+def declare_told_numbers(method: Method) -> Declaration:
+    """What devices send where they are asked for the numbers that parts tell on them."""
+    columns = {column: metric for column, metric in list_part_metrics(method).items() if metric.on_device}
+    number = Extra(kind="float32", low=-FLOAT32_MAX, high=FLOAT32_MAX, optional=True)
+    return {make_told_key(*column.rsplit(".", 1)): number for column in columns}
 
 
 def find_card_fault(method: Method, card: Any, net: Net) -> str:

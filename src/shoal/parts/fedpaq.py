@@ -30,6 +30,7 @@ class FedPAQ(Part):
 
     cite: ClassVar = ("reisizadeh2020fedpaq",)
     stage: ClassVar = "quantise"
+    reads: ClassVar = frozenset({"updates"})
     metrics: ClassVar = (
         Metric(
             "coding_error",

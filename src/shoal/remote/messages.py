@@ -47,7 +47,7 @@ class RequestStamp:
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> "RequestStamp":
         """The stamp of a request; without a version it is of the first, whose replies had none either."""
-        return RequestStamp(**{"version": 1} | dict(fields))
+        return RequestStamp(**dict[str, Any](version=1) | dict(fields))
 
     def to_dict(self) -> dict[str, Any]:
         """The stamp as it travels, in the form of its version."""

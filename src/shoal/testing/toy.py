@@ -125,7 +125,7 @@ class Toy:
             delta = {name: torch.full_like(self.params[name], delta) for name in names}
         size = int(self.session.loop.sizes[device]) if size is None else size
         extras, masks = dict(report or {}), dict(covered or {})
-        done, number = Outcome(device, **{"steps": 1, "samples": size} | outcome), self.session.number
+        done, number = Outcome(device, **dict[str, Any](steps=1, samples=size) | outcome), self.session.number
         return Reply(device, size, delta, masks, extras, done, plan, self.params, number)
 
     def device(self, device: int = 0, part: str = "", **given: Any) -> Device:
