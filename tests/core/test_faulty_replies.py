@@ -263,7 +263,7 @@ def test_a_device_that_never_introduces_itself_is_left_out():
     loop, net = build_tiny_run(compose([Asks()]), (5, 3, 4))
     site = loop.host.setup
     loop = replace(
-        loop, engine=RemoteDevices(site, DeviceMemory(), RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6))
+        loop, host=RemoteDevices(site, DeviceMemory(), RemoteEngine(Elsewhere(site, tamper), "run", {}, 60.0, 1e6))
     )
     _, rows = play_rounds(loop, loop.start(net), 0, 2)
     assert [row["devices"] for row in rows] == [[0, 2], [0, 2]]

@@ -75,7 +75,10 @@ def planned(part: Part, round: Round, state=None) -> tuple[dict[int, Plan], dict
 def answered(round: Round, plans: dict[int, Plan], part: str, **reports: dict[int, float]) -> Round:
     """The same round with replies that report these numbers."""
     (what, told), *_ = reports.items()
-    replies = [Reply(d, 1, {}, {}, {part: {what: torch.tensor(v)}}, Outcome(d)) for d, v in told.items()]
+    replies = [
+        Reply(d, 1, {}, {}, {part: {what: torch.tensor(v)}}, Outcome(d), plans[d], round.anchor, round.number)
+        for d, v in told.items()
+    ]
     return replace(round, plans=plans, replies=replies)
 
 
