@@ -255,3 +255,11 @@ def sizes_of(**recipe) -> list[int]:
 def test_everything_is_in_double_precision_where_asked():
     result = shoal.run("fedprox+scaffold", precision="float64", rounds=2)
     assert all(p.dtype == torch.float64 for p in result.params.values())
+
+
+@pytest.mark.parametrize("momentum, says", [(0.0, False), (0.5, False), (0.9, True)])
+def test_scaffold_says_that_momentum_makes_its_corrections_grow(momentum, says, caplog):
+    with caplog.at_level("INFO", "shoal"):
+        shoal.run("scaffold", rounds=2, devices=4, sample=2, steps="1", momentum=momentum, engine="serial")
+    told = [record.message for record in caplog.records if "momentum" in record.message]
+    assert len(told) == says and all("9.0 times" in text for text in told)

@@ -39,6 +39,10 @@ class Scaffold(Part):
     neutral: ClassVar = Neutral({}, rounds=1)
 
     def init_server(self, round: Round) -> Tree:
+        beta = round.optimiser.momentum
+        if beta > 0.5:  # c_k - c is multiplied by about -beta / (1 - beta) in every round of many steps
+            growth = f"the correction c_k - c grows about {beta / (1 - beta):.1f} times in every round of many steps"
+            round.log(f"With local momentum {beta:g} {growth} and may diverge; SCAFFOLD is made for plain SGD.")
         return {"c": tree.make_zeros(tree.select_params(round.anchor, round.net.shared_trainable))}
 
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
