@@ -9,7 +9,7 @@ from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
 from shoal.core.part import POINTS, Part
 from shoal.plugins.smoke_run import build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 Pair = tuple[Part, Part]
 

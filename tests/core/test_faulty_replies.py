@@ -29,7 +29,8 @@ from shoal.remote.engine import RemoteDevices, RemoteEngine
 from shoal.remote.messages import TrainRequest, reply_to_bytes
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.storage.memory import DeviceMemory
-from shoal.testing.laws import RecordingHost, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.rounds import play_rounds
 
 MOST = 1 << 24
 Answer = dict[str, Any]

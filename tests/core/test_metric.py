@@ -22,7 +22,9 @@ from shoal.core.metric import (
 from shoal.core.part import Part
 from shoal.core.telling import Telling
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import RecordingHost, check_part, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.laws import check_part
+from shoal.testing.rounds import play_rounds
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.selection import Uniform, Weighted
 from shoal.plugins.smoke_run import build_tiny_run, smoke_test_part
-from shoal.testing.laws import RecordingHost, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.rounds import play_rounds
 
 WEIGHTS = 4 * 3 + 3 + 3 * 2 + 2
 """Parameters of the tiny net: 4-3-2 with biases, eight bytes each."""

@@ -15,7 +15,8 @@ from shoal.core.types import Job, Outcome
 from shoal.core.wire import Message
 from shoal.parts import PRESETS, find_shipped_parts
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import TamperingHost, play_rounds
+from shoal.testing.hosts import TamperingHost
+from shoal.testing.rounds import play_rounds
 
 METHODS = [
     *find_shipped_parts(),

@@ -32,7 +32,7 @@ from shoal.runs.engine_trial import list_candidates
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, play_runs
 from shoal.runs.start import prepare_new_run
-from shoal.testing.laws import assert_trees_close, drop_wall_seconds, play_rounds
+from shoal.testing.rounds import assert_trees_close, drop_wall_seconds, play_rounds
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL: dict[str, Any] = dict(devices=6, sample=6, rounds=2, split="dirichlet:0.5", fleet="tiers")

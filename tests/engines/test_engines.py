@@ -36,7 +36,7 @@ from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import EngineChoice, choose_engine, parse_engine_choice
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import prepare_new_run, prepare_resumed_run
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 SMALL: dict[str, Any] = {"devices": 6, "sample": 4, "rounds": 2, "precision": "float64", "split": "dirichlet:0.3"}
 

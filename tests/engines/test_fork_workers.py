@@ -36,7 +36,7 @@ from shoal.engines.workers.shared_memory import SharedBuffer
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, drop_wall_seconds, play_rounds
+from shoal.testing.rounds import assert_trees_close, drop_wall_seconds, play_rounds
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
@@ -334,7 +334,7 @@ from shoal.engines.workers.fork import PoolEngine
 from shoal.engines.serial import SerialEngine
 from shoal.core.compose import Method
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 loop, net = build_tiny_run(Method())
 loop.host.engine = PoolEngine(2, 2, SerialEngine)
 play_rounds(loop, loop.start(net), 0, 1)

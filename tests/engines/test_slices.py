@@ -19,7 +19,8 @@ from shoal.parts.feddyn import FedDyn
 from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, check_part, play_rounds
+from shoal.testing.laws import check_part
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 
 @dataclass(frozen=True)

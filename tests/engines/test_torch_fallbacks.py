@@ -20,7 +20,7 @@ from shoal.engines.serial import SerialEngine
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result, play_runs
 from shoal.runs.start import prepare_new_run
-from shoal.testing.laws import assert_trees_close, drop_wall_seconds
+from shoal.testing.rounds import assert_trees_close, drop_wall_seconds
 
 SMALL: dict[str, Any] = dict(devices=5, sample=5, rounds=2, precision="float64", split="dirichlet:0.3")
 

@@ -17,7 +17,7 @@ from shoal.core.wire import CodecLink, Message
 from shoal.parts.catchup import CatchUp
 from shoal.parts.stc import STC
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 
 def ran(method: str, sample: int = 3) -> shoal.Result:

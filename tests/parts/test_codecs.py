@@ -37,7 +37,7 @@ from shoal.parts.signsgd import SignSGD, take_majority_vote
 from shoal.parts.stc import STC
 from shoal.parts.topk import TopK
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 CODECS: list[Part] = [
     TopK(0.3),

@@ -28,7 +28,9 @@ from shoal.parts.creff import CReFF, compute_gradient_distance, join_weight_bias
 from shoal.parts.fednh import FedNH
 from shoal.parts.heterofl import HeteroFL
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import RecordingHost, check_pair, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.laws import check_pair
+from shoal.testing.rounds import play_rounds
 
 QUICK = CReFF(features=3, match_steps=4, epochs=2, batch=2)
 WEIGHT, BIAS = "b.weight", "b.bias"

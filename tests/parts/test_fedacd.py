@@ -26,7 +26,7 @@ from shoal.models.mlp import mlp
 from shoal.parts.fedacd import FedACD, compute_adaptability, compute_evenness_loss, roll_class_matrix
 from shoal.parts.mixup import Mixup, blend_batch
 from shoal.plugins.smoke_run import build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 DOUBLE = torch.float64
 

@@ -27,7 +27,7 @@ from shoal.parts.lib.label_counts import compute_known_degrees
 from shoal.parts.lib.label_counts import count_labels as labels_of
 from shoal.parts.lib.unit_scores import score_neurons
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 SHAPE = (3, 32, 32)
 

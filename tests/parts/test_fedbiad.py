@@ -36,7 +36,8 @@ from shoal.parts.lib.row_patterns import (
 )
 from shoal.parts.lib.submodel_units import list_rows_of_kinds
 from shoal.plugins.smoke_run import build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import assert_trees_close, check_part, play_rounds
+from shoal.testing.laws import check_part
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 WORDS: dict[str, Any] = {
     "devices": 4,

@@ -39,7 +39,8 @@ from shoal.parts.lib.gmbs import (
 )
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import RecordingHost, assert_trees_close, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 
 # blocks -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shoal.parts.device_momentum import DeviceM
 from shoal.parts.feddu import FedDU, compute_server_data_share, count_server_steps, evaluate_on_server
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import assert_trees_close, play_rounds
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 
 def half_time(part: FedDU, sizes=(5, 3)):

@@ -42,7 +42,7 @@ from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
-from shoal.testing.laws import assert_trees_close, play_rounds
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 PARTS: list[Part] = [BalancedSoftmax(), FedLC(), FedNTD(), FedDecorr(), FedROD()]
 OTHERS: list[Part] = [BalancedSoftmax(0.3), FedLC(0.1), FedNTD(beta=0.5, tau=3.0), FedDecorr(2.0)]

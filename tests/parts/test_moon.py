@@ -31,12 +31,9 @@ from shoal.parts.fjord import FjORD
 from shoal.parts.mixup import Mixup
 from shoal.parts.moon import MOON, fill_missing_units
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import (
-    RecordingHost,
-    assert_trees_close,
-    check_pair,
-    play_rounds,
-)
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.laws import check_pair
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 DOUBLE = torch.float64
 

@@ -29,7 +29,7 @@ from shoal.parts.server_adaptive import FedAdam, FedYogi
 from shoal.parts.server_momentum import FedAvgM
 from shoal.parts.trimmed_mean import TrimmedMean
 from shoal.plugins.smoke_run import build_tiny_run
-from shoal.testing.laws import play_rounds
+from shoal.testing.rounds import play_rounds
 
 
 def test_fedavg_weighs_by_samples():

@@ -30,7 +30,9 @@ from shoal.parts.fednh import FedNH
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import RecordingHost, check_pair, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.laws import check_pair
+from shoal.testing.rounds import play_rounds
 
 WEIGHT, READ, SCALE = "b.prototypes.weight", "b.read", "b.scale"
 

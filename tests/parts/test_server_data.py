@@ -39,7 +39,8 @@ from shoal.plugins.smoke_run import build_tiny_run
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.storage.memory import DeviceMemory
-from shoal.testing.laws import assert_trees_close, check_pair, play_rounds
+from shoal.testing.laws import check_pair
+from shoal.testing.rounds import assert_trees_close, play_rounds
 
 PARTS: list[Part] = [DataSharing(), HybridFL(), FedDF(), FedKT(), FedDA()]
 COMPOSITIONS = ["datasharing+fedprox", "hybridfl+scaffold", "feddf+fjord", "fedkt+topk(ratio=0.1)", "fedda+feddu"]

@@ -45,7 +45,8 @@ from shoal.parts.lib.submodel_units import (
 from shoal.parts.scaffold import Scaffold
 from shoal.parts.server_momentum import FedAvgM
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, prepare_local_trainings
-from shoal.testing.laws import check_pair, play_rounds
+from shoal.testing.laws import check_pair
+from shoal.testing.rounds import play_rounds
 
 PARTS: list[Part] = [FedDrop(), FjORD(), HeteroFL(), AFD(), FedMP()]
 

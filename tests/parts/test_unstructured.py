@@ -48,7 +48,8 @@ from shoal.parts.lib.weight_masks import (
 )
 from shoal.parts.prunefl import PruneFL, count_worthwhile, measure_round_seconds
 from shoal.plugins.smoke_run import build_tiny_net, build_tiny_run, make_step_contexts, prepare_local_trainings
-from shoal.testing.laws import RecordingHost, play_rounds
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.rounds import play_rounds
 
 PARTS: list[Part] = [IMC(), PruneFL(), FedDST()]
 BUSY: list[Part] = [

@@ -12,7 +12,8 @@ from tiny_parts import TINY
 from shoal.core.expression import parse_method
 from shoal.core.part import Part
 from shoal.parts import PRESETS, find_shipped_parts
-from shoal.testing.laws import check_engines_agree, check_pair, check_part, check_reads_are_declared
+from shoal.testing.extra_laws import check_reads_are_declared
+from shoal.testing.laws import check_engines_agree, check_pair, check_part
 
 OTHER_VALUES = [
     "fedprox(mu=1.5)",

@@ -21,15 +21,8 @@ from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.workers import fork_worker
 from shoal.parts import find_shipped_parts
 from shoal.parts.lib.reply_means import compute_mean_delta
-from shoal.testing.laws import (
-    check_engines_agree,
-    check_part,
-    check_reads_are_declared,
-    check_resumes_exactly,
-    check_survives_wrong_cards,
-    check_survives_wrong_extras,
-    check_tells_what_it_declares,
-)
+from shoal.testing.extra_laws import check_reads_are_declared, check_survives_wrong_cards, check_survives_wrong_extras
+from shoal.testing.laws import check_engines_agree, check_part, check_resumes_exactly, check_tells_what_it_declares
 
 each_form = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.whole)])
 

@@ -2,21 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from shoal.core import wire
 from shoal.core.batch import Batch
 from shoal.core.compose import Method, compose
-from shoal.core.device_host import DeviceHost
 from shoal.core.errors import ShoalError
 from shoal.core.expression import parse_method
-from shoal.core.extra_checks import get_declared_card, get_declared_extras
 from shoal.core.ledger import Row
 from shoal.core.local.device import LocalTraining, make_device_link
 from shoal.core.local.step import (
@@ -30,13 +26,11 @@ from shoal.core.local.step import (
 from shoal.core.metric import COLUMNS, METRICS, find_metric
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE_MODEL
-from shoal.core.model.tree import Params, Tree
+from shoal.core.model.tree import Tree
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
-from shoal.core.session import Session, play_round
-from shoal.core.task import Engine, JobResult, Task
-from shoal.core.types import Job, Outcome
+from shoal.core.task import Engine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import PoolEngine
@@ -52,13 +46,11 @@ from shoal.plugins.smoke_run import (
 from shoal.runs.history import clear_nonfinite_values
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
-from shoal.testing.read_spies import spy_on_part
-from shoal.testing.wrong_extras import list_wrong_extras
+from shoal.testing.extra_laws import check_reads_are_declared, check_survives_wrong_cards, check_survives_wrong_extras
+from shoal.testing.hosts import RecordingHost
+from shoal.testing.rounds import assert_trees_close, drop_wall_seconds, play_rounds
 
 ROUNDS = 3
-SIZES_WITH_LIARS = (5, *(2,) * 10, 4)
-LIARS = range(1, 11)
-"""Samples of the devices, and those of them that send wrong extras, where a law is about these."""
 
 
 def check_part(part: Part, whole: bool = True) -> None:
@@ -276,74 +268,6 @@ def check_pair(a: Part, b: Part) -> None:
     assert not any("as declared" in why for why in reasons), f"{method}: of honest devices, {reasons[0]}"
 
 
-def check_reads_are_declared(part: Part, *other_settings: Part) -> None:
-    """Law 9: on the server a part reads what it declares, and nothing else, of single devices.
-
-    With other settings of the part, all that it declares must be read at one of them.
-    """
-    everything: set[str] = set()
-    for setting in (part, *other_settings):
-        seen: set[str] = set()
-        loop, net = build_tiny_run(Method((spy_on_part(setting, seen),)))
-        play_rounds(loop, loop.start(net), 0, ROUNDS)
-        assert seen <= part.reads, f"{setting} reads {', '.join(sorted(seen - part.reads))} and does not declare it"
-        everything |= seen
-    never = sorted(part.reads - everything)
-    assert not other_settings or not never, f"{part} declares that it reads {', '.join(never)}, and never does"
-
-
-def check_survives_wrong_extras(part: Part) -> None:
-    """Law 10: a device whose extras are not as declared is left out of the round, which goes on without it.
-
-    Most devices send something wrong in every round, each something else. The model and all states are those of a run
-    in which they never answer.
-    """
-    if not part.acts_at("measure") or not part.acts_at("declare_extras"):
-        return
-    name, tried = part.name(), set[str]()
-
-    def spoil_extras(job: Job, outcome: Outcome) -> Outcome:
-        message = outcome.message
-        if job.device not in LIARS or message is None:
-            return outcome
-        declared = get_declared_extras(part, loop.host.setup.net, job.plan) or {}
-        wrong = dict(list_wrong_extras(message.beside.get(name, {}), declared))
-        words = next((words for words in wrong if words not in tried), "a name too many")
-        tried.add(words)
-        return replace(outcome, message=replace(message, beside=message.beside | {name: wrong[words]}), finite=False)
-
-    def stay_silent(job: Job, outcome: Outcome) -> Outcome:
-        return Outcome(job.device, problem="it was away") if job.device in LIARS else outcome
-
-    ends = []
-    for tamper in (spoil_extras, stay_silent):
-        loop, net = build_tiny_run(Method((part,)), SIZES_WITH_LIARS)
-        loop = replace(loop, host=TamperingHost(loop.host, tamper))
-        server_state, rows = play_rounds(loop, loop.start(net), 0, ROUNDS)
-        ends.append([server_state.params, server_state.states])
-        for row in rows:
-            dropped = {gone["device"]: gone["why"] for gone in row.get("dropped", [])}
-            heard = [device for device in LIARS if device not in dropped]
-            assert not heard, f"{part}: wrong extras of device {heard[0]} are used in round {row['round']}"
-    assert tree.is_same_tree(*ends), f"{part}: wrong extras leave a trace"
-
-
-def check_survives_wrong_cards(part: Part) -> None:
-    """Law 10: an enrolment card that is not as declared counts as none, and the run goes on."""
-    loop, net = build_tiny_run(Method((part,)), SIZES_WITH_LIARS)
-    declared = get_declared_card(part, net)
-    if not declared:
-        return
-    wrong_cards = [card for _, card in list_wrong_extras(loop.host.setup.enrol(1), declared)]
-    ends = []
-    for cards in (dict(zip(LIARS, wrong_cards)), dict.fromkeys(range(1, 1 + len(wrong_cards)))):
-        loop, net = build_tiny_run(Method((part,)), SIZES_WITH_LIARS)
-        loop = replace(loop, host=TamperingHost(loop.host, lambda job, outcome: outcome, cards))
-        server_state, _ = play_rounds(loop, loop.start(net), 0, ROUNDS)
-        ends.append([server_state.params, server_state.states])
-    assert tree.is_same_tree(*ends), f"{part}: a wrong enrolment card leaves a trace"
-
-
 def run_through_folder(part: Part, folder: Path, rounds: int, stop_at: int = 0) -> tuple[list[Tree], list[Row]]:
     """Everything the server knows after some rounds, and the rows; on the way once through a checkpoint if asked."""
     recipe = Recipe(out=str(folder))
@@ -372,13 +296,6 @@ def run_in_folder(
     return [server_state.params, server_state.states, server_state.cards, *devices], rows
 
 
-def play_rounds(loop: Loop, server_state: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
-    """Rounds `first` to `rounds`, each of them kept."""
-    session = Session(loop, server_state.net, server_state, first)
-    rows = [play_round(session) for _ in range(first, rounds)]
-    return session.server_state or server_state, rows
-
-
 def prepare_first_round(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[LocalTraining], list[Batch]]:
     """The devices of a first round about to train, and their first batches."""
     loop, net = build_tiny_run(Method((part,)), sizes)
@@ -394,64 +311,3 @@ def pad_batch(batch: Batch) -> Batch:
     return Batch(
         torch.cat((batch.inputs, extra, extra)), ((torch.cat((targets, targets[:1], targets[:1])), None),), weight
     )
-
-
-def assert_trees_close(a: Tree, b: Tree, tolerance: float, message: str) -> None:
-    actual, expected = list(tree.collect_tensors(a)), list(tree.collect_tensors(b))
-    assert len(actual) == len(expected), f"{message}: {len(actual)} tensors instead of {len(expected)}"
-    for x, y in zip(actual, expected):
-        assert x.shape == y.shape, message
-        difference = (x.double() - y.double()).abs().max().item() if x.numel() else 0.0
-        assert difference <= tolerance, f"{message}: {difference:.2e} apart"
-
-
-def drop_wall_seconds(row: Row) -> Row:
-    return {k: v for k, v in row.items() if k != "wall_seconds"}
-
-
-class RecordingHost:
-    """A host that keeps the jobs, outcomes and bytes of enrolment that go through it; `change_outcomes` may change
-    outcomes on their way to the round. For everything else it is the host `inner`."""
-
-    def __init__(self, inner: DeviceHost, change_outcomes: Callable[[list[Outcome]], list[Outcome]] = list):
-        self.inner, self.change_outcomes = inner, change_outcomes
-        self.jobs: list[list[Job]] = []
-        self.outcomes: list[list[Outcome]] = []
-        self.enrolled = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
-        self.jobs.append(list(jobs))
-        return self.inner.make_tasks(jobs)
-
-    def store_results(self, results: Sequence[JobResult]) -> list[Outcome]:
-        self.outcomes.append(self.change_outcomes(self.inner.store_results(results)))
-        return self.outcomes[-1]
-
-    def enrol(self, devices: Sequence[int]) -> dict[int, Params]:
-        cards = self.inner.enrol(devices)
-        self.enrolled += tree.count_tree_bytes(cards)
-        return cards
-
-
-class TamperingHost(RecordingHost):
-    """A host whose devices answer something else than they should.
-
-    `cards` are enrolment cards in the place of theirs, by device; None: it sends none.
-    """
-
-    def __init__(
-        self, inner: DeviceHost, tamper: Callable[[Job, Outcome], Outcome], cards: Mapping[int, dict | None] = {}
-    ):
-        super().__init__(inner)
-        self.tamper, self.cards = tamper, cards
-
-    def store_results(self, results: Sequence[JobResult]) -> list[Outcome]:
-        outcomes = self.inner.store_results(results)
-        return [self.tamper(result.job, outcome) for result, outcome in zip(results, outcomes)]
-
-    def enrol(self, devices: Sequence[int]) -> dict[int, Params]:
-        cards = {device: self.cards.get(device, card) for device, card in self.inner.enrol(devices).items()}
-        return {device: card for device, card in cards.items() if card is not None}
