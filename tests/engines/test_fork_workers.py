@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,7 +75,11 @@ def has_ended(process: int) -> bool:
 
 def list_open_files(process: int) -> list[str]:
     """What the file descriptors of a process lead to."""
-    return [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+    names = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            names.append(os.readlink(link))
+    return names
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
