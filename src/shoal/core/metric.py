@@ -125,7 +125,7 @@ COSTS = (
            about="real seconds of the round; the only field that differs between two runs of one recipe"),
     Metric("bytes_down_by_blocks", "bytes down, blocks counted alike", "bytes", "", "sum", compared=True,
            when="in folders of version 0.1", label="blocks alike",
-           about="what is `fedbr.bytes_down_by_blocks` now"),
+           about="bytes sent to devices, all blocks counted alike; a part tells it now"),
 )  # fmt: skip
 """What rounds cost."""
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*EVALUATED, *COSTS)}

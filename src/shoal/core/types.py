@@ -25,6 +25,12 @@ SERVER = -1
 """The device number of the server where it trains in the cohort like a device."""
 
 
+def raise_outside_step(params: Params) -> Tensor:
+    """The loss of all parts is known only after every part's `objective` has been asked."""
+    problem = "`local.loss_at` was called outside of `step`."
+    raise ShoalError("bad-part", problem, "In `objective`, call the scorer that is given as `inner`.")
+
+
 class Local(NamedTuple):
     """What a part may read inside one local step; tensors only, so that steps of many devices can be batched.
 
@@ -40,13 +46,7 @@ class Local(NamedTuple):
     numbers: dict[str, Tensor]
     draws: dict[str, Tensor]
     state: Tree
-    loss_at: Callable[[Params], Tensor] = lambda params: raise_outside_step()
-
-
-def raise_outside_step() -> Tensor:
-    """The loss of all parts is known only after every part's `objective` has been asked."""
-    problem = "`local.loss_at` was called outside of `step`."
-    raise ShoalError("bad-part", problem, "In `objective`, call the scorer that is given as `inner`.")
+    loss_at: Callable[[Params], Tensor] = raise_outside_step
 
 
 @dataclass(frozen=True, eq=False)

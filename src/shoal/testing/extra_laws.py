@@ -12,10 +12,9 @@ from shoal.plugins.smoke_run import (
 )
 from shoal.testing.hosts import TamperingHost
 from shoal.testing.read_spies import spy_on_part
-from shoal.testing.rounds import play_rounds
+from shoal.testing.rounds import ROUNDS, play_rounds
 from shoal.testing.wrong_extras import list_wrong_extras
 
-ROUNDS = 3
 SIZES_WITH_LIARS = (5, *(2,) * 10, 4)
 LIARS = range(1, 11)
 """Samples of the devices, and those of them that send wrong extras, where a law is about these."""

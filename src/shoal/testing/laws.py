@@ -48,9 +48,7 @@ from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
 from shoal.testing.extra_laws import check_reads_are_declared, check_survives_wrong_cards, check_survives_wrong_extras
 from shoal.testing.hosts import RecordingHost
-from shoal.testing.rounds import assert_trees_close, drop_wall_seconds, play_rounds
-
-ROUNDS = 3
+from shoal.testing.rounds import ROUNDS, assert_trees_close, drop_wall_seconds, play_rounds
 
 
 def check_part(part: Part, whole: bool = True) -> None:

@@ -7,6 +7,9 @@ from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
 from shoal.core.session import Session, play_round
 
+ROUNDS = 3
+"""How many rounds a law plays, unless it needs more."""
+
 
 def play_rounds(loop: Loop, server_state: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
     """Rounds `first` to `rounds`, each of them kept."""
