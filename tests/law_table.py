@@ -17,7 +17,7 @@ LAWS = {
     "check_decodes_what_it_encodes": "5 codec",
     "check_neutral_setting": "6 neutral",
     "check_resumes_exactly": "7 resume",
-    "check_tells_what_it_declares": "9 metrics",
+    "check_tells_what_it_declares": "11 metrics",
     "check_pair": "8 pairs",
     "check_reads_are_declared": "9 reads",
     "check_survives_wrong_extras": "10 wrong extras",
