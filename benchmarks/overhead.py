@@ -22,7 +22,7 @@ from shoal.runs.recipe import Recipe
 METHODS = {
     "FedAvg": "fedavg",
     "FedDH": "feddh",
-    "FedDH, gradient on 100 server samples": "feddh(gradient='server_data')",
+    "FedDH, gradient on 100 server samples": "feddh(gradient_from='server_data')",
     "FedDHAD": "feddh+fedad(check=5, force=0, rule='fixed')",
 }
 PUBLISHED = {("FedDH", "lenet"): 0.086, ("FedDH", "cnn"): 0.042, ("FedDHAD", "lenet"): 0.122, ("FedDHAD", "cnn"): 0.156}

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.core.batch import BatchScore, Samples, Scorer
+from shoal.core.batch import Batch, BatchScore, GradientFunction, Samples, Scorer
 from shoal.core.extras import Declaration, Extra
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Device, Local, Round
+from shoal.core.types import SERVER, Device, Local, Reply, Round
 from shoal.core.wire import REQUEST, CodecLink, Message, pack_bits, unpack_bits
 
 
@@ -349,6 +349,73 @@ class Smoothed(Part):
         return judged | {"": {k: (v + state["before"][k]) / 2 for k, v in newest.items()}, "newest": newest}
 
 
+@dataclass(frozen=True)
+class Ahead(Part):
+    """gradient: it is taken where one step would lead; step: the state counts the steps by what `gradient` hands on."""
+
+    perturbs_gradient: ClassVar = True
+    neutral: ClassVar = Neutral({"length": 0.0})
+    length: float = 0.1
+
+    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"norm": next(iter(params.values())).new_zeros(())}
+
+    def gradient(self, inner: GradientFunction, local: Local) -> GradientFunction:
+        def compute_gradient_ahead(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
+            here, scored = inner(scorer, params, batch)
+            there, _ = inner(scorer, {k: p - self.length * here[k] for k, p in params.items()}, batch)
+            norm = torch.stack([g.square().sum() for g in here.values()]).sum()
+            return there, scored._replace(aux=scored.aux | {"ahead": norm})
+
+        return compute_gradient_ahead
+
+    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
+        return update, {"norm": state["norm"] + scored.aux["ahead"]}
+
+
+@dataclass(frozen=True)
+class Sieve(Part):
+    """sift: the reply with the largest update is left out, and the others are halved; the state counts rounds."""
+
+    reads: ClassVar = frozenset({"updates"})
+
+    def init_server(self, round: Round) -> Tree:
+        return {"rounds": 0}
+
+    def sift(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Sequence[Reply], Tree]:
+        norm = {r.device: sum(float(d.square().sum()) for d in r.delta.values()) for r in replies}
+        kept = [r for r in replies if norm[r.device] < max(norm.values())] or replies
+        halved = [replace(r, delta={k: d / 2 for k, d in r.delta.items()}) for r in kept]
+        return halved, {"rounds": state["rounds"] + 1}
+
+
+@dataclass(frozen=True)
+class OwnModel(Part):
+    """end: a device remembers what it trained; personal: its own model lies half-way to the shared one."""
+
+    def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
+        return params, {"trained": params}
+
+    def personal(self, params: Params, memory: Tree, device: Device) -> Params:
+        trained = memory.get("trained") or params
+        return {k: (v + trained[k]) / 2 for k, v in params.items()}
+
+
+@dataclass(frozen=True)
+class MeanOfAll(Part):
+    """observe: the sum of all models so far; evaluate: their mean is judged."""
+
+    def init_server(self, round: Round) -> Tree:
+        return {"sum": {k: torch.zeros_like(v) for k, v in round.anchor.items()}, "rounds": 0}
+
+    def observe(self, judged: Params, state: Tree, round: Round) -> Tree:
+        return {"sum": {k: v + judged[k] for k, v in state["sum"].items()}, "rounds": state["rounds"] + 1}
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        rounds = state["rounds"]
+        return judged | {"": {k: v / rounds for k, v in state["sum"].items()}} if rounds else judged
+
+
 TINY: list[Part] = [
     ExtraLayer(),
     FrozenHead(),
@@ -368,4 +435,8 @@ TINY: list[Part] = [
     CutOnce(),
     Remember(),
     Smoothed(),
+    Ahead(),
+    Sieve(),
+    OwnModel(),
+    MeanOfAll(),
 ]

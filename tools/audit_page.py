@@ -35,7 +35,7 @@ of the updates is taken, weighted by sizes, as in FedAvg; the table is about wha
 are not listed read none of it.
 
 """
-SETTINGS: dict[str, dict[str, Any]] = {"feddh": {"gradient": "client_grad"}}
+SETTINGS: dict[str, dict[str, Any]] = {"feddh": {"gradient_from": "client_grad"}}
 """Settings at which a part sends more than by default."""
 FORMS = {
     "number": "a number",

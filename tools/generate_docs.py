@@ -44,9 +44,10 @@ POINTS_BY_SIDE = {
     "once": "model enrol declare_card taps",
     "state": "init_server init_device",
     "server, before training": "select plan send",
-    "device": "data begin draw objective step end measure declare_extras",
+    "device": "data begin draw objective gradient step end measure declare_extras",
     "wire": "encode decode outline error",
-    "server, after training": "weigh combine serve prune evaluate",
+    "server, after training": "sift weigh combine serve prune observe evaluate",
+    "a device's own model": "personal",
 }
 """The methods that a part may override, as docs/explanation/the-round.md groups them."""
 

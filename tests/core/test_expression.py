@@ -200,3 +200,7 @@ def test_a_method_is_written_as_it_is_read(parts):
 @pytest.mark.parametrize("name", find_shipped_parts())
 def test_a_part_with_default_values_is_its_name(name):
     assert str(parse(name)) == name
+
+
+def test_an_option_that_was_renamed_is_read_by_its_old_name():
+    assert str(parse("feddh(gradient='server_data')")) == "feddh(gradient_from='server_data')"

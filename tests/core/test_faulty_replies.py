@@ -39,7 +39,7 @@ Tamper = Callable[[int, int, Answer], Answer | str]
 METHODS = [
     *find_shipped_parts(),
     *PRESETS,
-    "feddh(lr_b=1.0, gradient='client_grad')",
+    "feddh(lr_b=1.0, gradient_from='client_grad')",
     "fedad(check=1, force=0, direction='literal')",
     "fedap(at=2)",
     "fedacd(lam=0.5, cadence='round', reduce='sum')",

@@ -21,7 +21,7 @@ from shoal.testing.rounds import play_rounds
 METHODS = [
     *find_shipped_parts(),
     *PRESETS,
-    "feddh(lr_b=1.0, gradient='client_grad')",
+    "feddh(lr_b=1.0, gradient_from='client_grad')",
     "fedad(check=1, force=0, direction='literal')",
     "fedap(at=2)",
     "prunefl(rate=0.3, every=1, change=0.5, half_life=2)",

@@ -225,7 +225,7 @@ def test_every_gradient_steers(gradient: str):
     """The same seeds: the weights of the second round differ from FedJS where control parameters moved in the first."""
     rows = [
         shoal.run(method=m, rounds=4, server_data="per-class:3", engine="serial", split="dirichlet:0.2")
-        for m in (f"feddh(lr_v=1.0, lr_b=1.0, gradient='{gradient}')", "fedjs")
+        for m in (f"feddh(lr_v=1.0, lr_b=1.0, gradient_from='{gradient}')", "fedjs")
     ]
     assert any(not torch.equal(rows[0].params[k], rows[1].params[k]) for k in rows[0].params)
     up = [run.history.total("bytes_up") for run in rows]
@@ -233,7 +233,7 @@ def test_every_gradient_steers(gradient: str):
 
 
 def test_it_asks_for_server_samples_where_it_needs_them():
-    for method in ("feddh(gradient='server_data')", "feddhe"):
+    for method in ("feddh(gradient_from='server_data')", "feddhe"):
         with pytest.raises(shoal.ShoalError, match="needs samples on the server"):
             shoal.run(method=method, rounds=1)
 

@@ -1,7 +1,8 @@
 """A mini-batch, what the model makes of it, and the samples of a device from which batches are taken."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ class BatchScore(NamedTuple):
     """Loss and outputs of the model for one mini-batch.
 
     `features` are the inputs of the last layer, `taps` the outputs of layers that parts asked for by name, `buffers`
-    the buffers after the pass (statistics of batch norm), `aux` what parts pass from `objective` to `step`.
+    the buffers after the pass (statistics of batch norm), `aux` what parts pass to
+    their `step`.
     """
 
     loss: Tensor
@@ -46,6 +48,10 @@ class Scorer(Protocol):
     """The local objective: loss and outputs of a batch at given parameters."""
 
     def __call__(self, params: Params, batch: Batch, /) -> BatchScore: ...
+
+
+GradientFunction: TypeAlias = Callable[[Scorer, Params, Batch], tuple[Params, BatchScore]]
+"""(scorer, parameters, batch) -> the gradient of the loss, and the score."""
 
 
 @dataclass(frozen=True, eq=False)

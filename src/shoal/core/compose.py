@@ -1,7 +1,7 @@
 """A method is a list of parts: `compose` refuses parts that clash, and `Method` runs each point over its parts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,8 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
-from shoal.core.return_checks import check_params, check_plan, check_two_values, check_weights
-from shoal.core.types import Round
+from shoal.core.return_checks import check_params, check_plan, check_replies, check_two_values, check_weights
+from shoal.core.types import Reply, Round
 from shoal.core.wire import STAGES
 
 
@@ -35,6 +35,7 @@ class Method:
 
         by_point = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
         by_point["objective"] = tuple(sorted(by_point["objective"], key=lambda p: p.replaces_loss))
+        by_point["gradient"] = tuple(sorted(by_point["gradient"], key=lambda p: p.replaces_gradient))
         by_point["model"] = tuple(sorted(by_point["model"], key=lambda p: not p.makes_features))
         for point in ("select", "plan", "weigh"):
             by_point[point] = tuple(sorted(by_point[point], key=lambda p: point not in p.sets))
@@ -45,7 +46,8 @@ class Method:
     @cached_property
     def stepping_parts(self) -> tuple[str, ...]:
         """The parts that act inside a local step, in the order of listing."""
-        return tuple(p.name() for p in self.parts if p.acts_at("objective") or p.acts_at("step"))
+        points = ("objective", "gradient", "step")
+        return tuple(p.name() for p in self.parts if any(p.acts_at(point) for point in points))
 
     def codecs_for(self, direction: str) -> tuple[Part, ...]:
         """The codecs of one direction in the order of their stages."""
@@ -97,6 +99,11 @@ class Method:
                 beside[device][name] = sent
         return beside, states
 
+    def sift(self, replies: Sequence[Reply], states: dict, round: Round) -> tuple[Sequence[Reply], dict]:
+        return self._pipe_through_parts(
+            "sift", replies, states, round, lambda part, returned: check_replies(part, replies, returned)
+        )
+
     def weigh(self, weights: Tensor, states: dict, round: Round) -> tuple[Tensor, dict]:
         return self._pipe_through_parts(
             "weigh", weights, states, round, lambda part, returned: check_weights(part, weights, returned)
@@ -120,6 +127,20 @@ class Method:
         return self._pipe_through_parts(
             "prune", plan, states, round, lambda part, returned: check_plan(part, returned, round.net.slicer)
         )
+
+    def observe(self, params: Params, states: dict, round: Round) -> dict:
+        """The states after a round; each part that observes is shown what the parts before it would have evaluated."""
+        if not self.parts_at("observe"):
+            return states
+        judged = {"": params}
+        for part in sorted(self.parts, key=lambda p: "plan" in p.sets):
+            name = part.name()
+            view = replace(round, part=name)
+            if part.acts_at("observe"):
+                states = states | {name: part.observe(judged[""], states[name], view)}
+            if part.acts_at("evaluate"):
+                judged = part.evaluate(judged, states[name], view)
+        return states
 
     def evaluate(self, judged: dict[str, Params], states: dict, round: Round) -> dict[str, Params]:
         global_params = judged[""]
@@ -175,12 +196,27 @@ def compose(parts: Sequence[Part]) -> Method:
         "both replace the local loss",
         "Keep one of them; losses that add a term can be added freely.",
     )
+    _refuse_two(
+        parts,
+        lambda p: "gradient" if p.replaces_gradient or p.perturbs_gradient else None,
+        "both decide where the gradient is taken",
+        "Keep one of them.",
+    )
     for direction in ("up", "down"):
         _refuse_two(
             parts,
             lambda p, d=direction: p.stage if p.stage and d in p.directions else None,
             "both are codecs of the same stage, and the second would code the first one's code",
             "Keep one codec of each stage (rows, sparsify, quantise, pack).",
+        )
+    whole = next((p for p in parts if p.needs_whole), None)
+    partial = next((p for p in parts if "plan" in p.sets or p.stage == "rows"), None)
+    if whole and partial:
+        raise _clash_error(
+            whole,
+            partial,
+            f"{whole.name()} needs replies that cover the whole model, and {partial.name()} leaves some of it out",
+            "Keep one of them.",
         )
     values = next((p for p in parts if p.carries == "values"), None)
     delta = next((p for p in parts if p.stage and p.codes_delta), None)
@@ -208,6 +244,12 @@ def _check_claims(part: Part) -> None:
             if word not in known:
                 problem = f"The part {part.name()} has {claim} = {word!r}."
                 raise ShoalError("bad-part", problem, f"Known are {', '.join(map(repr, known))}.")
+    for option in fields(part):
+        if hasattr(Part, option.name):
+            problem = (
+                f"The part {part.name()} has a field {option.name}, which is the name of something every part has."
+            )
+            raise ShoalError("bad-part", problem, "Give the field another name.")
     for metric in part.metrics:
         if not isinstance(metric, Metric) or not metric.name.isidentifier():
             problem = (

@@ -88,6 +88,7 @@ def make_part(name: str, values: Mapping[str, Any], known: Mapping[str, type[Par
         advice = "Give its fields types that Python can find."
         raise ShoalError("bad-part", f"The part {name} has a field of an unknown type ({error}).", advice) from error
     types = {f.name: hints[f.name] for f in fields(cls)}
+    values = {cls.renamed_options.get(key, key): value for key, value in values.items()}
     for key in values:
         if key not in types:
             raise unknown_name_error(f"value of {name}", key, types)

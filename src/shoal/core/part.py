@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.batch import BatchScore, Samples, Scorer
+from shoal.core.batch import BatchScore, GradientFunction, Samples, Scorer
 from shoal.core.extras import Declaration
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
@@ -34,14 +34,23 @@ class Part:
 
     once     model, enrol
     server   select -> plan -> send -> encode ------------------------------------------> (downlink)
-    device             decode -> data -> begin -> (objective -> step)* -> end -> measure -> encode --> (uplink)
-    server                                    decode -> weigh -> combine -> serve -> prune -> evaluate
+    device        decode -> data -> begin -> (objective -> gradient -> step)* -> end -> measure -> encode -> (uplink)
+    server                  decode -> sift -> weigh -> combine -> serve -> prune -> observe -> evaluate
+    a device's own model    personal
     """
 
     sets: ClassVar[frozenset[str]] = frozenset()
     """Those of select, plan and weigh whose value this part sets rather than scales; a method has one setter each."""
     replaces_loss: ClassVar[bool] = False
     """Whether `objective` ignores the loss it is given; a method has at most one such part, and it is the innermost."""
+    replaces_gradient: ClassVar[bool] = False
+    """Whether `gradient` gets a gradient of its own; a method has at most one such part, and it is the innermost."""
+    perturbs_gradient: ClassVar[bool] = False
+    """Whether `gradient` is taken at shifted parameters (as in SAM); a method has at most one such part."""
+    assumes_sgd: ClassVar[bool] = False
+    """Whether its formulas hold for SGD alone; it is refused beside an adaptive local optimiser."""
+    needs_whole: ClassVar[bool] = False
+    """Whether every reply must cover the whole model; it is refused with parts that leave some of it out."""
     makes_features: ClassVar[bool] = False
     """Whether `model` changes what the features are; such a part changes the model before the others."""
     stage: ClassVar[str] = ""
@@ -54,6 +63,8 @@ class Part:
     """Whether replies must carry a "delta" to what was received, or plain "values"."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """What it reads on the server about single devices: updates, extras, cards, sizes, outcomes."""
+    renamed_options: ClassVar[Mapping[str, str]] = {}
+    """Names that its fields once had -> those of now; expressions may use both."""
     neutral: ClassVar[Neutral | None] = None
     """The setting at which a run equals FedAvg; None when there is none."""
     cite: ClassVar[tuple[str, ...]] = ()
@@ -117,6 +128,13 @@ class Part:
         """The local objective, made from that of the parts listed after this one."""
         return inner
 
+    def gradient(self, inner: GradientFunction, local: Local) -> GradientFunction:
+        """Another way to get the gradient of the local objective, made from that of the parts listed after this one.
+
+        `inner` may be called several times in a step; dropout layers draw the same numbers each time.
+        """
+        return inner
+
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         """The update of one local step (the parameters lose lr times it), and the part's new state."""
         return update, state
@@ -151,6 +169,10 @@ class Part:
         return torch.zeros_like(value)
 
     # server, after training ---------------------------------------------------------------------------------------
+    def sift(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Sequence[Reply], Tree]:
+        """The replies that go on, as they are or with another delta; the others count no more in this round."""
+        return replies, state
+
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         """One weight from 0 up for each of `round.replies`; they are normalised to sum to 1 afterwards."""
         return weights, state
@@ -170,9 +192,18 @@ class Part:
         """What of the model is kept from now on; the whole of it unless a part says otherwise."""
         return plan, state
 
+    def observe(self, judged: Params, state: Tree, round: Round) -> Tree:
+        """The part's new state, from the model that the parts listed before this one would have evaluated as ""."""
+        return state
+
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
         """The models that are evaluated, by name: "" is the global model, others get columns of their own."""
         return judged
+
+    # a device's own model ------------------------------------------------------------------------------------------
+    def personal(self, params: Params, memory: Tree, device: Device) -> Params:
+        """The model that a device uses itself, from the shared tensors of now and what it remembers."""
+        return params
 
     # the part as a value ------------------------------------------------------------------------------------------
     @classmethod
@@ -193,6 +224,6 @@ class Part:
 
 
 POINTS = (
-    "model enrol select plan send data begin draw objective step end measure encode decode weigh combine serve prune "
-    "evaluate"
+    "model enrol select plan send data begin draw objective gradient step end measure encode decode sift weigh combine "
+    "serve prune observe evaluate personal"
 ).split()

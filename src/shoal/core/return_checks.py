@@ -1,6 +1,6 @@
 """Checks of what parts return on the server, in every round: types, names, shapes, ranges."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.part import Part
+from shoal.core.types import Reply
 
 
 def broken_rule_error(part: Part, point: str, why: str, advice: str) -> ShoalError:
@@ -42,6 +43,20 @@ def check_params(part: Part, point: str, expected: Mapping[str, Tensor], returne
         raise broken_rule_error(
             part, point, f"returns {extra[:80]}, which the model does not have", "Return the same names."
         )
+
+
+def check_replies(part: Part, given: Sequence[Reply], returned: Any) -> None:
+    """Raise unless what is returned are some of the replies, each once, with deltas of the same names and shapes."""
+    if not isinstance(returned, (list, tuple)) or not all(isinstance(reply, Reply) for reply in returned):
+        why = f"returns {type(returned).__name__} where replies are wanted"
+        raise broken_rule_error(part, "sift", why, "Return a list of replies.")
+    by_device = {reply.device: reply for reply in given}
+    if len({reply.device for reply in returned} & by_device.keys()) < len(returned):
+        why = "returns a reply twice, or one that it was not given"
+        raise broken_rule_error(part, "sift", why, "Return some of the replies, each once.")
+    for reply in returned:
+        if reply.delta is not by_device[reply.device].delta:
+            check_params(part, "sift", by_device[reply.device].delta, reply.delta)
 
 
 def check_weights(part: Part, given: Tensor, returned: Any) -> None:

@@ -164,7 +164,7 @@ class Loop(Generic[Host]):
     def close_round(
         self, pending: "PendingRound", trained_outcomes: Sequence[Outcome], wall: float
     ) -> tuple[ServerState, Row]:
-        """The second half of a round: decode -> weigh -> combine -> serve -> prune -> evaluate.
+        """The second half of a round: decode -> sift -> weigh -> combine -> serve -> prune -> observe -> evaluate.
 
         `wall` is how many seconds of real time training took.
         """

@@ -1,4 +1,4 @@
-"""The server's update of the global model (weigh -> combine -> serve -> prune) from every reply that can be used."""
+"""The server's update of the global model (sift to observe) from every reply that can be used."""
 
 import logging
 from collections.abc import Callable
@@ -92,8 +92,10 @@ def update_with_usable(
 
 
 def update_server(method: Method, server_state: ServerState, round: Round, states: dict[str, Tree]) -> ServerUpdate:
-    """weigh -> combine -> serve -> prune with all replies of the round; raises NotFinite where the new model is not."""
-    weights, new_states = normalise_weights(method, round, states)
+    """sift -> weigh -> combine -> serve -> prune -> observe; raises NotFinite where the new model is not finite."""
+    replies, new_states = method.sift(round.replies, states, round)
+    round = replace(round, replies=replies)
+    weights, new_states = normalise_weights(method, round, new_states)
     if weights is None:
         return ServerUpdate(round, replace(server_state, states=states), True)
     round = replace(round, weights=weights)
@@ -101,9 +103,9 @@ def update_server(method: Method, server_state: ServerState, round: Round, state
     params, new_states = method.serve(params, new_states, round)
     if not tree.is_tree_finite(params):
         raise NotFinite("the new model is not finite")
-    return ServerUpdate(
-        round, prune_model(method, replace(server_state, params=params, states=new_states), round), False
-    )
+    after = prune_model(method, replace(server_state, params=params, states=new_states), round)
+    observed = method.observe(after.params, after.states, replace(round, net=after.net, params=after.params))
+    return ServerUpdate(round, replace(after, states=observed), False)
 
 
 def normalise_weights(method: Method, round: Round, states: dict[str, Tree]) -> tuple[Tensor | None, dict[str, Tree]]:

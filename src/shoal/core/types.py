@@ -198,7 +198,7 @@ class Round:
     replies: Sequence[Reply] = ()
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))
     params: Params = field(default_factory=dict)
-    """The new global model; only at `prune` and `evaluate`."""
+    """The new global model; only at `prune`, `observe` and `evaluate`."""
     part: str = ""
     """The name of the part that is given this round; `generator` is of its stream."""
     own_weights: bool = False

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shoal.core.compose import Method
 from shoal.core.local.device import TrainingSetup
+from shoal.core.local.personal_model import build_personal_params
 from shoal.core.model.flops import FlopCache
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
@@ -51,6 +52,10 @@ class LocalDevices:
         [result] = self.engine.train([Task(self.server_setup, Job(SERVER, number, WHOLE_MODEL, message, work), {})])
         delta = result.outcome.message
         return params if delta is None else params | {k: params[k] + e["value"] for k, e in delta.body.items()}
+
+    def make_personal_model(self, device: int, params: Params, number: int) -> Params:
+        """The parameters that a device would use itself after round `number`, `params` being the global model."""
+        return build_personal_params(self.setup, params, self.memory.get(device), device, number)
 
     def enrol(self, devices: Sequence[int]) -> dict[int, dict[str, Tensor]]:
         return {d: self.setup.enrol(d) for d in devices}

@@ -54,8 +54,8 @@ class FedDH(Part):
     v_k and b_k start at 1 and 0 and go down the slope of the global loss with the rates `lr_v` and `lr_b`, which are
     multiplied by `decay_v` and `decay_b` in every round.
 
-    `gradient` chooses what stands for the gradient of the global loss: the mean change of the devices (`pseudo`), the
-    gradient on the server's samples (`server_data`), or those that the devices of the next round report
+    `gradient_from` chooses what stands for the gradient of the global loss: the mean change of the devices (`pseudo`),
+    the gradient on the server's samples (`server_data`), or those that the devices of the next round report
     (`client_grad`). `labels` chooses where P_k comes from: `told` by devices, or `estimated` by the server from its own
     samples (FedDHE), with the sharpness `beta`; `literal` is formula (8) as printed. No reply counts more than the
     share `cap` of all. `reaggregate` averages once more with the new v_k and b_k in the same round.
@@ -75,13 +75,14 @@ class FedDH(Part):
         Metric("mean_v", "control parameter v, mean", drawn=True, about="mean of v_k over the devices that replied"),
         Metric("mean_b", "control parameter b, mean", drawn=True, about="mean of b_k over the devices that replied"),
     )
+    renamed_options: ClassVar = {"gradient": "gradient_from"}
     reads: ClassVar = frozenset({"cards", "extras", "outcomes", "sizes", "updates"})
 
     lr_v: float = 1e-4
     decay_v: float = 0.999
     lr_b: float = 1e-4
     decay_b: float = 0.99
-    gradient: str = "pseudo"
+    gradient_from: str = "pseudo"
     labels: str = "told"
     beta: float = 4.0
     cap: float = 1.0
@@ -91,7 +92,7 @@ class FedDH(Part):
         rates = min(self.lr_v, self.lr_b, self.decay_v, self.decay_b, self.beta) >= 0
         require(self, "rates, decays and beta >= 0", rates)
         require(self, "0 < cap <= 1", 0 < self.cap <= 1)
-        require(self, "gradient one of pseudo, server_data, client_grad", self.gradient in GRADIENTS)
+        require(self, "gradient_from one of pseudo, server_data, client_grad", self.gradient_from in GRADIENTS)
         require(self, "labels one of told, estimated, literal", self.labels in ("told", "estimated", "literal"))
 
     # Algorithm 1, lines 1-3: the JS divergence of each device, and the control parameters -----------------------------
@@ -102,20 +103,20 @@ class FedDH(Part):
         return {"labels": LABEL_COUNTS} if self.labels == "told" else {}
 
     def init_server(self, round: Round) -> Tree:
-        if round.server is None and (self.gradient == "server_data" or self.labels != "told"):
+        if round.server is None and (self.gradient_from == "server_data" or self.labels != "told"):
             problem = f"{self} needs samples on the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some: --server-data per-class:10.")
         known = collect_label_counts({}, round) if self.labels == "told" else {}
         return {"labels": known, "control": {}, "late": []}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        if self.gradient != "client_grad":
+        if self.gradient_from != "client_grad":
             return {}
         return {"gradient": compute_loss_gradient(device.net, device.anchor, device.samples)}
 
     def declare_extras(self, net: Net, plan: Plan) -> Declaration:
         gradient = Extra("params", crowd="mean", about="the gradient of its loss at the received model")
-        return {"gradient": gradient} if self.gradient == "client_grad" else {}
+        return {"gradient": gradient} if self.gradient_from == "client_grad" else {}
 
     # lines 9-11: the global model, the control parameters, the weights ------------------------------------------------
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
@@ -133,7 +134,7 @@ class FedDH(Part):
         devices = [r.device for r in round.replies]
         before = self.compute_dynamic_degrees(state, devices)
         now = {"devices": devices, "degree": before, "ways": compute_weight_derivatives(round)}
-        due, late = (state["late"], [now]) if self.gradient == "client_grad" else ([now], [])
+        due, late = (state["late"], [now]) if self.gradient_from == "client_grad" else ([now], [])
         if due:
             state = self.update_control(
                 state,
@@ -183,14 +184,14 @@ class FedDH(Part):
         return raw.clamp(min=floor)
 
     def estimate_global_gradient(self, params: Params, round: Round) -> Params:
-        """g, the gradient of the global loss F at w, or what `gradient` takes in its place.
+        """g, the gradient of the global loss F at w, or what `gradient_from` takes in its place.
 
         `pseudo` is (w^(t-1) - w^t) / (lr * mean number of steps), exact for one step of plain SGD.
         """
-        if self.gradient == "server_data":
+        if self.gradient_from == "server_data":
             assert round.server is not None
             return compute_loss_gradient(round.net, params, round.server)
-        if self.gradient == "client_grad":
+        if self.gradient_from == "client_grad":
             return average_trees([r.report[self.name()]["gradient"] for r in round.replies], round)
         steps = sum(w * r.outcome.steps for w, r in zip(round.weights.tolist(), round.replies))
         size = max(round.work.lr * steps, 1e-12)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.extra_checks import get_declared_card, get_declared_extras
 from shoal.core.extras import find_fault
@@ -23,7 +23,7 @@ TREE_FIELDS = (
     "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
 )
 """Fields that hold trees, in the arguments of points."""
-WITH_STATE = ("select", "plan", "send", "begin", "step", "end", "encode", "weigh", "combine", "serve", "prune")
+WITH_STATE = "select plan send begin step end encode sift weigh combine serve prune".split()
 
 
 def guard_part(part: Part) -> Part:
@@ -39,6 +39,8 @@ def guard_part(part: Part) -> Part:
                 advice = "Return new values and leave the old ones alone."
                 raise broken_rule_error(part, point, "changes what it is given", advice)
             check_returned_form(part, point, args, result)
+            if point == "gradient":
+                return guard_gradient(part, result)
             return guard_scorer(part, result) if point == "objective" else result
 
         return call_point
@@ -60,10 +62,27 @@ def guard_scorer(part: Part, scorer: Scorer) -> Scorer:
             shape = (
                 f"a loss of shape {tuple(score.loss.shape)}" if isinstance(score, BatchScore) else type(score).__name__
             )
-            raise broken_rule_error(part, "objective", f"returns {shape}", "Return a Scored whose loss is one number.")
+            raise broken_rule_error(
+                part, "objective", f"returns {shape}", "Return a BatchScore whose loss is one number."
+            )
         return score
 
     return call_scorer
+
+
+def guard_gradient(part: Part, compute_gradient: GradientFunction) -> GradientFunction:
+    """The gradient function that `gradient` returned, with a check of what it returns."""
+
+    def call_gradient(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
+        with blame_part(part, "gradient"):
+            returned = compute_gradient(scorer, params, batch)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], BatchScore)):
+            advice = "Return the gradient and the score of the batch, as `inner` does."
+            raise broken_rule_error(part, "gradient", "does not return a gradient and a score", advice)
+        check_params(part, "gradient", params, returned[0])
+        return returned
+
+    return call_gradient
 
 
 def check_returned_form(part: Part, point: str, args: tuple, result: Any) -> None:

@@ -82,8 +82,10 @@ def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
     setting = setting or make_tiny_setup()
     loop, net = build_tiny_run(Method((guard_part(part),)), setting.sizes, setting=setting)
     session = Session(loop, net)
-    for _ in range(2):
+    for number in range(2):
         play_round(session)
+        if session.server_state:
+            loop.host.make_personal_model(0, session.server_state.params, number)
     try:
         tree.pack_tree([session.server_state.states if session.server_state else {}, *loop.host.memory.held.values()])
     except TypeError as error:
@@ -175,7 +177,7 @@ def refuse_unvectorisable(part: Part, setting: SmokeSetup) -> None:
         branch = "data-dependent control flow" in text or ".item()" in text
         why = "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
         raise broken_rule_error(
-            part, "objective or step", why, "Use torch.where and other tensor operations instead."
+            part, "objective, gradient or step", why, "Use torch.where and other tensor operations instead."
         ) from error
 
 

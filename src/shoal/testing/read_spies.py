@@ -1,14 +1,14 @@
 """Spies that note what a part reads on the server about single devices: updates, extras, cards, sizes, outcomes."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from shoal.core.part import Part
 from shoal.core.types import Reply, Roster, Round
 
-SERVER_POINTS = ("init_server", "select", "plan", "send", "weigh", "combine", "serve", "prune", "evaluate")
+SERVER_POINTS = "init_server select plan send sift weigh combine serve prune observe evaluate".split()
 REPLY_READS = {"delta": "updates", "report": "extras", "size": "sizes", "outcome": "outcomes"}
 
 
@@ -18,7 +18,8 @@ def spy_on_part(part: Part, seen: set[str]) -> Part:
 
     def make_spying_point(point: str) -> Callable:
         def call_point(self, *args):
-            return getattr(cls, point)(part, *(spy_on_argument(arg, seen) for arg in args))
+            returned = getattr(cls, point)(part, *(spy_on_argument(arg, seen) for arg in args))
+            return (release_replies(returned[0]), returned[1]) if point == "sift" else returned
 
         return call_point
 
@@ -37,6 +38,11 @@ def spy_on_argument(argument: Any, seen: set[str]) -> Any:
         kind = make_spy_reply(seen, {id(getattr(reply, name)) for reply in argument for name in ("delta", "report")})
         return [copy_as(kind, reply) for reply in argument]
     return argument
+
+
+def release_replies(replies: Sequence[Reply]) -> list[Reply]:
+    """Replies without spies, so that what the loop reads of them is not taken for reads of the part."""
+    return [Reply(**{f.name: object.__getattribute__(reply, f.name) for f in fields(reply)}) for reply in replies]
 
 
 def copy_as(kind: type, value: Any) -> Any:

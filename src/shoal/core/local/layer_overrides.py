@@ -7,7 +7,9 @@ alone, batched with others, and with padding. Calls of functions are overridden,
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 UniformDraw = Callable[[torch.Size], Tensor]
 """Shape -> uniform numbers in [0, 1)."""
+
+
+Arguments, Returned = ParamSpec("Arguments"), TypeVar("Returned")
+entered_overrides: ContextVar["LayerOverrides | None"] = ContextVar("entered_overrides", default=None)
 
 
 class LayerOverrides(TorchFunctionMode):
@@ -28,6 +34,26 @@ class LayerOverrides(TorchFunctionMode):
     def __init__(self, uniform: UniformDraw | None, weight: Tensor | None = None):
         super().__init__()
         self.uniform, self.weight = uniform, weight
+        self.drawn: list[Tensor] = []
+        self.replayed: int | None = None
+        """How many of `drawn` this pass has used again; None: draws are not kept."""
+
+    def __enter__(self):
+        self.token = entered_overrides.set(self)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        entered_overrides.reset(self.token)
+        return super().__exit__(*error)
+
+    def draw_uniform(self, uniform: UniformDraw, shape: torch.Size) -> Tensor:
+        """The numbers of the next layer: new ones, or those that it had in the pass before."""
+        if self.replayed is None:
+            return uniform(shape)
+        if self.replayed == len(self.drawn):
+            self.drawn.append(uniform(shape))
+        self.replayed += 1
+        return self.drawn[self.replayed - 1]
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         if func in OVERRIDES:
@@ -51,7 +77,7 @@ class LayerOverrides(TorchFunctionMode):
         """0 where u < p, else x / (1 - p), with u drawn in `shape` and broadcast."""
         if self.uniform is None or not training or not 0 < p < 1:
             return None
-        return torch.where(self.uniform(shape).to(x.device) < p, 0.0, x / (1 - p))
+        return torch.where(self.draw_uniform(self.uniform, shape).to(x.device) < p, 0.0, x / (1 - p))
 
     def apply_batch_norm(
         self,
@@ -105,3 +131,16 @@ def override_layers(
     if not draws and (not mixes or weight is None):
         return nullcontext()
     return LayerOverrides(uniform if draws else None, weight if mixes else None)
+
+
+def replay_layer_draws(call: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """The function with the same draws of dropout layers at every call within one local step."""
+
+    @wraps(call)
+    def call_from_first_draw(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        overrides = entered_overrides.get()
+        if overrides is not None:
+            overrides.replayed = 0
+        return call(*args, **kwargs)
+
+    return call_from_first_draw

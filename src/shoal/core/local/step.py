@@ -3,7 +3,6 @@
 Nothing here mutates, draws random numbers or branches on data, so that engines can batch, trace and compile it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
 from shoal.core.compose import Method
+from shoal.core.local.layer_overrides import replay_layer_draws
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
@@ -73,10 +73,6 @@ class StepRule:
         return score_batch
 
 
-GradientFunction = Callable[[Scorer, Params, Batch], tuple[Params, BatchScore]]
-"""(scorer, parameters, batch) -> the gradient of the loss, and the score."""
-
-
 def advance(
     rule: StepRule, local_state: LocalState, batch: Batch, context: StepContext, gradient: GradientFunction
 ) -> tuple[LocalState, BatchScore]:
@@ -94,6 +90,10 @@ def advance(
     scorer = rule.make_scorer(buffers)
     for part in reversed(method.parts_at("objective")):
         scorer = part.objective(scorer, view_for_part(part.name()))
+    if parts := method.parts_at("gradient"):
+        gradient = replay_layer_draws(gradient)
+        for part in reversed(parts):
+            gradient = part.gradient(gradient, view_for_part(part.name()))
     update, scored = gradient(scorer, params, batch)
 
     if is_set(optimiser.clip):
