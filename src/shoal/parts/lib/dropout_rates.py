@@ -46,10 +46,12 @@ def compute_neuron_rates(scores: Mapping[str, np.ndarray], mean: float, most: fl
         return {name: np.zeros(len(own)) for name, own in z.items()}
     if mean >= most:
         return {name: np.full(len(own), most) for name, own in z.items()}
-    # the mean grows with s, so 200 halvings find s to the last bit
+    # the mean grows with s, so at most 200 halvings find s to the last bit
     low, high = 0.0, most / factors.min()
     for _ in range(200):
         middle = (low + high) / 2
+        if not low < middle < high:
+            break
         low, high = (middle, high) if np.minimum(most, middle * factors).mean() < mean else (low, middle)
     ends = np.cumsum([len(own) for own in z.values()])[:-1]
     return dict(zip(z, np.split(np.minimum(most, high * factors), ends)))
