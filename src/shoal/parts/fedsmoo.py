@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
@@ -81,7 +82,8 @@ class FedSMOO(Part):
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
         h = recall_change_sum(memory, params, device)
-        return params, {"h": h, "mu": memory.get("mu") or tree.make_zeros(h), "g_norm": device.numbers["lr"] * 0}
+        unknown = torch.zeros((), dtype=device.net.dtype, device=device.net.place)
+        return params, {"h": h, "mu": memory.get("mu") or tree.make_zeros(h), "g_norm": unknown}
 
     def gradient(self, inner: GradientFunction, local: Local) -> GradientFunction:
         mu, s = local.state["mu"], local.got["s"]
