@@ -17,8 +17,8 @@ from shoal.parts.lib.norms import compute_norm
 class FedCM(Part):
     """A local step goes along alpha g + (1 - alpha) m, where m is the mean local step of the last round.
 
-    The server makes m = (anchor - mean) / (lr * steps), with the learning rate of the round and the mean number of local
-    steps by the weights of the replies, and sends it beside the model. It is 0 in the first round.
+    The server makes m = (anchor - mean) / (lr * steps), with the learning rate of the round and the mean number of
+    local steps by the weights of the replies, and sends it beside the model. It is 0 in the first round.
 
     `alpha` is what a device's own gradient counts.
     """

@@ -1,4 +1,4 @@
-"""FedSpeed: sharpness-aware steps, held to the anchor by what a device did before (Sun et al. 2023, arXiv:2302.10429)."""
+"""FedSpeed: sharpness-aware steps, held by what a device did before (Sun et al. 2023, arXiv:2302.10429)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,14 +26,14 @@ OVERS = ("all", "round")
 
 @dataclass(frozen=True)
 class FedSpeed(Part):
-    """A local step goes along a gradient taken uphill, plus lam (w - anchor + h_k), h_k summing a device's past changes.
+    """A step goes along a gradient taken uphill plus lam (w - anchor + h_k), h_k summing a device's past changes.
 
     The gradient is (1 - alpha) g(w) + alpha g(w + e) with e = rho g / (norm of g). The model that is broadcast, and
     judged, is the plain mean of the replies plus a mean of the h_k.
 
-    `rho` is how far uphill, `alpha` how much the gradient there counts, `lam` the strength of the pull. `normalised=False`
-    makes the step uphill rho g, as the paper writes it. `over` is which h_k the server adds: the mean over `all` devices,
-    or over those of the `round`, which then return w_k + h_k.
+    `rho` is how far uphill, `alpha` how much the gradient there counts, `lam` the strength of the pull.
+    `normalised=False` makes the step uphill rho g, as the paper writes it. `over` is which h_k the server adds: the mean
+    over `all` devices, or over those of the `round`, which then return w_k + h_k.
     """
 
     cite: ClassVar = ("sun2023fedspeed",)

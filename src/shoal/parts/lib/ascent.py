@@ -16,10 +16,8 @@ def make_ascent_step(direction: Params, rho: float | Tensor) -> Params:
     return tree.scale_params(direction, rho / (compute_step_norm(direction) + SMALLEST))
 
 
-def make_adaptive_ascent_step(
-    direction: Params, params: Params, rho: float | Tensor, floor: float | Tensor
-) -> Params:
-    """rho * T^2 d / (|T d| + 1e-7), where T is |w| + floor for tensors with "weight" in their names and 1 for others."""
+def make_adaptive_ascent_step(direction: Params, params: Params, rho: float | Tensor, floor: float | Tensor) -> Params:
+    """rho * T^2 d / (|T d| + 1e-7), where T is |w| + floor for tensors with "weight" in their names, else 1."""
     scale = {k: p.abs() + floor for k, p in params.items() if "weight" in k}
     scaled = {k: d * scale[k] if k in scale else d for k, d in direction.items()}
     step = make_ascent_step(scaled, rho)
