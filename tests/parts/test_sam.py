@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 from one_weight import one_weight
+from tiny_parts import KeepMask
 from torch import nn
 
+import shoal
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.compose import Method, compose
 from shoal.core.errors import ShoalError
+from shoal.core.local.step import advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
@@ -29,7 +32,7 @@ from shoal.parts.fedspeed import FedSpeed
 from shoal.parts.heterofl import HeteroFL
 from shoal.parts.lib.ascent import make_ascent_step
 from shoal.parts.scaffold import Scaffold
-from shoal.plugins.smoke_run import build_tiny_run
+from shoal.plugins.smoke_run import build_tiny_run, prepare_local_trainings
 from shoal.testing.rounds import play_rounds
 from shoal.testing.toy import toy
 
@@ -84,6 +87,22 @@ def test_statistics_of_batch_norm_are_those_of_the_pass_at_w():
     for name in plain.net.buffers:
         assert torch.equal(plain.params[name], sharp.params[name]), name
     assert not torch.equal(plain.params["3.weight"], sharp.params["3.weight"])
+
+
+def test_what_a_mask_keeps_from_training_is_not_shifted_either():
+    loop, net = build_tiny_run(compose([FedSAM(), KeepMask()]))
+    training, seen = prepare_local_trainings(loop, loop.start(net))[0], []
+
+    def watch(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
+        seen.append(params)
+        return compute_autograd_gradient(scorer, params, batch)
+
+    batch = training.device.samples.take_batch(training.rows[0])
+    advance(loop.host.setup.rule, training.state, batch, training.context_at_step(0, {}), watch)
+    here, uphill = seen
+    assert torch.equal(here["a.weight"], uphill["a.weight"])
+    shift = torch.cat([(uphill[k] - here[k]).flatten() for k in here])
+    assert float(shift.norm()) == pytest.approx(0.1, rel=1e-5), "the way uphill is measured over what is trained"
 
 
 def test_fedlesam_goes_back_to_the_model_that_was_received_last_time():
@@ -199,3 +218,14 @@ def test_fedlesam_goes_with_feddyn_and_scaffold():
     for other in (FedDyn(), Scaffold()):
         row = toy([FedLESAM(), other]).play(2)[1]
         assert not row.get("dropped") and not row.get("void")
+
+
+def test_values_side_by_side_give_what_they_give_alone(caplog):
+    methods = ["fedsam(rho=0.0)", "fedsam(rho=0.5)", "fedspeed(lam=0.1)", "fedspeed(lam=1.0, alpha=0.5)"]
+    setting = {"devices": 4, "sample": 3, "rounds": 2, "batch": 32, "lr": 0.1}
+    ends = []
+    for engine in ("serial", "batched"):
+        both = shoal.compare(methods, engine=engine, **setting)
+        ends.append([run.history.rows[-1]["loss"] for group in both.results.values() for run in group])
+    assert len(set(ends[0])) == 4 and ends[1] == pytest.approx(ends[0], rel=1e-5)
+    assert "cannot be vectorised" not in caplog.text and "calls of their own" not in caplog.text

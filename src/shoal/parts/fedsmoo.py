@@ -36,8 +36,8 @@ class FedSMOO(Part):
 
     e = rho d / (norm of d) with d = g - mu_k - s, and mu_k = mu_k + e - s after every step. s is rho long and goes
     along the mean mu_k of the last round; it is 0 where that mean is 0. The step goes along g(w + e) plus
-    lam (w - anchor + h_k), h_k being the sum of a device's past changes. The model that is broadcast, and judged, is the
-    plain mean of the replies plus the mean h_k of all devices.
+    lam (w - anchor + h_k), h_k being the sum of a device's past changes. The model that is broadcast, and judged, is
+    the plain mean of the replies plus the mean h_k of all devices.
 
     `rho` is how far uphill, `lam` the strength of the pull.
     """
@@ -54,7 +54,7 @@ class FedSMOO(Part):
             on_device=True,
             drawn=True,
             when="in rounds of the interval `eval_every`",
-            about="2-norm of mu_k over that of the last gradient, mean over devices: above 1, mu_k decides the way uphill",
+            about="2-norm of mu_k over that of the last gradient, mean over devices; above 1 mu_k leads the way uphill",
         ),
         Metric("s_norm", "norm of s", about="2-norm of s after the round: rho, or 0"),
         Metric(

@@ -32,8 +32,8 @@ class FedSpeed(Part):
     judged, is the plain mean of the replies plus a mean of the h_k.
 
     `rho` is how far uphill, `alpha` how much the gradient there counts, `lam` the strength of the pull.
-    `normalised=False` makes the step uphill rho g, as the paper writes it. `over` is which h_k the server adds: the mean
-    over `all` devices, or over those of the `round`, which then return w_k + h_k.
+    `normalised=False` makes the step uphill rho g, as the paper writes it. `over` is which h_k the server adds: the
+    mean over `all` devices, or over those of the `round`, which then return w_k + h_k.
     """
 
     cite: ClassVar = ("sun2023fedspeed",)
