@@ -62,7 +62,7 @@ class Part:
     carries: ClassVar[str] = "delta"
     """Whether replies must carry a "delta" to what was received, or plain "values"."""
     corrects_steps: ClassVar[bool] = False
-    """Whether local steps are corrected by what other devices did (SCAFFOLD, FedCM); a method has at most one such part."""
+    """Whether it corrects local steps by what other devices did (SCAFFOLD); a method has at most one such part."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """What it reads on the server about single devices: updates, extras, cards, sizes, outcomes."""
     renamed_options: ClassVar[Mapping[str, str]] = {}
