@@ -69,6 +69,11 @@ OTHER_VALUES = [
     "moon(mu=1.0, temperature=0.1, width=5)",
     "moon(width=0)",
     "signsgd(lr=0.1)",
+    "fedsam(rho=0.7, adaptive=True)",
+    "fedlesam(rho=0.5)",
+    "fedcm(alpha=0.5)",
+    "fedspeed(alpha=0.5, normalised=False, over='round')",
+    "fedsmoo(lam=0.5, rho=0.3)",
 ]
 EACH: list[Part] = [*(cls() for cls in find_shipped_parts().values()), *TINY]
 TABLE: list[Part] = [*EACH, *(parse_method(text, find_shipped_parts(), PRESETS).parts[0] for text in OTHER_VALUES)]

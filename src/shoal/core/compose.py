@@ -192,6 +192,12 @@ def compose(parts: Sequence[Part]) -> Method:
         )
     _refuse_two(
         parts,
+        lambda p: "steps" if p.corrects_steps else None,
+        "both correct local steps by what other devices did, and together they would correct twice",
+        "Keep one of them.",
+    )
+    _refuse_two(
+        parts,
         lambda p: "loss" if p.replaces_loss else None,
         "both replace the local loss",
         "Keep one of them; losses that add a term can be added freely.",

@@ -61,6 +61,8 @@ class Part:
     """For codecs: whether what they code must be a delta (they may leave out what is near 0)."""
     carries: ClassVar[str] = "delta"
     """Whether replies must carry a "delta" to what was received, or plain "values"."""
+    corrects_steps: ClassVar[bool] = False
+    """Whether it corrects local steps by what other devices did (SCAFFOLD); a method has at most one such part."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """What it reads on the server about single devices: updates, extras, cards, sizes, outcomes."""
     renamed_options: ClassVar[Mapping[str, str]] = {}

@@ -16,6 +16,7 @@ PRESETS = {
     "fedduap": "feddu+fedap",
     "feddum": "feddu+devicem+fedavgm(beta=0.5, ema=True, start='first')",
     "feddumap": "feddu+devicem+fedavgm(beta=0.5, ema=True, start='first')+fedap",
+    "mofedsam": "fedsam+fedcm",
     "fedbr_ran": "fedbr(choose='random')",
     "serverm": "fedavgm",
 }

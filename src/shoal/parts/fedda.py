@@ -30,6 +30,7 @@ class FedDA(Part):
     """
 
     cite: ClassVar = ("jin2022fedda",)
+    corrects_steps: ClassVar = True
     reads: ClassVar = frozenset({"extras"})
     neutral: ClassVar = Neutral({"beta": 0.0})
 

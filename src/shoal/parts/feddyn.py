@@ -10,7 +10,8 @@ from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
-from shoal.core.types import SERVER, Device, Local, Round
+from shoal.core.types import Device, Local, Round
+from shoal.parts.lib.change_sums import extend_change_sum, extend_mean_change_sum, recall_change_sum
 from shoal.parts.lib.checks import require
 
 
@@ -41,7 +42,7 @@ class FedDyn(Part):
         return {d: {"mean_size": torch.tensor(compute_mean_size(round))} for d in round.devices}, state
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        h = memory.get("h") or tree.make_zeros(tree.select_params(params, device.net.shared_trainable))
+        h = recall_change_sum(memory, params, device)
         return params, {"h": h, "share": device.numbers["size"] / device.got["mean_size"]}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
@@ -55,16 +56,13 @@ class FedDyn(Part):
         return score_regularised
 
     def end(self, params: Params, state: Tree, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"h": {k: h + params[k] - device.anchor[k] for k, h in state["h"].items()}}
+        return params, {"h": extend_change_sum(state["h"], params, device)}
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         return (weights > 0).to(weights.dtype), state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        devices, h = int((round.sizes > 0).sum()), state["h"]
-        for reply in round.replies:
-            if reply.device != SERVER:
-                h = {k: v + reply.delta[k] / devices if k in reply.delta else v for k, v in h.items()}
+        h = extend_mean_change_sum(state["h"], round)
         mean = tree.select_params(params, h)
         return params | tree.add_params(mean, h), {"h": h, "mean": mean}
 

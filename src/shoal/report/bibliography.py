@@ -421,4 +421,66 @@ BIBTEX = r"""
   eprint    = {1803.01498},
   archivePrefix = {arXiv}
 }
+
+@inproceedings{qu2022fedsam,
+  title     = {Generalized Federated Learning via Sharpness Aware Minimization},
+  author    = {Qu, Zhe and Li, Xingyu and Duan, Rui and Liu, Yao and Tang, Bo and Lu, Zhuo},
+  booktitle = {Proceedings of the 39th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {162},
+  year      = {2022},
+  eprint    = {2206.02618},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{caldarola2022fedasam,
+  title     = {Improving Generalization in Federated Learning by Seeking Flat Minima},
+  author    = {Caldarola, Debora and Caputo, Barbara and Ciccone, Marco},
+  booktitle = {European Conference on Computer Vision},
+  year      = {2022},
+  eprint    = {2203.11834},
+  archivePrefix = {arXiv}
+}
+
+@misc{xu2021fedcm,
+  title     = {{FedCM}: Federated Learning with Client-level Momentum},
+  author    = {Xu, Jing and Wang, Sen and Wang, Liwei and Yao, Andrew Chi-Chih},
+  year      = {2021},
+  eprint    = {2106.10874},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{fan2024fedlesam,
+  title     = {Locally Estimated Global Perturbations are Better than Local Perturbations for Federated
+               Sharpness-aware Minimization},
+  author    = {Fan, Ziqing and Hu, Shengchao and Yao, Jiangchao and Niu, Gang and Zhang, Ya and Sugiyama, Masashi and
+               Wang, Yanfeng},
+  booktitle = {Proceedings of the 41st International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {235},
+  year      = {2024},
+  eprint    = {2405.18890},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{sun2023fedspeed,
+  title     = {{FedSpeed}: Larger Local Interval, Less Communication Round, and Higher Generalization Accuracy},
+  author    = {Sun, Yan and Shen, Li and Huang, Tiansheng and Ding, Liang and Tao, Dacheng},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023},
+  eprint    = {2302.10429},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{sun2023fedsmoo,
+  title     = {Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching Global Consistency
+               and Smooth Landscape},
+  author    = {Sun, Yan and Shen, Li and Chen, Shixiang and Ding, Liang and Tao, Dacheng},
+  booktitle = {Proceedings of the 40th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {202},
+  year      = {2023},
+  eprint    = {2305.11584},
+  archivePrefix = {arXiv}
+}
 """

@@ -3,6 +3,7 @@
 Nothing here mutates, draws random numbers or branches on data, so that engines can batch, trace and compile it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def advance(
     for part in reversed(method.parts_at("objective")):
         scorer = part.objective(scorer, view_for_part(part.name()))
     if parts := method.parts_at("gradient"):
-        gradient = replay_layer_draws(gradient)
+        gradient = mask_gradient(replay_layer_draws(gradient), (context.mask, *collect_masks(states)))
         for part in reversed(parts):
             gradient = part.gradient(gradient, view_for_part(part.name()))
     update, scored = gradient(scorer, params, batch)
@@ -174,6 +175,20 @@ def clip_update(update: Params, bound: float | Tensor) -> Params:
     if isinstance(bound, Tensor):
         factor = torch.where(bound > 0, factor, torch.ones_like(factor))
     return tree.scale_params(update, factor)
+
+
+def mask_gradient(gradient: GradientFunction, masks: Sequence[Params]) -> GradientFunction:
+    """The same gradient, but 0 for what is not trained, so that parts which follow it leave that alone."""
+    if not any(masks):
+        return gradient
+
+    def compute_masked(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
+        update, scored = gradient(scorer, params, batch)
+        for mask in masks:
+            update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+        return update, scored
+
+    return compute_masked
 
 
 def collect_masks(states: dict[str, Tree]) -> list[Params]:

@@ -64,3 +64,10 @@ def require_server(part: Part, round: Round, use: str) -> None:
     if round.server is None:
         problem = f"{part.name()} {use} samples of the server, and there are none."
         raise ShoalError("no-data", problem, "Give it some: --server-data share:0.05.")
+
+
+def require_no_momentum(part: Part, round: Round, why: str) -> None:
+    """Refuse a recipe whose local optimiser has momentum; `why` says what the part needs plain steps for."""
+    if round.optimiser.momentum > 0:
+        problem = f"{part.name()} cannot be used with local momentum {round.optimiser.momentum:g}: {why}."
+        raise ShoalError("clash", problem, "Leave `momentum` at 0.")
