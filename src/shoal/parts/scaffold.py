@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from shoal.core.batch import BatchScore
 from shoal.core.extras import Declaration, Extra
@@ -15,6 +14,7 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Local, Round
+from shoal.parts.lib.tensor_norms import compute_norm
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,6 @@ class Scaffold(Part):
         round.tell("drift", torch.stack(drifts).mean() if drifts else 0.0)
         round.tell("c_norm", compute_norm(c))
         return params, {"c": c}
-
-
-def compute_norm(params: Params) -> Tensor:
-    """The 2-norm of all tensors together."""
-    return torch.stack([torch.linalg.vector_norm(v, dtype=torch.float64) for v in params.values()]).norm()
 
 
 def compute_control_variate(params: Params, state: Tree, device: Device) -> Params:
