@@ -139,7 +139,8 @@ def test_the_pace_follows_what_known_devices_gain(now, number, expected):
 
 
 def test_oort_explores_first_and_then_chooses_less_of_the_new():
-    history = shoal.run("oort(explore=0.6, decay=0.5)", fleet="tiers:4:1:0.25", **COMMON | {"rounds": 12}).history
+    common: dict[str, Any] = COMMON | {"rounds": 12}
+    history = shoal.run("oort(explore=0.6, decay=0.5)", fleet="tiers:4:1:0.25", **common).history
     new = history["oort.new"]
     assert new[0] == 1.0 and new[-1] < 0.5 and all(len(devices) == 3 for devices in history["devices"])
     seconds = [value for value in history["oort.preferred_seconds"] if value is not None]

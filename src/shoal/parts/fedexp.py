@@ -16,11 +16,12 @@ from shoal.parts.lib.tensor_norms import compute_norm
 
 @dataclass(frozen=True)
 class FedExP(Part):
-    """Extrapolates: the server's rate is max(1, sum p_k |delta_k|^2 / (2 (|mean delta|^2 + eps))).
+    """The server's step along the mean update is the longer, the more the updates of devices disagree.
 
-    The model that is judged is the mean of the last two, since extrapolated models swing; after the first round it is
-    the model itself. `eps` bounds the rate where the mean is small. It is to be seen against |mean delta|^2, which
-    falls with the square of the learning rate.
+    Its rate is max(1, sum p_k |delta_k|^2 / (2 (|mean delta|^2 + eps))), with the weights p_k of the replies. The model
+    that is judged is the mean of the last two, since extrapolated models swing; after the first round it is the model
+    itself. `eps` bounds the rate where the mean is small. It is to be seen against |mean delta|^2, which falls with
+    the square of the learning rate.
     """
 
     cite: ClassVar = ("jhunjhunwala2023fedexp",)

@@ -18,7 +18,7 @@ from shoal.parts.lib.tensor_norms import compute_norm
 
 @dataclass(frozen=True)
 class NormBound(Part):
-    """Scales a reply whose update is longer than a bound down to it: delta_k min(1, bound / |delta_k|).
+    """Updates that are longer than a bound are shortened to it: delta_k min(1, bound / norm of delta_k).
 
     `bound` is the largest 2-norm of an update, over all tensors that devices train. With 0 it is `times` the median
     norm of the round's replies, which needs no knowledge of how long updates are and fails when half of the devices

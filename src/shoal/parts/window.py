@@ -1,6 +1,7 @@
 """Window: the model that is judged is the mean of the last rounds' models (Caldarola et al. 2023, arXiv:2310.01366)."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar
 
 from shoal.core.model import tree
@@ -44,9 +45,11 @@ class Window(Part):
     def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
         if not state["blocks"]:
             return judged
-        (first, *others), count = [block["sum"] for block in state["blocks"]], count_rounds(state["blocks"])
-        mean = {k: sum((other[k] for other in others), value) / count for k, value in first.items()}
-        return judged | {"": judged[""] | mean}
+        total, count = (
+            reduce(tree.add_params, [block["sum"] for block in state["blocks"]]),
+            count_rounds(state["blocks"]),
+        )
+        return judged | {"": judged[""] | {k: value / count for k, value in total.items()}}
 
 
 def count_rounds(blocks: list[dict[str, Any]]) -> int:
