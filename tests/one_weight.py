@@ -43,9 +43,9 @@ class Squared(Part):
 
 
 class OneWeight(nn.Module):
-    def __init__(self):
+    def __init__(self, start: float = 0.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.full((1, 1), start, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * self.weight).expand(-1, 8)
@@ -62,9 +62,10 @@ def one_weight(
     steps: Callable[[int], int] = lambda device: 1,
     optimiser: Optimiser = PLAIN,
     x: Sequence[float] | None = None,
+    start: float = 0.0,
 ) -> tuple[list[float], list[float], list[dict]]:
-    """The weight that is broadcast and the one that is judged after each round, and the rows; from w = 0."""
-    net = Net(OneWeight(), (1,), 8)
+    """The weight that is broadcast and the one that is judged after each round, and the rows; from w = `start`."""
+    net = Net(OneWeight(start), (1,), 8)
     method, streams = compose([*parts, Squared()]), RandomStreams(0)
     ends = np.cumsum([0, *map(len, targets)])
     y = torch.tensor([v for own in targets for v in own])

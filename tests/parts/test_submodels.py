@@ -28,10 +28,11 @@ from shoal.models.resnet import build_resnet
 from shoal.parts.afd import AFD, compute_unit_chances
 from shoal.parts.feddrop import FedDrop
 from shoal.parts.feddyn import FedDyn
-from shoal.parts.fedmp import FedMP, compute_loss_fall, estimate_reply_seconds, keep_strongest_units
+from shoal.parts.fedmp import FedMP, compute_loss_fall, keep_strongest_units
 from shoal.parts.fedprox import FedProx
 from shoal.parts.fjord import FjORD, compute_teacher_loss
 from shoal.parts.heterofl import HeteroFL, find_class_rows
+from shoal.parts.lib.device_seconds import estimate_reply_seconds
 from shoal.parts.lib.submodel_units import (
     compute_unit_strengths,
     count_units_at_width,

@@ -74,6 +74,17 @@ OTHER_VALUES = [
     "fedcm(alpha=0.5)",
     "fedspeed(alpha=0.5, normalised=False, over='round')",
     "fedsmoo(lam=0.5, rho=0.3)",
+    "window(rounds=2)",
+    "window(rounds=2, blocks=1)",
+    "swa(start=1, every=2)",
+    "fedacg(lam=0.5, beta=1.0)",
+    "fedexp(eps=0.0)",
+    "qffl(q=0.5)",
+    "qffl(q=3.0)",
+    "poc(d=1, chances='equal')",
+    "oort(explore=0.0, least=0.0, pace=1)",
+    "normbound(bound=0.01)",
+    "normbound(times=0.5)",
 ]
 EACH: list[Part] = [*(cls() for cls in find_shipped_parts().values()), *TINY]
 TABLE: list[Part] = [*EACH, *(parse_method(text, find_shipped_parts(), PRESETS).parts[0] for text in OTHER_VALUES)]

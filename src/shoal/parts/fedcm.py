@@ -10,7 +10,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local, Round
 from shoal.parts.lib.checks import require, require_no_momentum
-from shoal.parts.lib.norms import compute_norm
+from shoal.parts.lib.tensor_norms import compute_norm
 
 
 @dataclass(frozen=True)

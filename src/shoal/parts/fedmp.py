@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal.core.aggregate import average_replies
 from shoal.core.batch import BatchScore
 from shoal.core.extras import Declaration, Extra
-from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -19,6 +18,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.streams import part_stream_name
 from shoal.core.types import SERVER, Device, Local, Reply, Round
 from shoal.parts.lib.checks import require, require_axes
+from shoal.parts.lib.device_seconds import estimate_reply_seconds
 from shoal.parts.lib.submodel_units import compute_unit_strengths, count_units_left, device_state_key, parse_levels
 
 
@@ -124,16 +124,3 @@ def compute_loss_fall(state: Tree, steps: int) -> Tensor:
     first, second = state["first"] / early, state["second"] / max(steps - early, 1)
     # bounded, since a loss near 0 changes by any factor; one step has no second half
     return ((first - second) / first.abs().clamp(min=1e-12)).clamp(-1, 1) * float(steps > 1)
-
-
-def estimate_reply_seconds(reply: Reply, round: Round) -> float:
-    """How long a device took, by its profile: its slice down, its work, its answer up."""
-    net: Net = round.net
-    sent = net.slicer.take(tree.select_params(reply.anchor, net.names_with_role("shared", "server")), reply.plan)
-    outcome = reply.outcome
-    up = outcome.message.nbytes if outcome.message is not None else 0
-    return (
-        round.fleet.get_profile(reply.device, reply.round)
-        .estimate_times(tree.count_tree_bytes(sent), outcome.macs_work, up)
-        .total
-    )

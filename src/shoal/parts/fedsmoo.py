@@ -23,7 +23,7 @@ from shoal.parts.lib.change_sums import (
     recall_change_sum,
 )
 from shoal.parts.lib.checks import require, require_no_momentum
-from shoal.parts.lib.norms import compute_norm
+from shoal.parts.lib.tensor_norms import compute_norm
 from shoal.parts.lib.reply_means import average_trees
 
 AGREED = 1e-6

@@ -19,7 +19,7 @@ from shoal.parts.lib.change_sums import (
     recall_change_sum,
 )
 from shoal.parts.lib.checks import require, require_no_momentum
-from shoal.parts.lib.norms import compute_norm
+from shoal.parts.lib.tensor_norms import compute_norm
 
 OVERS = ("all", "round")
 

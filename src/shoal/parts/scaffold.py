@@ -14,7 +14,7 @@ from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Local, Round
-from shoal.parts.lib.norms import compute_norm
+from shoal.parts.lib.tensor_norms import compute_norm
 
 
 @dataclass(frozen=True)

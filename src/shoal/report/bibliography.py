@@ -434,6 +434,28 @@ BIBTEX = r"""
 }
 
 @inproceedings{caldarola2022fedasam,
+@article{polyak1992averaging,
+  title     = {Acceleration of Stochastic Approximation by Averaging},
+  author    = {Polyak, Boris T. and Juditsky, Anatoli B.},
+  journal   = {SIAM Journal on Control and Optimization},
+  volume    = {30},
+  number    = {4},
+  pages     = {838--855},
+  year      = {1992},
+  doi       = {10.1137/0330046}
+}
+
+@inproceedings{izmailov2018swa,
+  title     = {Averaging Weights Leads to Wider Optima and Better Generalization},
+  author    = {Izmailov, Pavel and Podoprikhin, Dmitrii and Garipov, Timur and Vetrov, Dmitry and
+               Wilson, Andrew Gordon},
+  booktitle = {Proceedings of the 34th Conference on Uncertainty in Artificial Intelligence},
+  year      = {2018},
+  eprint    = {1803.05407},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{caldarola2022flat,
   title     = {Improving Generalization in Federated Learning by Seeking Flat Minima},
   author    = {Caldarola, Debora and Caputo, Barbara and Ciccone, Marco},
   booktitle = {European Conference on Computer Vision},
@@ -481,6 +503,68 @@ BIBTEX = r"""
   volume    = {202},
   year      = {2023},
   eprint    = {2305.11584},
+@inproceedings{caldarola2023wima,
+  title     = {Window-based Model Averaging Improves Generalization in Heterogeneous Federated Learning},
+  author    = {Caldarola, Debora and Caputo, Barbara and Ciccone, Marco},
+  booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision Workshops},
+  year      = {2023},
+  eprint    = {2310.01366},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{kim2024fedacg,
+  title     = {Communication-Efficient Federated Learning with Accelerated Client Gradient},
+  author    = {Kim, Geeho and Kim, Jinkyu and Han, Bohyung},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year      = {2024},
+  eprint    = {2201.03172},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{jhunjhunwala2023fedexp,
+  title     = {{FedExP}: Speeding Up Federated Averaging via Extrapolation},
+  author    = {Jhunjhunwala, Divyansh and Wang, Shiqiang and Joshi, Gauri},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023},
+  eprint    = {2301.09604},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{li2020qffl,
+  title     = {Fair Resource Allocation in Federated Learning},
+  author    = {Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2020},
+  eprint    = {1905.10497},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{cho2022poc,
+  title     = {Towards Understanding Biased Client Selection in Federated Learning},
+  author    = {Cho, Yae Jee and Wang, Jianyu and Joshi, Gauri},
+  booktitle = {Proceedings of the 25th International Conference on Artificial Intelligence and Statistics},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {151},
+  year      = {2022},
+  eprint    = {2010.01243},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{lai2021oort,
+  title     = {Oort: Efficient Federated Learning via Guided Participant Selection},
+  author    = {Lai, Fan and Zhu, Xiangfeng and Madhyastha, Harsha V. and Chowdhury, Mosharaf},
+  booktitle = {Proceedings of the 15th {USENIX} Symposium on Operating Systems Design and Implementation},
+  year      = {2021},
+  eprint    = {2010.06081},
+  archivePrefix = {arXiv}
+}
+
+@article{sun2019backdoor,
+  title     = {Can You Really Backdoor Federated Learning?},
+  author    = {Sun, Ziteng and Kairouz, Peter and Suresh, Ananda Theertha and McMahan, H. Brendan},
+  journal   = {arXiv preprint arXiv:1911.07963},
+  year      = {2019},
+  eprint    = {1911.07963},
   archivePrefix = {arXiv}
 }
 """
