@@ -23,8 +23,8 @@ from shoal.parts.lib.change_sums import (
     recall_change_sum,
 )
 from shoal.parts.lib.checks import require, require_no_momentum
-from shoal.parts.lib.tensor_norms import compute_norm
 from shoal.parts.lib.reply_means import average_trees
+from shoal.parts.lib.tensor_norms import compute_norm
 
 AGREED = 1e-6
 """A mean of the mu_k below this share of rho is 0: only rounding gives it a direction."""

@@ -434,28 +434,6 @@ BIBTEX = r"""
 }
 
 @inproceedings{caldarola2022fedasam,
-@article{polyak1992averaging,
-  title     = {Acceleration of Stochastic Approximation by Averaging},
-  author    = {Polyak, Boris T. and Juditsky, Anatoli B.},
-  journal   = {SIAM Journal on Control and Optimization},
-  volume    = {30},
-  number    = {4},
-  pages     = {838--855},
-  year      = {1992},
-  doi       = {10.1137/0330046}
-}
-
-@inproceedings{izmailov2018swa,
-  title     = {Averaging Weights Leads to Wider Optima and Better Generalization},
-  author    = {Izmailov, Pavel and Podoprikhin, Dmitrii and Garipov, Timur and Vetrov, Dmitry and
-               Wilson, Andrew Gordon},
-  booktitle = {Proceedings of the 34th Conference on Uncertainty in Artificial Intelligence},
-  year      = {2018},
-  eprint    = {1803.05407},
-  archivePrefix = {arXiv}
-}
-
-@inproceedings{caldarola2022flat,
   title     = {Improving Generalization in Federated Learning by Seeking Flat Minima},
   author    = {Caldarola, Debora and Caputo, Barbara and Ciccone, Marco},
   booktitle = {European Conference on Computer Vision},
@@ -503,6 +481,39 @@ BIBTEX = r"""
   volume    = {202},
   year      = {2023},
   eprint    = {2305.11584},
+  archivePrefix = {arXiv}
+}
+
+@article{polyak1992averaging,
+  title     = {Acceleration of Stochastic Approximation by Averaging},
+  author    = {Polyak, Boris T. and Juditsky, Anatoli B.},
+  journal   = {SIAM Journal on Control and Optimization},
+  volume    = {30},
+  number    = {4},
+  pages     = {838--855},
+  year      = {1992},
+  doi       = {10.1137/0330046}
+}
+
+@inproceedings{izmailov2018swa,
+  title     = {Averaging Weights Leads to Wider Optima and Better Generalization},
+  author    = {Izmailov, Pavel and Podoprikhin, Dmitrii and Garipov, Timur and Vetrov, Dmitry and
+               Wilson, Andrew Gordon},
+  booktitle = {Proceedings of the 34th Conference on Uncertainty in Artificial Intelligence},
+  year      = {2018},
+  eprint    = {1803.05407},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{caldarola2022flat,
+  title     = {Improving Generalization in Federated Learning by Seeking Flat Minima},
+  author    = {Caldarola, Debora and Caputo, Barbara and Ciccone, Marco},
+  booktitle = {European Conference on Computer Vision},
+  year      = {2022},
+  eprint    = {2203.11834},
+  archivePrefix = {arXiv}
+}
+
 @inproceedings{caldarola2023wima,
   title     = {Window-based Model Averaging Improves Generalization in Heterogeneous Federated Learning},
   author    = {Caldarola, Debora and Caputo, Barbara and Ciccone, Marco},
