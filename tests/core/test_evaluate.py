@@ -1,5 +1,6 @@
 """What is told about a model: top-1, top-3, perplexity, per class, per device, and a user's own metric."""
 
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import shoal
 from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy, summarise_device_accuracy
-from shoal.core.metric import COLUMNS, METRICS
+from shoal.core.metric import COLUMNS, METRICS, Metric, is_among_likeliest
 from shoal.core.model.net import Net
 
 TINY: dict[str, Any] = dict(devices=6, sample=3, rounds=2, batch=64)
@@ -44,6 +45,14 @@ def test_top1_and_top3():
     found = judged(LOGITS, [0, 2, 3, 3], "top3")
     assert found["accuracy"] == 0.5 and found["top3"] == 0.75
     assert "top3" not in judged(LOGITS, [0, 2, 3, 3])
+
+
+def test_a_metric_that_says_how_it_judges_needs_nothing_else(monkeypatch):
+    top2 = Metric("top2", "top-2 accuracy", "share", "up", asked="top2", judge=partial(is_among_likeliest, 2))
+    monkeypatch.setitem(METRICS, "top2", top2)
+    found = judged(LOGITS, [0, 2, 3, 2], "top2", "top3")
+    assert (found["accuracy"], found["top2"], found["top3"]) == (0.25, 0.5, 0.75)
+    assert "top2" not in judged(LOGITS, [0, 2, 3, 2], "top3")
 
 
 def test_loss_and_perplexity():

@@ -1,5 +1,6 @@
 """Numbers that parts tell: what counts, what is refused, and what is known of them elsewhere."""
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -193,7 +194,7 @@ def test_words_that_mean_nothing_are_refused(field):
 def test_a_registry_comes_back_from_json():
     registry = list_run_metrics(compose([Counts()]), ["top3", "mine.py:own"])
     assert set(registry) == {*METRICS, "own", *(f"counts.{m.name}" for m in Counts.metrics)}
-    assert decode_metrics(encode_metrics(registry)) == registry
+    assert decode_metrics(json.loads(json.dumps(encode_metrics(registry)))) == registry
     assert registry["counts.size"].title == "counts: size" and registry["own"].drawn
 
 

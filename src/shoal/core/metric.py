@@ -3,9 +3,12 @@
 History, tables, plots, the page, comparisons, loggers, the help of `--metrics` and docs/reference/history.md read it.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from shoal.core.errors import ShoalError
 
@@ -51,11 +54,13 @@ class Metric:
     """What docs/reference/history.md says of it, in Markdown."""
     label: str = ""
     """A few words for buttons and heads of tables; without one, its name."""
+    judge: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
+    """For means over the test set: (logits, targets) -> a number for each target. A note of a registry has none."""
 
     def __post_init__(self):
-        for field, known in CHOICES.items():
-            if getattr(self, field) not in known:
-                problem = f"The metric {self.name} has {field} = {getattr(self, field)!r}, which means nothing."
+        for choice, known in CHOICES.items():
+            if getattr(self, choice) not in known:
+                problem = f"The metric {self.name} has {choice} = {getattr(self, choice)!r}, which means nothing."
                 raise ShoalError("bad-part", problem, f"Known are {', '.join(map(repr, known))}.")
 
     @property
@@ -78,13 +83,20 @@ class Column:
     asked: str = ""
 
 
+def is_among_likeliest(count: int, logits: Tensor, targets: Tensor) -> Tensor:
+    """For each target whether it is one of so many classes with the largest logits."""
+    likeliest = logits.topk(min(count, logits.shape[-1]), -1).indices
+    return (likeliest == targets.unsqueeze(-1)).any(-1)
+
+
 EVALUATED = (
     Metric("accuracy", "test accuracy", "share", "up", drawn=True, compared=True, label="Accuracy",
            about="share of test samples that the judged model gets right; null in rounds that are not evaluated"),
     Metric("loss", "test loss", "", "down", drawn=True, compared=True, label="Loss",
            about="its mean cross-entropy on the test samples; null likewise"),
     Metric("top3", "top-3 accuracy", "share", "up", drawn=True, compared=True, asked="top3", label="Top-3",
-           about="share of samples whose class is among the three likeliest"),
+           about="share of samples whose class is among the three likeliest",
+           judge=partial(is_among_likeliest, 3)),
     Metric("perplexity", "perplexity", "", "down", drawn=True, compared=True, asked="perplexity",
            label="Perplexity", about="e to the loss"),
     Metric("device_mean", "accuracy, mean over devices", "share", "up", drawn=True, asked="devices",
@@ -189,12 +201,17 @@ def find_metric(column: str, metrics: Mapping[str, Metric]) -> Metric | None:
 
 def encode_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """A registry as JSON can hold it."""
-    return {column: asdict(metric) for column, metric in metrics.items()}
+    return {column: list_noted_fields(metric) for column, metric in metrics.items()}
+
+
+def list_noted_fields(metric: Metric) -> dict[str, Any]:
+    """The fields of a metric that a note can hold, by name."""
+    return {name: value for name, value in asdict(metric).items() if name != "judge"}
 
 
 def decode_metrics(note: Any) -> dict[str, Metric]:
     """The registry that `encode_metrics` wrote, over the loop's own; a ValueError says what does not fit."""
-    known, found = asdict(Metric("", "")), dict(METRICS)
+    known, found = list_noted_fields(Metric("", "")), dict(METRICS)
     if not isinstance(note, Mapping):
         raise ValueError("it is not a table of metrics")
     for column, fields in note.items():

@@ -10,9 +10,11 @@ from typing import Any
 
 from shoal.core.errors import unknown_name_error
 from shoal.core.metric import ASKED
+from shoal.engines.registry import ENGINES
 from shoal.runs.recipe_values import bad_value_error, fit_value, format_toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+LISTED_ENGINES = ", ".join(f"{name} ({kind.about})" if kind.about else name for name, kind in ENGINES.items())
 
 
 def recipe_field(
@@ -119,9 +121,8 @@ class Recipe:
     until_macs: float = recipe_field(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
     engine: str = recipe_field(
         "auto",
-        "How devices train: serial, batched (many in one call), pool (many processes), ray (many machines), "
-        "flower (real devices, by shoal server); auto: what is quickest on this one.",
-        among=("auto", "serial", "batched", "pool", "ray", "flower"),
+        f"How devices train: {LISTED_ENGINES}; auto: what is quickest on this one.",
+        among=("auto", *ENGINES),
         page="See [engines](engines.md), [clusters](cluster.md) and [real devices](devices.md).",
     )
     width: int = recipe_field(

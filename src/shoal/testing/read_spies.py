@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from inspect import signature
 from typing import Any
 
-from shoal.core.part import Part
+from shoal.core.part import POINTS, Part
 from shoal.core.types import Reply, Roster, Round
 
-SERVER_POINTS = "init_server select plan send sift weigh combine serve prune observe evaluate".split()
+SERVER_POINTS = tuple(p for p in ("init_server", *POINTS) if "round" in signature(getattr(Part, p)).parameters)
+"""Those that are given a round."""
 REPLY_READS = {"delta": "updates", "report": "extras", "size": "sizes", "outcome": "outcomes"}
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a model on a test set: accuracy, loss, top-3, perplexity, by class and by device."""
+"""Metrics of a model on a test set: accuracy, loss, those that say how they judge, by class and by device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.core.batch import Samples
 from shoal.core.local.step import compute_sample_losses
+from shoal.core.metric import METRICS
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 
@@ -63,8 +64,10 @@ class Evaluator:
 
         Metrics in `custom` are updated with logits and targets on the CPU.
         """
-        sums = torch.zeros(2 * self.classes + 2, dtype=torch.float64, device=net.place)
-        right, total, loss, top3 = sums.split((self.classes, self.classes, 1, 1))
+        judges = {m.name: m.judge for m in METRICS.values() if m.judge and m.asked in self.metrics}
+        sizes = (self.classes, self.classes, 1, len(judges))
+        sums = torch.zeros(sum(sizes), dtype=torch.float64, device=net.place)
+        right, total, loss, judged = sums.split(sizes)
         for rows in self.samples.index.split(self.chunk or choose_chunk_size(self.samples, net)):
             batch = self.samples.take_batch(rows)
             logits, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
@@ -72,17 +75,16 @@ class Evaluator:
             total.index_add_(0, targets.flatten(), torch.ones_like(hit, dtype=sums.dtype).flatten())
             right.index_add_(0, targets.flatten(), hit.to(sums.dtype).flatten())
             loss += compute_sample_losses(logits, targets).double().sum()
-            if "top3" in self.metrics:
-                best = logits.topk(min(3, logits.shape[-1]), -1).indices
-                top3 += (best == targets.unsqueeze(-1)).any(-1).sum()
+            for place, judge in enumerate(judges.values()):
+                judged[place] += judge(logits, targets).sum(dtype=sums.dtype)
             shown = (logits.cpu(), targets.cpu()) if custom else ()
             for metric in custom:
                 metric.update(*shown)
-        right, total, loss, top3 = sums.cpu().split((self.classes, self.classes, 1, 1))  # the only wait for a GPU
+        right, total, loss, judged = sums.cpu().split(sizes)  # the only wait for a GPU
         positions, samples = max(float(total.sum()), 1.0), max(len(self.samples), 1)
         metrics = {"accuracy": float(right.sum()) / positions, "loss": float(loss) / samples}
         metrics |= {"right": right, "total": total}
-        return metrics | ({"top3": float(top3) / positions} if "top3" in self.metrics else {})
+        return metrics | {name: value / positions for name, value in zip(judges, judged.tolist())}
 
 
 def choose_chunk_size(samples: Samples, net: Net) -> int:
