@@ -32,6 +32,8 @@ class FedDA(Part):
     cite: ClassVar = ("jin2022fedda",)
     reads: ClassVar = frozenset({"extras"})
     neutral: ClassVar = Neutral({"beta": 0.0})
+    assumes_sgd: ClassVar = True
+    assumes_constant_lr: ClassVar = True
 
     beta: float = 0.9
     walk: str = "gradient"
