@@ -42,8 +42,10 @@ from shoal.storage.python_file import load_named_object
 log = logging.getLogger("shoal")
 MAX_REQUEST_BYTES = 1 << 31
 """The most bytes that a request may have."""
-SETUP_KEYS = ("method", "model", "seed", *OPTIMISER_KEYS, "augment", "precision")
+SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
+LATER_SETUP_KEYS = tuple(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS)
+"""Those that servers of the first version do not send; they trained with their defaults."""
 REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread"}
 
 
@@ -148,6 +150,7 @@ class DeviceClient:
 def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:
     """The training setup of a run on a device; names that stand for Python files are refused."""
     settings = {key: run_description[key] for key in SETUP_KEYS}
+    settings |= {key: run_description[key] for key in LATER_SETUP_KEYS if key in run_description}
     if any(".py" in str(settings[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().with_values(**settings)
@@ -173,7 +176,7 @@ def build_run_description(
 ) -> dict:
     """What the server sends every device of a run: values of the recipe, and shape, classes and moments of the data."""
     mean, std = moments or (None, None)
-    settings = {key: getattr(recipe, key) for key in SETUP_KEYS}
+    settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
     settings |= {"threads": recipe.threads}
     return settings | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
 
