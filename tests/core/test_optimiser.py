@@ -32,6 +32,7 @@ from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
+from shoal.testing.laws import check_part
 from shoal.testing.toy import toy
 from tests.one_weight import one_weight
 
@@ -329,6 +330,11 @@ def test_a_part_may_keep_the_state_of_the_optimiser():
     assert kept == pytest.approx([0.1, 0.1 + 0.14])
     fresh, _, _ = one_weight([], [[1]], rounds=2, optimiser=Optimiser(0.5))
     assert fresh == pytest.approx([0.1, 0.1 + 0.09])
+
+
+def test_a_part_that_keeps_it_keeps_the_laws():
+    """Engines agree on what devices remember, with momentum, and a stopped run goes on with it."""
+    check_part(Remembers(), whole=False)
 
 
 def test_the_kept_state_counts_the_steps_of_adam():
