@@ -15,6 +15,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.session import Session, play_round
+from shoal.core.types import Optimiser
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
 from shoal.plugins.smoke_run import SmokeSetup, build_tiny_run, make_tiny_setup, smoke_test_part
@@ -212,3 +213,14 @@ class Shadow(Part):
 
 def test_a_field_with_the_name_of_a_point_is_refused():
     assert "field gradient" in refused(Shadow())
+
+
+@pytest.mark.parametrize("engine", [SerialEngine(), BatchedEngine(2)])
+def test_micro_batches_draw_dropout_of_their_own_and_the_same_ones_again(engine):
+    setting, ends = make_dropout_setup(), []
+    for parts in ([], [SameTwice()]):
+        loop, net = build_tiny_run(Method(tuple(parts)), (4, 4), engine=engine, setting=setting)
+        loop.host.setup = replace(loop.host.setup, optimiser=Optimiser(micro_batch=1))
+        ends.append(play_rounds(loop, loop.start(net), 0, 2)[0].params)
+    for name, value in ends[0].items():
+        assert torch.allclose(value, ends[1][name], atol=1e-12)

@@ -65,10 +65,10 @@ def test_fednova_counts_steps_out():
 
 
 def test_fednova_effective_steps_with_momentum():
-    assert compute_effective_steps(1, 0.5) == pytest.approx(1.0)
+    assert compute_effective_steps(1, Optimiser(0.5)) == pytest.approx(1.0)
     # a constant gradient enters with 1 and then with 1.5
-    assert compute_effective_steps(2, 0.5) == pytest.approx(2.5)
-    assert compute_effective_steps(7, 0.0) == 7
+    assert compute_effective_steps(2, Optimiser(0.5)) == pytest.approx(2.5)
+    assert compute_effective_steps(7, Optimiser()) == 7
 
 
 def test_scaffold_takes_out_the_drift():

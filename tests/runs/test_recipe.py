@@ -55,6 +55,8 @@ def values(field) -> st.SearchStrategy:
             return st.lists(texts.filter(bool), max_size=3).map(tuple)
     if field.name in ("epochs", "steps"):
         return amounts | st.just("0.5") if field.name == "epochs" else amounts
+    if field.name.endswith("lr_schedule"):
+        return st.sampled_from(["", "cosine:100", "linear:20:0.1", "step:30:0.5"])
     return texts
 
 
@@ -367,6 +369,12 @@ OTHER |= {
     "failures": 0.5,
     "metrics": ("top3",),
     "validation": 0.5,
+    "optimiser": "adamw",
+    "lr_schedule": "cosine:9",
+    "local_lr_schedule": "cosine",
+    "beta1": 0.5,
+    "beta2": 0.5,
+    "eps": 0.5,
 }
 STEERING = [f for f in fields(Recipe) if f.name not in WHERE_AND_HOW_LONG and len(f.metadata["among"]) != 1]
 

@@ -58,6 +58,16 @@ def test_the_history_is_that_of_a_simulation(method, tmp_path):
     assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
 
 
+def test_devices_train_with_the_optimiser_of_the_recipe(tmp_path):
+    more = {"optimiser": "adamw", "weight_decay": 0.1, "lr": 0.01, "beta2": 0.9, "accumulate": 3}
+    more |= {"local_lr_schedule": "cosine", "local_lr_warmup": 2, "lr_schedule": "step:1:0.5"}
+    simulated = shoal.run("fedavg", engine="serial", **BASE | more)
+    recipe = make_recipe("fedavg", tmp_path / "run", **more)
+    real = play_with_devices(recipe, InProcessTransport(make_clients(tmp_path, **more)))
+    assert history_rows(real) == history_rows(simulated)
+    assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
 def test_a_server_that_stopped_goes_on_with_what_devices_remember(tmp_path):
     """Also when devices have trained a round that the server does not know of."""
     whole = play_with_devices(

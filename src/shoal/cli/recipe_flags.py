@@ -13,7 +13,9 @@ from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 PANELS = {
     "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
-    "Local training": "epochs steps batch lr lr_decay momentum weight_decay clip normalise augment init",
+    "Local training": "epochs steps batch accumulate normalise augment init",
+    "Optimiser": "optimiser lr lr_decay lr_schedule lr_warmup local_lr_schedule local_lr_warmup momentum nesterov "
+    "beta1 beta2 eps weight_decay clip",
     "When to look": "eval_every metrics validation headline target",
     "When to stop": "until_accuracy until_seconds until_bytes until_macs",
     "Where it runs": "engine width threads address compute precision deterministic fleet failures deadline over_select",

@@ -27,7 +27,8 @@ from shoal.runs.store import RunFolder, refuse_nonempty_folder
 from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
-NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "lr_schedule": "", "lr_warmup": 0, "momentum": 0.0, "beta1": 0.9, "beta2": 0.9}
+NUMBERS |= {"eps": 0.0, "weight_decay": 0.0, "clip": 0.0}
 """Recipe keys in which runs may differ and still train in the same calls."""
 MAX_OPEN_RUNS = 32
 """Runs that are open at the same time."""

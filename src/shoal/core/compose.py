@@ -68,6 +68,11 @@ class Method:
         """What replies carry: "delta" (to the anchor), or "values" where a part needs them."""
         return "values" if any(p.carries == "values" for p in self.parts) else "delta"
 
+    @cached_property
+    def keeps_slots(self) -> bool:
+        """Whether the optimiser's state goes on from round to round."""
+        return any(p.keeps_slots for p in self.parts)
+
     # the points ---------------------------------------------------------------------------------------------------
     def model(self, net: Net) -> Net:
         for part in self.parts_at("model"):

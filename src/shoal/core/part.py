@@ -69,6 +69,14 @@ class Part:
     """Names that its fields once had -> those of now; expressions may use both."""
     neutral: ClassVar[Neutral | None] = None
     """The setting at which a run equals FedAvg; None when there is none."""
+    assumes_sgd: ClassVar[bool] = False
+    """Whether it takes the way of a device for lr times its gradients, which is wrong with Adam and its like."""
+    assumes_constant_lr: ClassVar[bool] = False
+    """Whether it is wrong where the learning rate changes over the local steps of a round."""
+    mixes_batch: ClassVar[bool] = False
+    """Whether its loss of a batch, or what it puts into `aux`, is not a mean over samples."""
+    keeps_slots: ClassVar[bool] = False
+    """Whether devices remember the optimiser's state (momentum, moments) from round to round."""
     cite: ClassVar[tuple[str, ...]] = ()
     """The papers it comes from, by their BibTeX keys in `report/bibliography.py`; empty when it comes from none."""
     metrics: ClassVar[tuple[Metric, ...]] = ()

@@ -27,11 +27,12 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
+from shoal.core.optimiser import Optimiser
 from shoal.core.server_state import EnrolmentRegister, MissingEnrolment, ServerState
 from shoal.core.server_update import ServerUpdate, update_with_usable
 from shoal.core.streams import RandomStreams
 from shoal.core.telling import TOLD, Telling
-from shoal.core.types import SERVER, Job, Optimiser, Outcome, Roster, Round, Work
+from shoal.core.types import SERVER, Job, Outcome, Roster, Round, Work
 from shoal.core.wire import REQUEST
 
 log = logging.getLogger("shoal")

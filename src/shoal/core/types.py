@@ -13,6 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.fleet_protocol import Fleet
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params, Tree
+from shoal.core.optimiser import Optimiser
 from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.telling import Telling, make_told_key
 
@@ -34,10 +35,10 @@ def raise_outside_step(params: Params) -> Tensor:
 class Local(NamedTuple):
     """What a part may read inside one local step; tensors only, so that steps of many devices can be batched.
 
-    `anchor` is what was received, `got` what the part's own `send` put beside it, `numbers` hold lr, step, steps,
-    epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last `step` left;
-    `net` runs the model with any parameters. At `step`, `loss_at(params)` is the local objective of all parts on the
-    batch of this step, at any parameters.
+    `anchor` is what was received, `got` what the part's own `send` put beside it, `numbers` hold lr (of this step),
+    step, steps, epoch and size, `draws` what the part's `draw` drew for this step, `state` what its `begin` or last
+    `step` left; `net` runs the model with any parameters. At `step`, `loss_at(params)` is the local objective of all
+    parts on the batch of this step, at any parameters.
     """
 
     net: "Net"
@@ -81,6 +82,11 @@ class Device:
     def generator(self, purpose: str = "") -> torch.Generator:
         """A generator at the start of the part's stream for this device and round; each purpose has its own stream."""
         return self.streams.make_torch_generator(part_stream_name(self.part, purpose), self.round, self.id)
+
+    @property
+    def lr_sum(self) -> Tensor:
+        """The learning rates of all local steps of the round, added up; `numbers` hold the one before its schedule."""
+        return self.numbers["lr_sum"] if "lr_sum" in self.numbers else self.numbers["lr"] * self.numbers["steps"]
 
     def has_request(self, request: str) -> bool:
         """Whether the part's `send` made this request in this round."""
@@ -150,16 +156,6 @@ class Reply:
     """The round in which it was sent."""
     count: int = 1
     """For how many devices it stands."""
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """The local optimiser of the recipe: SGD, whose momentum starts at 0 in every round."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    """The largest 2-norm of the gradient of all parameters together; 0 for no bound."""
 
 
 class Roster(Protocol):

@@ -64,6 +64,7 @@ class FedACD(Part):
     reads: ClassVar = frozenset({"extras"})
     sets: ClassVar = frozenset({"weigh"})
     replaces_loss: ClassVar = True
+    mixes_batch: ClassVar = True
 
     lam: float = 1.0
     cadence: str = "epoch"

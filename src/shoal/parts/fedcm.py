@@ -47,7 +47,8 @@ class FedCM(Part):
         return update | mixed, state
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
-        steps = sum(w * r.outcome.steps for w, r in zip(round.weights.tolist(), round.replies, strict=True))
+        sum_factors, weights = round.optimiser.schedule.sum_factors, round.weights.tolist()
+        steps = sum(w * sum_factors(r.outcome.steps) for w, r in zip(weights, round.replies, strict=True))
         span, m = round.work.lr * steps, state["m"]
         if span > 0:
             m = {k: (round.anchor[k] - params[k]) / span for k in m}

@@ -33,6 +33,8 @@ class FedDA(Part):
     corrects_steps: ClassVar = True
     reads: ClassVar = frozenset({"extras"})
     neutral: ClassVar = Neutral({"beta": 0.0})
+    assumes_sgd: ClassVar = True
+    assumes_constant_lr: ClassVar = True
 
     beta: float = 0.9
     walk: str = "gradient"

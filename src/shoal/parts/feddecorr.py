@@ -25,6 +25,7 @@ class FedDecorr(Part):
 
     cite: ClassVar = ("shi2023feddecorr",)
     neutral: ClassVar = Neutral({"beta": 0.0})
+    mixes_batch: ClassVar = True
 
     beta: float = 0.1
 

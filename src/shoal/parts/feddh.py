@@ -106,6 +106,9 @@ class FedDH(Part):
         if round.server is None and (self.gradient_from == "server_data" or self.labels != "told"):
             problem = f"{self} needs samples on the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some: --server-data per-class:10.")
+        if self.gradient == "pseudo" and round.optimiser.is_adaptive:
+            problem = f"feddh reads the gradient off steps of SGD, and the optimiser is {round.optimiser.kind}."
+            raise ShoalError("clash", problem, "Use the optimiser sgd, or feddh(gradient='client_grad').")
         known = collect_label_counts({}, round) if self.labels == "told" else {}
         return {"labels": known, "control": {}, "late": []}
 
@@ -193,7 +196,8 @@ class FedDH(Part):
             return compute_loss_gradient(round.net, params, round.server)
         if self.gradient_from == "client_grad":
             return average_trees([r.report[self.name()]["gradient"] for r in round.replies], round)
-        steps = sum(w * r.outcome.steps for w, r in zip(round.weights.tolist(), round.replies))
+        sum_factors = round.optimiser.schedule.sum_factors
+        steps = sum(w * sum_factors(r.outcome.steps) for w, r in zip(round.weights.tolist(), round.replies))
         size = max(round.work.lr * steps, 1e-12)
         return {k: -change / size for k, change in compute_mean_delta(round).items()}
 

@@ -56,10 +56,12 @@ class FedKT(Part):
         net, rule = round.net, StepRule(round.net, Method(), round.optimiser)
         generator = torch.Generator().manual_seed(int(round.generator().integers(2**62)))
         work = replace(round.work, epochs=float(self.epochs), steps=0)
-        lr = torch.tensor(work.lr, dtype=net.dtype, device=net.place)
-        state, context = rule.init_state(params, {}), StepContext(params, {}, {"lr": lr}, {}, {})
+        schedule = make_schedule(samples.index, work, generator, net.mixes_batch)
+        lr, steps = torch.tensor([work.lr, len(schedule)], dtype=net.dtype, device=net.place).unbind()
+        state = rule.init_state(params, {})
         with override_layers(net.has_dropout, False, lambda shape: torch.rand(shape, generator=generator), None):
-            for rows in make_schedule(samples.index, work, generator, net.mixes_batch):
+            for step, rows in enumerate(schedule):
+                context = StepContext(params, {}, {"lr": lr, "step": torch.full_like(lr, step), "steps": steps}, {}, {})
                 state, _ = advance(rule, state, samples.take_batch(rows), context, compute_autograd_gradient)
         return tree.select_params(state.params, net.shared_trainable) | tree.select_params(
             state.buffers, net.names_with_role("shared")

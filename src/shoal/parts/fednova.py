@@ -12,6 +12,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
+from shoal.core.optimiser import Optimiser
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Reply, Round
 
@@ -26,6 +27,7 @@ class FedNova(Part):
     cite: ClassVar = ("wang2020fednova",)
     reads: ClassVar = frozenset({"extras", "updates"})
     neutral: ClassVar = Neutral({}, equal_devices=True)
+    assumes_sgd: ClassVar = True
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
         return {"steps": device.numbers["steps"].to(torch.int32)}
@@ -34,9 +36,7 @@ class FedNova(Part):
         return {"steps": Extra(kind="int", low=1, about="how many local steps it made")}
 
     def combine(self, replies: Sequence[Reply], state: Tree, round: Round) -> tuple[Params, Tree]:
-        effective = [
-            compute_effective_steps(int(r.report[self.name()]["steps"]), round.optimiser.momentum) for r in replies
-        ]
+        effective = [compute_effective_steps(int(r.report[self.name()]["steps"]), round.optimiser) for r in replies]
         mean = sum(p * a for p, a in zip(round.weights.tolist(), effective, strict=True))
         scaled = [
             replace(
@@ -47,7 +47,13 @@ class FedNova(Part):
         return average_replies(replace(round, replies=scaled)), state
 
 
-def compute_effective_steps(steps: int, momentum: float) -> float:
-    """The weight that local SGD with momentum gives to a constant gradient over its steps."""
-    rho = momentum
-    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+def compute_effective_steps(steps: int, optimiser: Optimiser) -> float:
+    """The weight that local SGD gives to a constant gradient over its steps, in steps of the round's lr."""
+    rho, schedule = optimiser.momentum, optimiser.schedule
+    if not schedule and not optimiser.nesterov:
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    velocity = weight = 0.0
+    for factor in schedule.list_factors(steps):
+        velocity = rho * velocity + 1
+        weight += factor * (1 + rho * velocity if optimiser.nesterov else velocity)
+    return weight

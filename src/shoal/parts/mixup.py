@@ -26,6 +26,7 @@ class Mixup(Part):
 
     cite: ClassVar = ("zhang2018mixup",)
     neutral: ClassVar = Neutral({"alpha": 0.0})
+    mixes_batch: ClassVar = True
 
     alpha: float = 1.0
 

@@ -38,6 +38,7 @@ class Scaffold(Part):
     )
     reads: ClassVar = frozenset({"extras", "sizes"})
     neutral: ClassVar = Neutral({}, rounds=1)
+    assumes_sgd: ClassVar = True
 
     def init_server(self, round: Round) -> Tree:
         beta = round.optimiser.momentum
@@ -77,6 +78,6 @@ class Scaffold(Part):
 
 
 def compute_control_variate(params: Params, state: Tree, device: Device) -> Params:
-    """c_k - c + (anchor - w_k) / (lr * steps)."""
-    c, span = device.got["c"], device.numbers["lr"] * device.numbers["steps"]
+    """c_k - c + (anchor - w_k) / (lr * steps), or over the sum of lr where it changes from step to step."""
+    c, span = device.got["c"], device.lr_sum
     return {k: c_k - c[k] + (device.anchor[k] - params[k]) / span for k, c_k in state["c_k"].items()}

@@ -20,6 +20,7 @@ from shoal.core.model import tree
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Axis, Block, Cut
+from shoal.core.optimiser import Optimiser
 from shoal.core.part import Part
 from shoal.core.return_checks import broken_rule_error
 from shoal.core.round import Loop
@@ -27,7 +28,7 @@ from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.session import Session, play_round
 from shoal.core.streams import RandomStreams
 from shoal.core.task import Engine, Task
-from shoal.core.types import SERVER, Optimiser, Work
+from shoal.core.types import SERVER, Work
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.batched.step import build_step
@@ -102,8 +103,13 @@ def build_tiny_run(
     memory: Path | None = None,
     engine: Engine | None = None,
     setting: SmokeSetup | None = None,
+    optimiser: Optimiser | None = None,
 ) -> tuple[Loop[LocalDevices], Net]:
-    """The loop and the net of a run in miniature: a few devices and a server with a few samples each."""
+    """The loop and the net of a run in miniature: a few devices and a server with a few samples each.
+
+    `optimiser` is plain SGD with `momentum` unless it is given.
+    """
+    optimiser = optimiser or Optimiser(momentum)
     total = sum(sizes) + SHARED
     setting = setting or make_tiny_setup(total)
     streams, net = RandomStreams(0), method.model(setting.copy_net())
@@ -113,7 +119,7 @@ def build_tiny_run(
         index = torch.arange(ends[-1], total) if device == SERVER else torch.arange(ends[device], ends[device + 1])
         return Samples(setting.inputs, setting.targets, index)
 
-    training_setup = TrainingSetup(method, net, streams, Optimiser(momentum), get_samples, kind=setting.kind)
+    training_setup = TrainingSetup(method, net, streams, optimiser, get_samples, kind=setting.kind)
     loop = Loop(
         method,
         LocalDevices(training_setup, DeviceMemory(memory, place=net.place), engine or SerialEngine()),
@@ -124,7 +130,7 @@ def build_tiny_run(
         lambda round, device: Work(1.0, 0, 2, setting.lr),
         Evaluator(get_samples(SERVER), net.classes),
         lambda row: True,
-        Optimiser(momentum),
+        optimiser,
         server=get_samples(SERVER),
     )
     return loop, net

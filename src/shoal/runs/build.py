@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.ledger import Deadlines
 from shoal.core.local.device import TrainingSetup
+from shoal.core.local.optimiser_checks import refuse_accumulation, refuse_optimiser_clashes
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.measures.local_models import LocalModelEvaluator
 from shoal.core.metric import ASKED, Metric, list_run_metrics
@@ -21,7 +21,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Optimiser, Work
+from shoal.core.types import SERVER, Work
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import Dataset
 from shoal.data.noniid_degree import count_labels_by_device, summarise_population
@@ -39,6 +39,7 @@ from shoal.plugins.smoke_run import make_smoke_setup
 from shoal.runs.headline import check_headline
 from shoal.runs.recipe import Recipe, parse_amount
 from shoal.runs.recipe_data import convert_dataset, load_recipe_dataset, split_dataset
+from shoal.runs.recipe_optimiser import make_optimiser, make_round_lr
 from shoal.storage.files import read_tensors
 from shoal.storage.memory import DeviceMemory
 
@@ -83,6 +84,8 @@ def assemble_run(
     """
     method = load_method(recipe.method, recipe.parts)
     check_headline(recipe, list_run_metrics(method, recipe.metrics))
+    optimiser = make_optimiser(recipe)
+    refuse_optimiser_clashes(method, optimiser)
     streams = RandomStreams(recipe.seed)
     place = parse_compute_device(recipe.compute)
     if recipe.deterministic and place.type == "cuda":
@@ -100,6 +103,7 @@ def assemble_run(
     net = replace(build_first_net(recipe, dataset, streams, dtype, place), half=half)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
+    refuse_accumulation(net, optimiser)
 
     def get_samples(device: int) -> Samples:
         index = server_index if device == SERVER else population[device]
@@ -111,7 +115,6 @@ def assemble_run(
             raise ShoalError("bad-value", "batch is 1, and batch norm needs several samples.", "Give 2 or more.")
         sizes = np.where(sizes < 2, 0, sizes)
     server_samples = get_samples(SERVER) if len(server_index) else None
-    optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
     setup = TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment), kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
     evaluator = build_evaluator(recipe, dataset, labels, population, dtype)
@@ -213,6 +216,7 @@ def build_evaluator(
 def make_work_schedule(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Work]:
     """The function that gives the work of a device in a round; unequal amounts are drawn from the stream `work`."""
     epochs, steps = parse_amount("epochs", recipe.epochs), parse_amount("steps", recipe.steps)
+    compute_round_lr = make_round_lr(recipe)
 
     def draw_amount(ends: tuple[float, float], round: int, device: int) -> float:
         low, high = ends
@@ -223,10 +227,7 @@ def make_work_schedule(recipe: Recipe, streams: RandomStreams) -> Callable[[int,
         return float(generator.integers(int(low), int(high) + 1) if whole else generator.uniform(low, high))
 
     def make_work(round: int, device: int) -> Work:
-        try:
-            lr = recipe.lr * recipe.lr_decay**round
-        except OverflowError:
-            lr = inf
+        lr = compute_round_lr(round)
         if steps:
             return Work(0.0, max(1, int(draw_amount(steps, round, device))), recipe.batch, lr)
         return Work(draw_amount(epochs or (1.0, 1.0), round, device), 0, recipe.batch, lr)

@@ -10,7 +10,9 @@ from typing import Any
 
 from shoal.core.errors import unknown_name_error
 from shoal.core.metric import ASKED
+from shoal.core.optimiser import OPTIMISER_KINDS
 from shoal.engines.registry import ENGINES
+from shoal.runs.recipe_optimiser import SCHEDULE_FORMS, parse_lr_schedule
 from shoal.runs.recipe_values import bad_value_error, fit_value, format_toml
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -73,11 +75,62 @@ class Recipe:
     lr_decay: float = recipe_field(
         1.0, "Factor on the learning rate per round.", 0, 10, page="`lr * lr_decay ** round`, rounds from 0."
     )
-    momentum: float = recipe_field(0.0, "Local momentum, reset every round.", 0, 0.9999)
-    weight_decay: float = recipe_field(
-        0.0, "Weight decay.", 0, page="Added to the gradient after clipping, as in torch."
+    lr_schedule: str = recipe_field(
+        "",
+        "Learning rate over rounds: linear:100, cosine:100 (both to 0, or cosine:100:0.1 to a tenth), step:30:0.1.",
+        page="The number is in rounds; see [optimisers](optimisers.md#learning-rates).",
+        later=True,
     )
-    clip: float = recipe_field(0.0, "Largest norm of a gradient; 0 for no bound.", 0)
+    lr_warmup: int = recipe_field(
+        0,
+        "Rounds in which the learning rate rises to lr.",
+        0,
+        10**9,
+        page="In round r it is (r + 1) / N of it.",
+        later=True,
+    )
+    local_lr_schedule: str = recipe_field(
+        "",
+        "Learning rate over the local steps of a round: linear, cosine (to 0 at the last), cosine:50:0.1, step:30:0.1.",
+        page="As `lr_schedule`, in steps; without a number, over all steps that a device makes in the round.",
+        later=True,
+    )
+    local_lr_warmup: int = recipe_field(
+        0, "Local steps in which the learning rate rises, in every round.", 0, 10**9, later=True
+    )
+    optimiser: str = recipe_field(
+        "sgd",
+        "Local optimiser: sgd, adam, adamw.",
+        among=OPTIMISER_KINDS,
+        page="Its state begins anew in every round; see [optimisers](optimisers.md).",
+        later=True,
+    )
+    momentum: float = recipe_field(0.0, "Local momentum of sgd, reset every round.", 0, 0.9999)
+    nesterov: bool = recipe_field(False, "Nesterov's form of the momentum.", later=True)
+    beta1: float = recipe_field(
+        0.9, "Momentum of adam and adamw: share of the old mean gradient.", 0, 0.9999, later=True
+    )
+    beta2: float = recipe_field(
+        0.999, "Share of the old mean squared gradient in adam and adamw.", 0, 0.999999, later=True
+    )
+    eps: float = recipe_field(1e-8, "What adam and adamw add to the root that they divide by.", 0, 1, later=True)
+    weight_decay: float = recipe_field(
+        0.0,
+        "Weight decay.",
+        0,
+        page="Added to the gradient after clipping, as in torch; `adamw` takes it off the weights themselves.",
+    )
+    clip: float = recipe_field(
+        0.0, "Largest norm of a gradient; 0 for no bound.", 0, page="Shared and personal tensors have a norm each."
+    )
+    accumulate: int = recipe_field(
+        1,
+        "Micro-batches of a batch, whose gradients are added up: less memory.",
+        1,
+        10**9,
+        page="A step still goes along the gradient of the whole batch; not with batch norm.",
+        later=True,
+    )
     normalise: bool = recipe_field(
         False, "Bring every input channel to mean 0 and deviation 1.", page="Taken over the training samples."
     )
@@ -178,6 +231,8 @@ class Recipe:
                 raise bad_value_error(f.name, getattr(self, f.name), "text that can be written to a file")
         for name in ("epochs", "steps"):
             parse_amount(name, getattr(self, name))
+        for name in SCHEDULE_FORMS:
+            parse_lr_schedule(name, getattr(self, name))
         if self.sample > self.devices:
             raise bad_value_error("sample", self.sample, f"at most devices, which is {self.devices}")
 

@@ -22,7 +22,7 @@ from shoal.core.local.device import TrainingSetup
 from shoal.core.model.net import Net
 from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
-from shoal.core.types import SERVER, Optimiser
+from shoal.core.types import SERVER
 from shoal.data.augment import parse_augment
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes
@@ -34,6 +34,7 @@ from shoal.plugins.load import load_method
 from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, reply_to_bytes
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_optimiser import OPTIMISER_KEYS, make_optimiser
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import DeviceMemory, MemoryVersion
 from shoal.storage.python_file import load_named_object
@@ -43,6 +44,8 @@ MAX_REQUEST_BYTES = 1 << 31
 """The most bytes that a request may have."""
 SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
+LATER_SETUP_KEYS = tuple(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS)
+"""Those that servers of the first version do not send; they trained with their defaults."""
 REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread"}
 
 
@@ -147,6 +150,7 @@ class DeviceClient:
 def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:
     """The training setup of a run on a device; names that stand for Python files are refused."""
     settings = {key: run_description[key] for key in SETUP_KEYS}
+    settings |= {key: run_description[key] for key in LATER_SETUP_KEYS if key in run_description}
     if any(".py" in str(settings[key]) for key in ("method", "model")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().with_values(**settings)
@@ -159,8 +163,7 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
     no_samples = Samples(samples.inputs, samples.targets, torch.arange(0))
     get_samples: Callable[[int], Samples] = lambda device: no_samples if device == SERVER else samples  # noqa: E731
-    optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
-    return TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment))
+    return TrainingSetup(method, net, streams, make_optimiser(recipe), get_samples, parse_augment(recipe.augment))
 
 
 def read_thread_count(run_description: dict[str, Any]) -> int:
@@ -173,7 +176,7 @@ def build_run_description(
 ) -> dict:
     """What the server sends every device of a run: values of the recipe, and shape, classes and moments of the data."""
     mean, std = moments or (None, None)
-    settings = {key: getattr(recipe, key) for key in SETUP_KEYS}
+    settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
     settings |= {"threads": recipe.threads}
     return settings | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
 

@@ -15,6 +15,7 @@ from shoal.core.local.device import LocalTraining
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params, Tree
+from shoal.core.optimiser import Optimiser
 from shoal.core.part import Part
 from shoal.core.server_state import EnrolmentRegister, ServerState
 from shoal.core.session import Session, play_round
@@ -34,6 +35,7 @@ def toy(
     lr: float = 0.1,
     momentum: float = 0.0,
     engine: Engine | None = None,
+    optimiser: Optimiser | None = None,
 ) -> "Toy":
     """A run in miniature: devices with `sizes` samples each, batches of 2, and a server with 4 samples.
 
@@ -44,7 +46,7 @@ def toy(
     if net is not None and inputs is not None and targets is not None:
         setting = SmokeSetup(net, inputs, targets)
     loop, own_net = build_tiny_run(
-        make_method(method), tuple(sizes), momentum, engine=engine, setting=replace(setting, lr=lr)
+        make_method(method), tuple(sizes), momentum, None, engine, replace(setting, lr=lr), optimiser
     )
     return Toy(Session(loop, own_net, loop.start(own_net)))
 

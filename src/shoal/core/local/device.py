@@ -18,13 +18,16 @@ from shoal.core.model.flops import FlopCache, make_mask_key
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
+from shoal.core.optimiser import Optimiser
 from shoal.core.streams import RandomStreams
 from shoal.core.telling import TOLD
-from shoal.core.types import SERVER, Device, Job, Optimiser
+from shoal.core.types import SERVER, Device, Job
 from shoal.core.wire import CodecLink
 
 PERSONAL_KEY = ".personal"
 """The key of personal tensors in a device's memory; the dot keeps it apart from names of parts."""
+SLOTS_KEY = ".optimiser"
+"""The key of the optimiser's state in a device's memory, where a part keeps it."""
 
 
 class Augmenter(Protocol):
@@ -145,6 +148,8 @@ def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) ->
     )
     for key, value in (("steps", len(rows)), ("size", len(device.samples))):
         numbers[key] = make_scalar(value, net.dtype)
+    if setup.optimiser.schedule:
+        numbers["lr_sum"] = make_scalar(job.work.lr * setup.optimiser.schedule.sum_factors(len(rows)), net.dtype)
 
     params, states, memory = anchor, {}, dict(memory)
     for part in method.parts:
@@ -161,7 +166,8 @@ def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) ->
     context = StepContext(
         anchor, {part: drop_requests(got[part]) for part in method.stepping_parts if part in got}, numbers, {}, mask
     )
-    return LocalTraining(job, device, memory, setup.rule.init_state(params, states), context, rows, got, macs)
+    slots = memory.get(SLOTS_KEY) if method.keeps_slots else None
+    return LocalTraining(job, device, memory, setup.rule.init_state(params, states, slots), context, rows, got, macs)
 
 
 def receive_model(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:

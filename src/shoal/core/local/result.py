@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from shoal.core import wire
-from shoal.core.local.device import PERSONAL_KEY, LocalTraining, TrainingSetup, drop_requests, make_device_link
+from shoal.core.local.device import (
+    PERSONAL_KEY,
+    SLOTS_KEY,
+    LocalTraining,
+    TrainingSetup,
+    drop_requests,
+    make_device_link,
+)
 from shoal.core.local.step import LocalState
 from shoal.core.metric import list_part_metrics
 from shoal.core.model import tree
@@ -57,6 +64,8 @@ def end_training(setup: TrainingSetup, training: LocalTraining, local_state: Loc
     personal = net.names_with_role("personal")
     if personal:
         memory[PERSONAL_KEY] = {k: params[k] for k in personal}
+    if method.keeps_slots:
+        memory[SLOTS_KEY] = local_state.slots
 
     shared = net.names_with_role("shared")
     body = (

@@ -1,4 +1,4 @@
-"""One local step as a pure function: gradient, clipping, weight decay, steps of parts, momentum, masks.
+"""One local step as a pure function: gradient, clipping, weight decay, steps of parts, optimiser, masks.
 
 Nothing here mutates, draws random numbers or branches on data, so that engines can batch, trace and compile it.
 """
@@ -14,22 +14,24 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
 from shoal.core.compose import Method
+from shoal.core.local.accumulate import accumulate_gradients
 from shoal.core.local.layer_overrides import replay_layer_draws
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
-from shoal.core.types import Local, Optimiser
+from shoal.core.optimiser import Optimiser, clip_by_role, is_set
+from shoal.core.types import Local
 
 
 class LocalState(NamedTuple):
-    """What changes from step to step on a device: parameters, buffers, momentum, states of parts.
+    """What changes from step to step on a device: parameters, buffers, `slots` of the optimiser, states of parts.
 
     A padded step leaves all of it as it was (`gate_padded_step`).
     """
 
     params: Params
     buffers: Params
-    velocity: Params
+    slots: Tree
     states: dict[str, Tree]
 
 
@@ -56,11 +58,19 @@ class StepRule:
         """The layers whose outputs or inputs parts want to see."""
         return self.method.taps(self.net)
 
-    def init_state(self, params: Params, states: dict[str, Tree]) -> LocalState:
-        """The state before the first step: momentum is 0, `states` are those that `begin` of each part returned."""
+    @cached_property
+    def personal(self) -> tuple[str, ...]:
+        """The trained tensors that stay on their device."""
+        return tuple(k for k in self.net.trainable if self.net.roles.get(k) == "personal")
+
+    def init_state(self, params: Params, states: dict[str, Tree], slots: Tree | None = None) -> LocalState:
+        """The state before the first step, with the states that `begin` of each part returned.
+
+        The optimiser begins anew, unless `slots` are what it had after an earlier round.
+        """
         trained = {k: params[k] for k in self.net.trainable}
-        velocity = tree.make_zeros(trained) if self.optimiser.momentum else {}
-        return LocalState(trained, {k: params[k] for k in self.net.buffers}, velocity, states)
+        slots = self.optimiser.init_slots(trained) if slots is None else slots
+        return LocalState(trained, {k: params[k] for k in self.net.buffers}, slots, states)
 
     def make_scorer(self, buffers: Params) -> Scorer:
         """(parameters, batch) -> cross-entropy and outputs of the model in training; parts wrap it at `objective`."""
@@ -77,12 +87,16 @@ class StepRule:
 def advance(
     rule: StepRule, local_state: LocalState, batch: Batch, context: StepContext, gradient: GradientFunction
 ) -> tuple[LocalState, BatchScore]:
-    """One local SGD step of a device, params - lr * update; the new state, and the score of the batch.
+    """One local step of a device, params - lr * update; the new state, and the score of the batch.
 
-    The update is the gradient after clipping, weight decay, `step` of each part in its order, momentum, and the masks.
+    The update is the gradient after clipping, weight decay, `step` of each part in its order, optimiser, and masks.
     """
-    params, buffers, velocity, states = local_state
+    params, buffers, slots, states = local_state
     optimiser, method = rule.optimiser, rule.method
+    if optimiser.schedule:
+        context = context._replace(numbers=optimiser.schedule.scale_lr(context.numbers))
+    if optimiser.micro_batch:
+        gradient = accumulate_gradients(gradient, optimiser.micro_batch)
 
     def view_for_part(name: str) -> Local:
         got, draws = context.got.get(name, {}), context.draws.get(name, {})
@@ -98,22 +112,20 @@ def advance(
     update, scored = gradient(scorer, params, batch)
 
     if is_set(optimiser.clip):
-        update = clip_update(update, optimiser.clip)
-    if is_set(optimiser.weight_decay):
-        update = {k: u + optimiser.weight_decay * params[k] for k, u in update.items()}
+        update = clip_by_role(update, optimiser.clip, rule.personal)
+    update = optimiser.add_weight_decay(update, params)
     for part in method.parts_at("step"):
         name = part.name()
         local = view_for_part(name)._replace(loss_at=lambda at: scorer(at, batch).loss)
         update, state = part.step(update, states[name], scored, local)
         states = states | {name: state}
-    if velocity:
-        update = velocity = {k: optimiser.momentum * velocity[k] + u for k, u in update.items()}
+    update, slots = optimiser.step(update, slots, params)
     for mask in (context.mask, *collect_masks(states)):
         update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
 
     lr = context.numbers["lr"]
     params = {k: torch.addcmul(p, update[k], lr, value=-1) for k, p in params.items()}
-    return LocalState(params, scored.buffers, velocity, states), scored
+    return LocalState(params, scored.buffers, slots, states), scored
 
 
 def gate_padded_step(live: Tensor, new: LocalState, old: LocalState) -> LocalState:
@@ -161,20 +173,6 @@ def compute_sample_losses(logits: Tensor, targets: Tensor) -> Tensor:
     if logits.dim() == 3:
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
     return F.cross_entropy(logits, targets, reduction="none")
-
-
-def is_set(number: float | Tensor) -> bool:
-    """Whether an option of the optimiser is not 0; a tensor, with a value per batched device, counts as set."""
-    return isinstance(number, Tensor) or number != 0
-
-
-def clip_update(update: Params, bound: float | Tensor) -> Params:
-    """The update scaled to a norm of at most `bound`; 0 is no bound, which one of several batched devices may have."""
-    norm = torch.stack([u.square().sum() for u in update.values()]).sum().sqrt()
-    factor = (bound / (norm + 1e-6)).clamp(max=1.0)
-    if isinstance(bound, Tensor):
-        factor = torch.where(bound > 0, factor, torch.ones_like(factor))
-    return tree.scale_params(update, factor)
 
 
 def mask_gradient(gradient: GradientFunction, masks: Sequence[Params]) -> GradientFunction:

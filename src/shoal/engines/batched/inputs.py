@@ -111,9 +111,9 @@ class StepInputs:
             images = self.setup.augment.draw(torch.Generator(), size) if self.setup.augment else []
             layers = [torch.zeros(shape) for shape in slot.find_draw_shapes(size)] if self.setup.net.has_dropout else []
         images = [pad_to_shape(d, torch.Size((self.batch, *d.shape[1:]))) for d in images]
-        layers = [
-            pad_to_shape(d, shape) for d, shape in zip(layers, slot.find_draw_shapes(self.batch) if layers else ())
-        ]
+        shapes = slot.find_draw_shapes(self.batch) if layers else []
+        missing = [torch.zeros(shape) for shape in shapes[len(layers) :]]  # of micro-batches that are padding
+        layers = [pad_to_shape(d, shape) for d, shape in zip((*layers, *missing), shapes)]
         return [*tree.collect_tensors(parts), *images, *layers]
 
 

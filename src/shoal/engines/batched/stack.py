@@ -107,5 +107,5 @@ class DeviceStack:
 def sends_plain_delta(setup: TrainingSetup) -> bool:
     """Whether a device sends its change as it is: no part acts after the last step, and nothing stays on the device."""
     method, net = setup.method, setup.net
-    acting = method.parts_at("end") or method.parts_at("measure") or method.carries == "values"
+    acting = method.parts_at("end") or method.parts_at("measure") or method.carries == "values" or method.keeps_slots
     return not acting and not net.names_with_role("personal")
