@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
+from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.types import SERVER, Device, Round
-from shoal.parts.lib.checks import require, require_server
+from shoal.parts.lib.checks import require, require_one_tensor, require_server
 
 WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -32,6 +33,10 @@ class DataSharing(Part):
     def __post_init__(self):
         require(self, "0 <= share <= 1", 0 <= self.share <= 1)
 
+    def model(self, net: Net) -> Net:
+        require_one_tensor(self, net, "sends devices")
+        return net
+
     def init_server(self, round: Round) -> Tree:
         require_server(self, round, "hands out")
         return {"has": torch.zeros(round.population, dtype=torch.bool)}
@@ -43,6 +48,7 @@ class DataSharing(Part):
         if not new or not count:
             return {}, state
         everything = round.server.take_all()
+        assert isinstance(everything.inputs, Tensor)
         (inputs, extent), labels = quantise_inputs(everything.inputs), shrink_integers(everything.targets[0][0])
         places = {d: draw_shared_rows(round.streams, self.name(), d, len(labels), count) for d in new}
         return {d: {"inputs": inputs[at], "labels": labels[at], "extent": extent} for d, at in places.items()}, state

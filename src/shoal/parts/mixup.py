@@ -13,7 +13,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
-from shoal.parts.lib.checks import require
+from shoal.parts.lib.checks import require, require_one_tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Mixup(Part):
         require(self, "0 <= alpha <= 1e6", 0 <= self.alpha <= 1e6)
 
     def model(self, net: Net) -> Net:
+        require_one_tensor(self, net, "blends")
         if net.token_inputs:
             raise ShoalError("bad-part", "mixup blends inputs, and words cannot be blended.", "Leave mixup out.")
         return net
@@ -52,6 +53,7 @@ class Mixup(Part):
 def blend_batch(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
     """Each sample with its partner's; both count for what they are in it. Padding is behind the samples and stays."""
     x = batch.inputs
+    assert isinstance(x, Tensor)
     here = torch.arange(len(x), device=x.device)
     count = torch.full_like(here[0], len(x)) if batch.weight is None else (batch.weight > 0).sum()
     # a batch of padding alone has no samples to go round
