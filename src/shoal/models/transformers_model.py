@@ -32,8 +32,8 @@ class TransformersModel(nn.Module):
             raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
         self.causal = type(model).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
         self.has_dropout = has_dropout(model)
-        if self.has_dropout and hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")  # the fused kernels draw their own random numbers
+        if hasattr(model, "set_attn_implementation"):
+            model.set_attn_implementation("eager")  # fused kernels draw their own random numbers, and not all vectorise
         self.model = model
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
 
@@ -44,8 +44,8 @@ class TransformersModel(nn.Module):
         given = inputs | {"attention_mask": build_attention_mask(present, self.causal, dtype)}
         if "position_ids" in self.accepts:
             given.setdefault("position_ids", (present.long().cumsum(-1) - 1).clamp(min=0))
-        if "token_type_ids" in self.accepts and "token_type_ids" not in given:
-            given["token_type_ids"] = torch.zeros_like(tokens)
+        if getattr(self.model.config, "type_vocab_size", 0) and "token_type_ids" in self.accepts:
+            given.setdefault("token_type_ids", torch.zeros_like(tokens))
         cache = {"use_cache": False} if "use_cache" in self.accepts else {}
         return self.model(**given, **cache, return_dict=True).logits
 
@@ -60,7 +60,7 @@ def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> T
     if causal:
         place = torch.arange(length, device=present.device)
         seen = seen & (place[:, None] >= place)
-    return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def has_dropout(model: Any) -> bool:

@@ -140,11 +140,7 @@ class DeviceClient:
             return x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
 
         x = tree.map_tensors(convert_values, x)
-        if (
-            not is_described_form(x, run_description)
-            or int(y.max()) >= run_description["classes"]
-            or int(y.min()) < 0
-        ):
+        if not is_described_form(x, run_description) or int(y.max()) >= run_description["classes"] or int(y.min()) < 0:
             raise ShoalError("no-data", "The samples are not of the form that the run is about.", "Prepare them anew.")
         if run_description["mean"] is not None:
             x = (get_single_tensor(x, "normalise") - run_description["mean"]) / run_description["std"]
@@ -159,7 +155,9 @@ def is_described_form(inputs: Inputs, run_description: dict[str, Any]) -> bool:
     if isinstance(inputs, dict) and isinstance(example, dict):
         same_keys = inputs.keys() == example.keys()
         return same_keys and outline_sample({key: inputs[key] for key in example}) == outline_sample(example)
-    return isinstance(inputs, tuple) and isinstance(example, tuple) and outline_sample(inputs) == outline_sample(example)
+    return (
+        isinstance(inputs, tuple) and isinstance(example, tuple) and outline_sample(inputs) == outline_sample(example)
+    )
 
 
 def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:

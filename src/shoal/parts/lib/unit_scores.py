@@ -32,9 +32,7 @@ def score_neurons(net: Net, params: Params, inputs: Inputs) -> dict[str, Tensor]
         seen = net.forward(params, inputs, taps)[2] if taps else {}
     sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in compute_unit_strengths(net, params).items()}
     return {
-        a.name: compute_map_ranks(shape_feature_maps(seen[a.tap], a))
-        if a.tap
-        else sizes[a.name].float().to(net.place)
+        a.name: compute_map_ranks(shape_feature_maps(seen[a.tap], a)) if a.tap else sizes[a.name].float().to(net.place)
         for a in net.axes
     }
 
