@@ -13,8 +13,8 @@ from shoal.core.model.tree import Params
 class Batch(NamedTuple):
     """One mini-batch. `weight` is 0 for padding (None: no padding).
 
-    `inputs` are one tensor, or a dict or tuple of tensors. `targets` are pairs of targets and a weight per sample (None: 1); there is one pair unless a part like Mixup adds
-    others.
+    `inputs` are one tensor, or a dict or tuple of tensors. `targets` are pairs of targets and a weight per sample
+    (None: 1); there is one pair unless a part like Mixup adds others.
     """
 
     inputs: Inputs

@@ -17,7 +17,8 @@ from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, get_inp
 class Dataset:
     """Inputs (samples first: measurements, pixels as bytes, or word numbers) and integer targets.
 
-    Inputs are one tensor, or a dict or tuple of tensors where a sample has several. For sequences a target has one number per position, and `classes` is the size of the vocabulary.
+    Inputs are one tensor, or a dict or tuple of tensors where a sample has several. For sequences a target has one
+    number per position, and `classes` is the size of the vocabulary.
     """
 
     name: str

@@ -34,11 +34,12 @@ def build_user_dataset(
 ) -> Dataset:
     """A data set from almost anything.
 
-    `data` is (x, y); (x, y, test_x, test_y); ((x, y), (test_x, test_y)); a dict with `x`, `y` and, if wanted, `test_x`,
-    `test_y` and `owners`, where x is a tensor or an array, or a dict or tuple of them; a list of (x, y), one per device; a `torch.utils.data.Dataset` or a pair of them; a folder
-    `<class>/*.png` or `<device>/<class>/*.png`, below `train` and `test` if wanted; or a CSV table. `test` is the test
-    half in one of these forms. Without one, `test_share` of the samples are held back, drawn with `seed`. `classes` is
-    one more than the largest label unless it is given.
+    `data` is (x, y), where x is a tensor or an array, or a dict or tuple of them; (x, y, test_x, test_y); ((x, y),
+    (test_x, test_y)); a dict with `x`, `y` and, if wanted, `test_x`, `test_y` and `owners`; a list of (x, y), one per
+    device; a `torch.utils.data.Dataset` or a pair of them; a folder `<class>/*.png` or `<device>/<class>/*.png`, below
+    `train` and `test` if wanted; or a CSV table. `test` is the test half in one of these forms. Without one,
+    `test_share` of the samples are held back, drawn with `seed`. `classes` is one more than the largest label unless it
+    is given.
     """
     if isinstance(data, Dataset):
         return data

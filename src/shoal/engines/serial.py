@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_training
 from shoal.core.local.draws import LocalDraws
@@ -38,7 +37,6 @@ def run_local_steps(setup: TrainingSetup, training: LocalTraining) -> tuple[Loca
         for step, rows in enumerate(training.rows):
             batch = device.samples.take_batch(rows)
             if setup.augment:
-                assert isinstance(batch.inputs, Tensor)
                 batch = batch._replace(
                     inputs=setup.augment.transform_images(batch.inputs, draws.draw_for_images(len(rows)))
                 )

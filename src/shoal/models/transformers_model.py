@@ -32,8 +32,9 @@ class TransformersModel(nn.Module):
             raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
         self.causal = type(model).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
         self.has_dropout = has_dropout(model)
-        if hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")  # fused kernels draw their own random numbers, and not all vectorise
+        choose_attention: Any = getattr(model, "set_attn_implementation", None)
+        if choose_attention:
+            choose_attention("eager")  # fused kernels draw their own random numbers, and not all can be vectorised
         self.model = model
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import describe_error
-from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, list_shapes, repeat_example
+from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, repeat_example
 from shoal.core.model.net import Net
 from shoal.models.axes_trace import trace_axes
 from shoal.models.chain import find_blocks
@@ -75,7 +75,7 @@ def build_user_net(
         module,
         input_shape,
         classes,
-        trace_axes(module, list_shapes(input_shape)[0], tokens) if example is None else (),
+        trace_axes(module, input_shape, tokens) if example is None else (),
         find_blocks(module) if isinstance(module, nn.Sequential) else (),
         token_inputs=tokens,
         example=example,

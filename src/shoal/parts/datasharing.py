@@ -48,7 +48,6 @@ class DataSharing(Part):
         if not new or not count:
             return {}, state
         everything = round.server.take_all()
-        assert isinstance(everything.inputs, Tensor)
         (inputs, extent), labels = quantise_inputs(everything.inputs), shrink_integers(everything.targets[0][0])
         places = {d: draw_shared_rows(round.streams, self.name(), d, len(labels), count) for d in new}
         return {d: {"inputs": inputs[at], "labels": labels[at], "extent": extent} for d, at in places.items()}, state

@@ -53,7 +53,6 @@ class Mixup(Part):
 def blend_batch(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
     """Each sample with its partner's; both count for what they are in it. Padding is behind the samples and stays."""
     x = batch.inputs
-    assert isinstance(x, Tensor)
     here = torch.arange(len(x), device=x.device)
     count = torch.full_like(here[0], len(x)) if batch.weight is None else (batch.weight > 0).sum()
     # a batch of padding alone has no samples to go round

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from torch import Tensor
 
 from shoal.core import wire
 from shoal.core.batch import Batch

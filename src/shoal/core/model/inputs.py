@@ -8,9 +8,9 @@ from torch import Tensor
 
 from shoal.core.model import tree
 
-Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
+Inputs: TypeAlias = Any
 """One tensor, or a dict or tuple of tensors, all with the samples as first dimension."""
-InputShape: TypeAlias = tuple[int, ...] | dict[str, tuple[int, ...]] | tuple[tuple[int, ...], ...]
+InputShape: TypeAlias = Any
 """The shape of one sample, or a dict or tuple of shapes."""
 
 
@@ -45,8 +45,7 @@ def list_shapes(shape: InputShape) -> list[tuple[int, ...]]:
     """The shape of each tensor of a sample."""
     if isinstance(shape, dict):
         return list(shape.values())
-    shapes: list[Any] = list(shape)
-    return shapes if shapes and all(isinstance(own, tuple) for own in shapes) else [tuple(shapes)]
+    return list(shape) if shape and isinstance(shape[0], tuple) else [shape]
 
 
 def make_example(inputs: Inputs) -> Inputs | None:

@@ -35,7 +35,6 @@ def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
         parts = tree.refill_tensors(draws, drawn[:drawn_by_parts])
         context = StepContext(anchor, got, numbers | {"step": now, "epoch": epoch}, parts, mask)
         if setup.augment:
-            assert isinstance(inputs, Tensor)
             inputs = setup.augment.transform_images(inputs, drawn[drawn_by_parts : drawn_by_parts + images])
         layers = iter(drawn[drawn_by_parts + images :])
         rule = substitute_hyperparams(setup, hyperparams, fixed[own_fixed:])
