@@ -234,7 +234,7 @@ def test_feddh_is_refused_beside_adam_only_where_it_reads_steps():
     with pytest.raises(ShoalError, match="the optimiser is adam") as error:
         toy("feddh", optimiser=Optimiser(kind="adam"))
     assert error.value.kind.name == "clash"
-    assert toy("feddh(gradient='client_grad')", optimiser=Optimiser(kind="adam")).play(2)
+    assert toy("feddh(gradient_from='client_grad')", optimiser=Optimiser(kind="adam")).play(2)
 
 
 def test_parts_that_take_steps_for_equal_are_refused_beside_a_schedule_over_them():

@@ -95,6 +95,27 @@ def test_a_cluster_gives_the_bits_of_serial(persistent, method, more):
     assert is_same_result(run_with(persistent, method=method, **more), run_with(SerialEngine(), method=method, **more))
 
 
+class Joined(torch.nn.Module):
+    """A linear layer over the images and numbers of a dict, or over the two of a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4 * 4 + 3, 5)
+
+    def forward(self, inputs: Any) -> torch.Tensor:
+        image, numbers = inputs.values() if isinstance(inputs, dict) else inputs
+        return self.head(torch.cat((image.flatten(1), numbers), 1))
+
+
+@pytest.mark.parametrize("form", [dict, tuple])
+def test_samples_of_several_tensors_reach_a_cluster(persistent, form):
+    torch.manual_seed(0)
+    x = {"image": torch.randn(80, 1, 4, 4), "numbers": torch.randn(80, 3)}
+    data = (x if form is dict else tuple(x.values()), torch.arange(80) % 5)
+    given = shoal.hand_over_objects({"data": data, "model": Joined()})
+    assert is_same_result(run_with(persistent, **given), run_with(SerialEngine(), **given))
+
+
 def test_the_size_of_chunks_changes_no_bit(persistent):
     wanted = run_with(SerialEngine(), method="scaffold")
     for persistent.engine.width in (4, 1):

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from federation import (
     BASE,
+    DEVICES,
     InProcessTransport,
     history_rows,
     make_clients,
@@ -18,6 +20,7 @@ from federation import (
 from hostile_replies import HEADER, HONEST, JOB, NET, STAMP, assert_read_or_refused, spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import shoal
 from shoal.cli import federation
@@ -25,9 +28,11 @@ from shoal.core.errors import ShoalError
 from shoal.remote import messages, tree_bytes
 from shoal.remote.keys import make_keys
 from shoal.remote.messages import MESSAGE_VERSION, RequestStamp, TrainRequest, decode_reply_bytes, problem_to_bytes
+from shoal.runs.build import assemble_run
+from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
 from shoal.runs.start import load_result
-from shoal.service.client import DeviceClient
+from shoal.service.client import DeviceClient, is_described_form
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
 from shoal.service.supervisor import read_played_rows
 
@@ -66,6 +71,68 @@ def test_devices_train_with_the_optimiser_of_the_recipe(tmp_path):
     real = play_with_devices(recipe, InProcessTransport(make_clients(tmp_path, **more)))
     assert history_rows(real) == history_rows(simulated)
     assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
+class Joined(torch.nn.Module):
+    """A linear layer over the images and numbers of a dict, or over the two of a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4 * 4 + 3, 5)
+
+    def forward(self, inputs: Any) -> torch.Tensor:
+        image, numbers = (inputs["image"], inputs["numbers"]) if isinstance(inputs, dict) else inputs
+        return self.head(torch.cat((image.flatten(1), numbers), 1))
+
+
+def write_tree_loader(folder: Path, device: int, x: dict[str, Tensor], y: Tensor, form: str) -> str:
+    """A file that loads a device's samples; its dict has the keys in another order than the server's."""
+    torch.save({"numbers": x["numbers"], "image": x["image"], "y": y}, folder / f"{device}.pt")
+    value = "content" if form == "dict" else "(content['image'], content['numbers'])"
+    path = folder / f"tree_{device}.py"
+    path.write_text(
+        f"import torch\ndef load():\n    content = torch.load({str(folder / f'{device}.pt')!r})\n"
+        f"    y = content.pop('y')\n    return {value}, y\n"
+    )
+    return f"{path}:load"
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple"])
+def test_samples_of_several_tensors_stay_with_their_devices(form, tmp_path):
+    torch.manual_seed(0)
+    x = {"image": torch.randn(60, 1, 4, 4), "numbers": torch.randn(60, 3)}
+    y = torch.arange(60) % 5
+    model = Joined()
+    given = shoal.hand_over_objects({"data": (x if form == "dict" else tuple(x.values()), y), "model": model})
+    simulated = shoal.run("scaffold", engine="serial", **BASE | given)
+    setup = assemble_run(Recipe().with_values(**BASE | given)).loop.host.setup
+    clients = []
+    for device in range(DEVICES):
+        samples = setup.samples(device)
+        inputs = samples.take_all().inputs
+        own = inputs if form == "dict" else dict(zip(x, inputs))
+        data = write_tree_loader(tmp_path, device, own, samples.targets[samples.index], form)
+        clients.append(DeviceClient(data, tmp_path / f"home-{device}"))
+    real = play_with_devices(make_recipe("scaffold", tmp_path / "run", **given), InProcessTransport(clients))
+    assert history_rows(real) == history_rows(simulated)
+    assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.zeros(2, 3),
+        (torch.zeros(2, 1, 4, 4), torch.zeros(2, 3)),
+        {"image": torch.zeros(2, 1, 4, 4)},
+        {"image": torch.zeros(2, 1, 4, 4), "numbers": torch.zeros(2, 4)},
+        {"image": torch.zeros(2, 1, 4, 4), "numbers": torch.zeros(2, 3, dtype=torch.int64)},
+    ],
+)
+def test_a_device_whose_inputs_have_another_form_is_told_apart(inputs):
+    example = {"numbers": torch.zeros(1, 3), "image": torch.zeros(1, 1, 4, 4)}
+    good = {"image": torch.zeros(2, 1, 4, 4), "numbers": torch.zeros(2, 3)}
+    assert is_described_form(good, {"example": example}) and not is_described_form(inputs, {"example": example})
+    assert not is_described_form(good, {"shape": [3]})
 
 
 def test_a_server_that_stopped_goes_on_with_what_devices_remember(tmp_path):

@@ -7,17 +7,18 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from shoal.core.model.inputs import Inputs, take_rows
 from shoal.core.model.tree import Params
 
 
 class Batch(NamedTuple):
     """One mini-batch. `weight` is 0 for padding (None: no padding).
 
-    `targets` are pairs of targets and a weight per sample (None: 1); there is one pair unless a part like Mixup adds
-    others.
+    `inputs` are one tensor, or a dict or tuple of tensors. `targets` are pairs of targets and a weight per sample
+    (None: 1); there is one pair unless a part like Mixup adds others.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: tuple[tuple[Tensor, Tensor | None], ...]
     weight: Tensor | None = None
 
@@ -58,7 +59,7 @@ GradientFunction: TypeAlias = Callable[[Scorer, Params, Batch], tuple[Params, Ba
 class Samples:
     """Some samples of a data set, by their row numbers `index` (on the CPU); a batch is copied when it is taken."""
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     index: Tensor
 
@@ -67,8 +68,8 @@ class Samples:
 
     def take_batch(self, rows: Tensor) -> Batch:
         """The rows of the data set with these numbers."""
-        rows = rows.to(self.inputs.device)
-        return Batch(self.inputs.index_select(0, rows), ((self.targets.index_select(0, rows), None),))
+        rows = rows.to(self.targets.device)
+        return Batch(take_rows(self.inputs, rows), ((self.targets.index_select(0, rows), None),))
 
     def take_all(self) -> Batch:
         """All samples as one batch."""

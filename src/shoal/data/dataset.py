@@ -8,39 +8,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.errors import ShoalError
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, get_input_shape
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Inputs (samples first: measurements, pixels as bytes, or word numbers) and integer targets.
 
-    For sequences a target has one number per position, and `classes` is the size of the vocabulary.
+    Inputs are one tensor, or a dict or tuple of tensors where a sample has several. For sequences a target has one
+    number per position, and `classes` is the size of the vocabulary.
     """
 
     name: str
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
-    test_inputs: Tensor
+    test_inputs: Inputs
     test_targets: Tensor
     classes: int
     owners: np.ndarray | None = None
     """The device that each training sample belongs to, from 0 up, where the data itself says so."""
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        return tuple(self.inputs.shape[1:])
+    def input_shape(self) -> InputShape:
+        return get_input_shape(self.inputs)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each channel over the training set."""
-        dims = [0, *range(2, self.inputs.dim())]
-        return self.inputs.mean(dims, keepdim=True), self.inputs.std(dims, keepdim=True).clamp(min=1e-8)
+        """Mean and deviation of each channel over the training set; refused where inputs are no single tensor."""
+        x = get_single_tensor(self.inputs, "normalise", "Normalise them before you give them.")
+        dims = [0, *range(2, x.dim())]
+        return x.mean(dims, keepdim=True), x.std(dims, keepdim=True).clamp(min=1e-8)
 
     def normalise(self) -> "Dataset":
         """The data set with each channel shifted and scaled to mean 0 and deviation 1 over the training set."""
-        if not self.inputs.is_floating_point():
+        if not has_moments(self.inputs):
             return self
         mean, std = self.moments
-        return replace(self, inputs=(self.inputs - mean) / std, test_inputs=(self.test_inputs - mean) / std)
+        x, test_x = (get_single_tensor(own, "normalise") for own in (self.inputs, self.test_inputs))
+        return replace(self, inputs=(x - mean) / std, test_inputs=(test_x - mean) / std)
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
         def move(t: Tensor) -> Tensor:
@@ -50,11 +57,24 @@ class Dataset:
 
         return replace(
             self,
-            inputs=move(self.inputs),
+            inputs=tree.map_tensors(move, self.inputs),
             targets=move(self.targets),
-            test_inputs=move(self.test_inputs),
+            test_inputs=tree.map_tensors(move, self.test_inputs),
             test_targets=move(self.test_targets),
         )
+
+
+def has_moments(inputs: Inputs) -> bool:
+    """Whether inputs can be normalised, or are refused for it: all but whole numbers."""
+    return not isinstance(inputs, Tensor) or inputs.is_floating_point()
+
+
+def get_single_tensor(inputs: Inputs, key: str, advice: str = "") -> Tensor:
+    """The inputs where they are one tensor; a dict or tuple is refused for the recipe's `key`."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    problem = f"{key} is for inputs of one tensor, and those of the data are {describe_inputs(inputs)}."
+    raise ShoalError("bad-value", problem, advice or f"Leave {key} out, or give inputs as one tensor.")
 
 
 def read_digits() -> Dataset:

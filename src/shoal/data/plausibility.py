@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.core.model.inputs import list_shapes
 from shoal.data.dataset import Dataset
 
 CHANNEL_COUNTS = (1, 3, 4)
@@ -19,7 +20,8 @@ Doubt = tuple[str, tuple[Any, ...]]
 def find_doubts(dataset: Dataset, sizes: np.ndarray) -> Iterator[Doubt]:
     """What is odd about a data set and about the number of samples of each device, where the sizes are known."""
     yield from find_class_doubts(dataset)
-    yield from find_channel_doubts(dataset.input_shape)
+    for shape in list_shapes(dataset.input_shape):
+        yield from find_channel_doubts(shape)
     samples = int(sizes.sum())
     if 0 < samples < len(sizes):
         text = "There are %d devices for %d samples: at least %d devices have none and never take part."

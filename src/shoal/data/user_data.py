@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.model import tree
+from shoal.core.model.inputs import concat_inputs, count_samples, describe_inputs, outline_sample, take_rows
 from shoal.data.csv_table import read_csv_table
 from shoal.data.dataset import Dataset
 from shoal.data.download import read_bytes
@@ -18,6 +20,7 @@ from shoal.data.user_split import (
     UserSamples,
     check_same_length,
     check_samples,
+    convert_inputs,
     convert_tensor,
     count_classes,
     make_data_error,
@@ -31,11 +34,12 @@ def build_user_dataset(
 ) -> Dataset:
     """A data set from almost anything.
 
-    `data` is (x, y); (x, y, test_x, test_y); ((x, y), (test_x, test_y)); a dict with `x`, `y` and, if wanted, `test_x`,
-    `test_y` and `owners`; a list of (x, y), one per device; a `torch.utils.data.Dataset` or a pair of them; a folder
-    `<class>/*.png` or `<device>/<class>/*.png`, below `train` and `test` if wanted; or a CSV table. `test` is the test
-    half in one of these forms. Without one, `test_share` of the samples are held back, drawn with `seed`. `classes` is
-    one more than the largest label unless it is given.
+    `data` is (x, y), where x is a tensor or an array, or a dict or tuple of them; (x, y, test_x, test_y); ((x, y),
+    (test_x, test_y)); a dict with `x`, `y` and, if wanted, `test_x`, `test_y` and `owners`; a list of (x, y), one per
+    device; a `torch.utils.data.Dataset` or a pair of them; a folder `<class>/*.png` or `<device>/<class>/*.png`, below
+    `train` and `test` if wanted; or a CSV table. `test` is the test half in one of these forms. Without one,
+    `test_share` of the samples are held back, drawn with `seed`. `classes` is one more than the largest label unless it
+    is given.
     """
     if isinstance(data, Dataset):
         return data
@@ -47,23 +51,20 @@ def build_user_dataset(
     for part in parts:
         check_samples(part)
     (x, y), (test_x, test_y) = parts[0][:2], parts[-1][:2]
-    if x.shape[1:] != test_x.shape[1:] or y.dim() != test_y.dim() or x.dtype != test_x.dtype:
+    if isinstance(x, dict) and isinstance(test_x, dict) and x.keys() == test_x.keys():
+        test_x = {name: test_x[name] for name in x}
+    if outline_sample(x) != outline_sample(test_x) or y.dim() != test_y.dim():
         raise make_data_error(
-            f"Training samples are {describe_form(x)}, test samples {describe_form(test_x)}.",
+            f"Training samples are {describe_inputs(x)}, test samples {describe_inputs(test_x)}.",
             "Give both halves the same form.",
         )
     dataset = Dataset(name, x, y, test_x, test_y, count_classes(parts, classes), train.owners)
     return hold_out_validation(dataset, test_share, seed) if rest is None else dataset
 
 
-def describe_form(x: Tensor) -> str:
-    """The shape of one sample and its type, for messages."""
-    return f"{tuple(x.shape[1:])} {x.dtype}"
-
-
 def hold_out_validation(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
     """The data set with a share of the training samples, drawn with `seed`, in place of the test set."""
-    total = len(dataset.inputs)
+    total = len(dataset.targets)
     held = round(share * total) if 0 < share < 1 else 0
     if not 0 < held < total:
         raise ShoalError(
@@ -75,9 +76,9 @@ def hold_out_validation(dataset: Dataset, share: float, seed: int = 0) -> Datase
     kept, back = (torch.from_numpy(np.sort(rows)) for rows in (order[: total - held], order[total - held :]))
     return replace(
         dataset,
-        inputs=dataset.inputs[kept],
+        inputs=take_rows(dataset.inputs, kept),
         targets=dataset.targets[kept],
-        test_inputs=dataset.inputs[back],
+        test_inputs=take_rows(dataset.inputs, back),
         test_targets=dataset.targets[back],
         owners=None if dataset.owners is None else dataset.owners[kept.numpy()],
     )
@@ -122,12 +123,12 @@ def read_user_samples(data: Any) -> UserSamples:
             raise make_data_error(f"The dict has the keys {', '.join(map(str, data))[:80]}.", "It needs x and y.")
         owners = data.get("owners")
         return UserSamples(
-            convert_tensor(x, "x"), convert_tensor(y, "y"), None if owners is None else number_owners(owners)
+            convert_inputs(x, "x"), convert_tensor(y, "y"), None if owners is None else number_owners(owners)
         )
     if isinstance(data, list):
         return join_device_samples(data)
     if isinstance(data, tuple) and len(data) == 2:
-        return UserSamples(convert_tensor(data[0], "x"), convert_tensor(data[1], "y"))
+        return UserSamples(convert_inputs(data[0], "x"), convert_tensor(data[1], "y"))
     raise make_data_error(
         f"A {type(data).__name__} is no data set.",
         "Give (x, y), a dict, a list of (x, y) per device, a torch data set, a folder of images or a CSV file.",
@@ -142,18 +143,18 @@ def join_device_samples(data: Sequence[Any]) -> UserSamples:
     for i, pair in enumerate(data):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise make_data_error(f"Device {i} is not a pair (x, y).", "Give a list with one pair per device.")
-        part = UserSamples(convert_tensor(pair[0], f"x of device {i}"), convert_tensor(pair[1], f"y of device {i}"))
+        part = UserSamples(convert_inputs(pair[0], f"x of device {i}"), convert_tensor(pair[1], f"y of device {i}"))
         check_same_length(part, f" of device {i}")
         parts.append(part)
-    full = [part for part in parts if len(part.x)] or parts[:1]
-    shapes = {(tuple(part.x.shape[1:]), part.x.dtype, part.y.dim()) for part in full if isinstance(part.y, Tensor)}
+    full = [part for part in parts if count_samples(part.x)] or parts[:1]
+    shapes = {(outline_sample(part.x), part.y.dim()) for part in full if isinstance(part.y, Tensor)}
     if len(shapes) > 1:
         raise make_data_error(
             "The samples of the devices differ in shape or type.", "Give all devices samples of one form."
         )
-    owners = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
+    owners = np.repeat(np.arange(len(parts)), [count_samples(part.x) for part in parts])
     y = torch.cat([part.y for part in full if isinstance(part.y, Tensor)])
-    return UserSamples(torch.cat([part.x for part in full]), y, owners)
+    return UserSamples(concat_inputs([part.x for part in full]), y, owners)
 
 
 def read_torch_dataset(data: Any) -> UserSamples:
@@ -173,12 +174,13 @@ def read_torch_dataset(data: Any) -> UserSamples:
         if hasattr(x, "getbands"):  # an image of Pillow: channels first
             x = np.asarray(x)
             x = x[None] if x.ndim == 2 else x.transpose(2, 0, 1)
-        xs.append(convert_tensor(x, f"x of sample {i}"))
-        ys.append(convert_tensor(y, f"y of sample {i}"))
+        xs.append(tree.map_tensors(lambda t: t[None], convert_inputs(x, f"x of sample {i}")))
+        ys.append(convert_tensor(y, f"y of sample {i}")[None])
     for what, values in (("x", xs), ("y", ys)):
-        odd = [i for i, value in enumerate(values) if value.shape != values[0].shape or value.dtype != values[0].dtype]
+        forms = [outline_sample(value) for value in values]
+        odd = [i for i, form in enumerate(forms) if form != forms[0]]
         if odd:
             raise make_data_error(
                 f"The {what} of sample {odd[0]} differs in shape or type from the first.", "Make them alike."
             )
-    return UserSamples(torch.stack(xs), torch.stack(ys))
+    return UserSamples(concat_inputs(xs), torch.cat(ys))

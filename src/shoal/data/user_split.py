@@ -1,5 +1,6 @@
 """The training or the test samples of a user's data: inputs and targets, checked and numbered."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs
 
 CLASSES = 1_000_000
 """More classes than this are taken for a mistake."""
@@ -18,12 +20,12 @@ LARGEST = float(np.finfo(np.float32).max)
 class UserSamples(NamedTuple):
     """Inputs, targets as numbers or as names of classes, and the device of each sample where it is known."""
 
-    x: Tensor
+    x: Inputs
     y: Tensor | list[str]
     owners: np.ndarray | None = None
 
 
-def number_classes(parts: list[UserSamples]) -> list[tuple[Tensor, Tensor]]:
+def number_classes(parts: list[UserSamples]) -> list[tuple[Inputs, Tensor]]:
     """Names of classes become numbers: what they say where all are whole numbers, their sorted place otherwise."""
     texts = {label for part in parts if isinstance(part.y, list) for label in part.y}
     if texts and not all(isinstance(part.y, list) for part in parts):
@@ -35,14 +37,19 @@ def number_classes(parts: list[UserSamples]) -> list[tuple[Tensor, Tensor]]:
     numbered = []
     for part in map(check_same_length, parts):
         y = torch.tensor([place[label] for label in part.y]) if isinstance(part.y, list) else part.y
-        column = y.dim() == 2 and y.shape[1] == 1 and y.shape != part.x.shape
+        shapes = [x.shape for x in tree.collect_tensors(part.x)]
+        column = y.dim() == 2 and y.shape[1] == 1 and y.shape not in shapes
         numbered.append((part.x, y[:, 0] if column else y))
     return numbered
 
 
 def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
     """The same samples, refused where there are not as many targets, and owners, as inputs."""
-    lengths = [len(v) if not isinstance(v, Tensor) or v.dim() else 0 for v in (part.x, part.y)]
+    rows = [len(x) if x.dim() else 0 for x in tree.collect_tensors(part.x)]
+    if len(set(rows)) > 1:
+        problem = f"The tensors of the inputs{whose} have {', '.join(map(str, rows))} rows."
+        raise make_data_error(problem, "Give each as many rows as there are samples.")
+    lengths = [rows[0], len(part.y) if not isinstance(part.y, Tensor) or part.y.dim() else 0]
     if lengths[0] != lengths[1]:
         raise make_data_error(
             f"There are {lengths[0]} inputs but {lengths[1]} targets{whose}.", "Give one target per input."
@@ -54,12 +61,13 @@ def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
     return part
 
 
-def check_samples(part: tuple[Tensor, Tensor]) -> None:
+def check_samples(part: tuple[Inputs, Tensor]) -> None:
     """Refuses samples that training would fail on: none at all, values that are not finite, targets of a wrong kind."""
-    x, y = part
-    if not x.numel() or not y.numel():
+    inputs, y = part
+    tensors = tree.collect_tensors(inputs)
+    if not all(x.numel() for x in tensors) or not y.numel():
         raise ShoalError("no-data", "One half of the data has no samples.", "Give at least one sample to each half.")
-    if x.dim() < 2:
+    if isinstance(inputs, Tensor) and inputs.dim() < 2:
         raise make_data_error(
             "Each input is a single number.", "Give inputs with at least two dimensions, samples first."
         )
@@ -67,21 +75,27 @@ def check_samples(part: tuple[Tensor, Tensor]) -> None:
         raise make_data_error(
             f"The targets are {tuple(y.shape)} {y.dtype}.", "Give whole numbers from 0 up, one per sample."
         )
-    if y.dim() == 2 and (x.shape != y.shape or x.dtype != torch.int64):
+    if y.dim() == 2 and not list_sequences(inputs, y):
         raise make_data_error(
-            f"The targets are {tuple(y.shape)} for inputs {tuple(x.shape)}.",
+            f"The targets are {tuple(y.shape)} for inputs {' and '.join(str(tuple(x.shape)) for x in tensors)}.",
             "Give one target per sample, or for sequences of word numbers one per position.",
         )
-    if x.is_floating_point() and not tree.is_tree_finite(x):
-        row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-        raise make_data_error(
-            f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample."
-        )
+    for x in tensors:
+        if x.is_floating_point() and not tree.is_tree_finite(x):
+            row = int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
+            raise make_data_error(
+                f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample."
+            )
 
 
-def count_classes(parts: list[tuple[Tensor, Tensor]], classes: int) -> int:
+def list_sequences(inputs: Inputs, targets: Tensor) -> list[Tensor]:
+    """The tensors of whole numbers among the inputs that have one for each target."""
+    return [x for x in tree.collect_tensors(inputs) if x.shape == targets.shape and x.dtype == torch.int64]
+
+
+def count_classes(parts: list[tuple[Inputs, Tensor]], classes: int) -> int:
     """The number of classes, or of words where the targets are sequences."""
-    marks = [v for x, y in parts for v in ((x, y) if y.dim() == 2 else (y,))]
+    marks = [v for x, y in parts for v in ((*list_sequences(x, y), y) if y.dim() == 2 else (y,))]
     low, high = min(int(v.min()) for v in marks), max(int(v.max()) for v in marks)
     largest = (classes or CLASSES) - 1
     if low < 0 or high > largest:
@@ -100,6 +114,29 @@ def number_owners(owners: Any) -> np.ndarray:
     if names.dtype.kind == "U" and all(n.isascii() and n.isdecimal() and len(n) < 10 for n in names.tolist()):
         names = names.astype(np.int64)
     return np.unique(names, return_inverse=True)[1].reshape(-1)
+
+
+def convert_inputs(value: Any, what: str) -> Inputs:
+    """Inputs as plain tensors: one, or those of a dict or of a tuple of tensors and arrays.
+
+    In a dict or tuple, yes and no become 1 and 0, as a mask has them; bytes are pixels.
+    """
+    if isinstance(value, Mapping):
+        if not value or not all(isinstance(name, str) for name in value):
+            raise make_data_error(f"The {what} is a dict without names.", "Name each of its tensors.")
+        return {name: convert_entry(own, f"{what}, {name}") for name, own in value.items()}
+    if isinstance(value, tuple) and value and all(isinstance(own, Tensor | np.ndarray) for own in value):
+        return tuple(convert_entry(own, f"{what}, number {i}") for i, own in enumerate(value))
+    return convert_tensor(value, what)
+
+
+def convert_entry(value: Any, what: str) -> Tensor:
+    """One tensor of a dict or tuple of inputs; yes and no become 1 and 0."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "b":
+        value = value.astype(np.int64)
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        value = value.to(torch.int64)
+    return convert_tensor(value, what)
 
 
 def convert_tensor(value: Any, what: str) -> Tensor:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from shoal.core.errors import unknown_name_error
+from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.model.inputs import Inputs, InputShape, describe_inputs
 from shoal.core.model.net import Net
 from shoal.models import user_model
 from shoal.models.cnn import cnn
@@ -41,7 +42,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], Net]] = {
     "vit": vit,
     "lstm": lstm,
 }
-HANDED_OVER: dict[str, Callable[[tuple[int, ...], int], Net]] = {}
+HANDED_OVER: dict[str, Callable[..., Net]] = {}
 """Models that a program gave as objects; they live as long as it does."""
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "mlp-1024": ((1, 28, 28), 10),
@@ -51,15 +52,21 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 """What models are described on when it is not 3x32x32 and 10 classes."""
 
 
-def build_model(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Net:
-    """The model with first weights drawn from a seed of its own; `file.py:Name` is a model of the user's."""
+def build_model(name: str, input_shape: InputShape, classes: int, seed: int, example: Inputs | None = None) -> Net:
+    """The model with first weights drawn from a seed of its own; `file.py:Name` is a model of the user's.
+
+    Where inputs are a dict or tuple of tensors, `example` is one sample of them.
+    """
+    if example is not None and name in MODELS:
+        problem = f"The model {name} takes one tensor, and the inputs are {describe_inputs(example)}."
+        raise ShoalError("no-data", problem, "Give a module of your own that takes them, or inputs as one tensor.")
     with torch.random.fork_rng(devices=[]):
         make = find_model_maker(name)
         torch.manual_seed(seed)
-        return make(input_shape, classes)
+        return make(input_shape, classes) if example is None else make(input_shape, classes, example)
 
 
-def find_model_maker(name: str) -> Callable[[tuple[int, ...], int], Net]:
+def find_model_maker(name: str) -> Callable[..., Net]:
     """The function that builds a model, by the model's name or a `file.py:Name`."""
     if ".py:" in name:
         return user_model.load_model_maker(name)

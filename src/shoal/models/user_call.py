@@ -4,9 +4,10 @@ import inspect
 from typing import Any
 
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.model.inputs import InputShape
 
 
-def call_model_maker(spec: str, thing: Any, input_shape: tuple[int, ...], classes: int) -> Any:
+def call_model_maker(spec: str, thing: Any, input_shape: InputShape, classes: int) -> Any:
     """What a user's class or function returns, called with the input shape and the classes as far as it takes them."""
     if not callable(thing):
         raise make_model_error(spec, "it is no class and no function", "Name what makes the model.")

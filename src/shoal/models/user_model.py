@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import describe_error
+from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, repeat_example
 from shoal.core.model.net import Net
 from shoal.models.axes_trace import trace_axes
 from shoal.models.chain import find_blocks
@@ -15,50 +17,53 @@ from shoal.models.user_call import call_model_maker, make_model_error
 from shoal.storage.python_file import load_named_object
 
 
-def load_model_file(spec: str, input_shape: tuple[int, ...], classes: int) -> Net:
+def load_model_file(spec: str, input_shape: InputShape, classes: int) -> Net:
     """The model that `path/to/file.py:Name` makes. The file is run: it is the user's own.
 
     `Name` is a class or a function. It is called with the shape of one input and the number of classes, or with the
     classes alone, or with nothing, whichever it takes; arguments called `input_shape`, `classes` or `num_classes` are
-    given by name.
+    given by name. Where inputs are a dict or tuple of tensors, the shape is a dict or tuple of shapes.
     """
     return load_model_maker(spec)(input_shape, classes)
 
 
-def load_model_maker(spec: str) -> Callable[[tuple[int, ...], int], Net]:
+def load_model_maker(spec: str) -> Callable[..., Net]:
     """A function that builds the net of `path/to/file.py:Name`, with the file already loaded."""
     thing = load_named_object(spec)
 
-    def make(input_shape: tuple[int, ...], classes: int) -> Net:
+    def make(input_shape: InputShape, classes: int, example: Inputs | None = None) -> Net:
         module = thing if isinstance(thing, nn.Module) else call_model_maker(spec, thing, input_shape, classes)
-        return build_user_net(module, input_shape, classes, spec)
+        return build_user_net(module, input_shape, classes, spec, example)
 
     return make
 
 
-def build_user_net(module: Any, input_shape: tuple[int, ...], classes: int, name: str = "The model") -> Net:
+def build_user_net(
+    module: Any, input_shape: InputShape, classes: int, name: str = "The model", example: Inputs | None = None
+) -> Net:
     """A copy of a user's module as a net, after one pass of two samples has shown that it is one.
 
     Its inputs are taken for words where it has an embedding and a sample is a sequence, or where the module says
-    `token_inputs = True`. Its axes are found by tracing it, where torch_pruning is installed. An `nn.Sequential` has
-    one block for each child with parameters.
+    `token_inputs = True`. Its axes are found by tracing it, where torch_pruning is installed and inputs are one tensor.
+    An `nn.Sequential` has one block for each child with parameters. `example` is one sample where inputs are a dict or
+    tuple of tensors.
     """
     if isinstance(module, Net):
-        check_forward_pass(name, module.module, input_shape, classes, module.token_inputs)
-        return module
+        check_forward_pass(name, module.module, input_shape, classes, module.token_inputs, example)
+        return module if example is None else replace(module, input_shape=input_shape, example=example)
     if not isinstance(module, nn.Module):
         raise make_model_error(
             name, f"it is {name_type(module)} and no torch.nn.Module", "Give a module or what makes one."
         )
     embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in module.modules())
-    tokens = bool(getattr(module, "token_inputs", embeds and len(input_shape) == 1))
+    tokens = bool(getattr(module, "token_inputs", embeds and example is None and len(input_shape) == 1))
     try:
         module = deepcopy(module)
     except Exception as error:
         raise make_model_error(
             name, f"it cannot be copied ({describe_error(error)})", "Keep locks and open files out of it."
         ) from error
-    check_forward_pass(name, module, input_shape, classes, tokens)
+    check_forward_pass(name, module, input_shape, classes, tokens, example)
     if not any(p.requires_grad for p in module.parameters()):
         raise make_model_error(name, "it has no parameters to train", "Give it a layer with weights.")
     seen: dict[int, str] = {}
@@ -70,21 +75,28 @@ def build_user_net(module: Any, input_shape: tuple[int, ...], classes: int, name
         module,
         input_shape,
         classes,
-        trace_axes(module, input_shape, tokens),
+        trace_axes(module, input_shape, tokens) if example is None else (),
         find_blocks(module) if isinstance(module, nn.Sequential) else (),
         token_inputs=tokens,
+        example=example,
     )
 
 
-def check_forward_pass(name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
+def check_forward_pass(
+    name: str, module: nn.Module, input_shape: InputShape, classes: int, tokens: bool, example: Inputs | None = None
+) -> None:
     """Runs two samples of zeros through a module and refuses it where the outputs are not logits."""
     first = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
-    kind = {"dtype": torch.long if tokens else first.dtype, "device": first.device}
+    if example is None:
+        kind = {"dtype": torch.long if tokens else first.dtype, "device": first.device}
+        inputs, form = torch.zeros(2, *input_shape, **kind), f"of shape {(2, *input_shape)}"
+    else:
+        inputs, form = repeat_example(example, 2, first.dtype, first.device), f"that are {describe_inputs(example)}"
     try:
         with torch.no_grad():
-            logits = module.eval()(torch.zeros(2, *input_shape, **kind))
+            logits = module.eval()(inputs)
     except (Exception, SystemExit) as error:
-        why = f"it raises {describe_error(error)} on inputs of shape {(2, *input_shape)}"
+        why = f"it raises {describe_error(error)} on inputs {form}"
         raise make_model_error(name, why, "Correct its forward, or choose data of another shape.") from error
     if not isinstance(logits, Tensor):
         raise make_model_error(name, f"it returns {name_type(logits)} and no tensor", "Return the logits alone.")

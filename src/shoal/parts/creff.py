@@ -133,8 +133,7 @@ class CReFF(Part):
 def find_classifier(net: Net, part: str) -> tuple[str, str]:
     """The names of its weight and bias, there or not; refused where it does not make the logits of one sample."""
     name, layer = find_head_layer(net, part)
-    one = torch.zeros(1, *net.input_shape, dtype=torch.long if net.token_inputs else net.dtype, device=net.place)
-    shape = tuple(net.forward(net.initial, one)[0].shape)
+    shape = tuple(net.forward(net.initial, net.make_example_inputs(1))[0].shape)
     if shape != (1, layer.out_features):
         problem = f"{part} needs a last layer that gives a sample a row of logits, and this model gives it {shape}."
         raise ShoalError("bad-part", problem, "Use a model that classifies whole samples, or leave the part out.")

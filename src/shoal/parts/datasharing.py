@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
+from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.types import SERVER, Device, Round
-from shoal.parts.lib.checks import require, require_server
+from shoal.parts.lib.checks import require, require_one_tensor, require_server
 
 WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -31,6 +32,10 @@ class DataSharing(Part):
 
     def __post_init__(self):
         require(self, "0 <= share <= 1", 0 <= self.share <= 1)
+
+    def model(self, net: Net) -> Net:
+        require_one_tensor(self, net, "sends devices")
+        return net
 
     def init_server(self, round: Round) -> Tree:
         require_server(self, round, "hands out")

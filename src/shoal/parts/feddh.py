@@ -106,7 +106,7 @@ class FedDH(Part):
         if round.server is None and (self.gradient_from == "server_data" or self.labels != "told"):
             problem = f"{self} needs samples on the server, and there are none."
             raise ShoalError("no-data", problem, "Give it some: --server-data per-class:10.")
-        if self.gradient == "pseudo" and round.optimiser.is_adaptive:
+        if self.gradient_from == "pseudo" and round.optimiser.is_adaptive:
             problem = f"feddh reads the gradient off steps of SGD, and the optimiser is {round.optimiser.kind}."
             raise ShoalError("clash", problem, "Use the optimiser sgd, or feddh(gradient='client_grad').")
         known = collect_label_counts({}, round) if self.labels == "told" else {}

@@ -13,7 +13,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
-from shoal.parts.lib.checks import require
+from shoal.parts.lib.checks import require, require_one_tensor
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Mixup(Part):
         require(self, "0 <= alpha <= 1e6", 0 <= self.alpha <= 1e6)
 
     def model(self, net: Net) -> Net:
+        require_one_tensor(self, net, "blends")
         if net.token_inputs:
             raise ShoalError("bad-part", "mixup blends inputs, and words cannot be blended.", "Leave mixup out.")
         return net

@@ -17,6 +17,7 @@ from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_traini
 from shoal.core.local.step import StepContext
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, take_rows
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Axis, Block, Cut
@@ -44,7 +45,7 @@ class SmokeSetup:
     """What a part is tried on: a net before any part has changed it, and samples that it can take."""
 
     net: Net
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     lr: float = 0.1
     sizes: tuple[int, int] = (5, 3)
@@ -64,12 +65,12 @@ def make_tiny_setup(samples: int = 12) -> SmokeSetup:
     return SmokeSetup(build_tiny_net(), x, torch.randint(0, 2, (samples,), generator=generator))
 
 
-def make_smoke_setup(net: Net, inputs: Tensor, targets: Tensor) -> SmokeSetup:
+def make_smoke_setup(net: Net, inputs: Inputs, targets: Tensor) -> SmokeSetup:
     """The net of a run and a few of its samples; fewer where the net is large."""
     sizes = (2, 2) if net.macs_forward > LARGE else (5, 3)
     rows = np.random.default_rng(0).permutation(len(targets))
-    index = torch.from_numpy(np.resize(rows, sum(sizes) + SHARED)).to(inputs.device)
-    return SmokeSetup(net, inputs[index], targets[index], lr=0.01, sizes=sizes)
+    index = torch.from_numpy(np.resize(rows, sum(sizes) + SHARED)).to(targets.device)
+    return SmokeSetup(net, take_rows(inputs, index), targets[index], lr=0.01, sizes=sizes)
 
 
 LARGE = 10**7

@@ -18,12 +18,13 @@ from shoal.core.measures.evaluate import Evaluator
 from shoal.core.measures.local_models import LocalModelEvaluator
 from shoal.core.metric import ASKED, Metric, list_run_metrics
 from shoal.core.model import tree
+from shoal.core.model.inputs import make_example
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Work
 from shoal.data.augment import parse_augment
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import Dataset, get_single_tensor
 from shoal.data.noniid_degree import count_labels_by_device, summarise_population
 from shoal.data.plausibility import Doubt, find_doubts
 from shoal.data.population import Population
@@ -99,6 +100,9 @@ def assemble_run(
     if key not in dataset_cache:
         dataset_cache[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
     dataset = dataset_cache[key]
+    augment = parse_augment(recipe.augment)
+    if augment:
+        get_single_tensor(dataset.inputs, "augment")
     kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
     net = replace(build_first_net(recipe, dataset, streams, dtype, place), half=half)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
@@ -115,7 +119,7 @@ def assemble_run(
             raise ShoalError("bad-value", "batch is 1, and batch norm needs several samples.", "Give 2 or more.")
         sizes = np.where(sizes < 2, 0, sizes)
     server_samples = get_samples(SERVER) if len(server_index) else None
-    setup = TrainingSetup(method, net, streams, optimiser, get_samples, parse_augment(recipe.augment), kind=kind)
+    setup = TrainingSetup(method, net, streams, optimiser, get_samples, augment, kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
     evaluator = build_evaluator(recipe, dataset, labels, population, dtype)
     loop = Loop(
@@ -170,7 +174,8 @@ def build_first_net(
     recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device
 ) -> Net:
     """The net with its initial weights, drawn from the stream `init` or read from the recipe's file."""
-    net = build_model(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"))
+    example = make_example(dataset.inputs)
+    net = build_model(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"), example)
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")

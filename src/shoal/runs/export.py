@@ -87,11 +87,10 @@ def describe_export(exported: ExportedModel) -> list[str]:
     about, is_bare = exported.about, exported.path.suffix.lower() == ".safetensors"
     rounds, after = about["rounds"], about["accuracy_after"]
     judged = f"accuracy {about['accuracy']:.4f} after round {after}" if after else "not evaluated yet"
-    low, high = about["input_range"]
     lines = [
         f"{exported.path}: {about['model']} trained by {about['method']} for {rounds} round{'s' * (rounds != 1)}",
         f"{about['parameters']:,} numbers, {judged}",
-        f"takes {about['input_dtype']} {format_shape(about['input_shape'])} as read from the data, {low:g} to {high:g}",
+        f"takes {describe_model_inputs(about)}",
         f"gives logits {format_shape(about['output_shape'])}",
     ]
     if "kept" in about:
@@ -109,6 +108,18 @@ def describe_export(exported: ExportedModel) -> list[str]:
     elif not is_bare:
         lines.append("not tried: onnxruntime is not installed")
     return lines
+
+
+def describe_model_inputs(about: dict[str, Any]) -> str:
+    """Type, shape and range of what a model takes; of a dict or tuple, those of each tensor."""
+    keys = ("input_dtype", "input_shape", "input_range")
+    facts = [about[key] for key in keys]
+    if isinstance(facts[0], str):
+        dtype, shape, (low, high) = facts
+        return f"{dtype} {format_shape(shape)} as read from the data, {low:g} to {high:g}"
+    names = list(facts[0]) if isinstance(facts[0], dict) else range(len(facts[0]))
+    own = [describe_model_inputs(dict(zip(keys, (fact[name] for fact in facts)))) for name in names]
+    return "; ".join(f"{name}: {text}" for name, text in zip(names, own))
 
 
 def format_shape(shape: list[int]) -> str:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs
 from shoal.runs.trained_model import BATCHES, TrainedModel
 
 
@@ -56,14 +58,18 @@ def export_pt2(model: TrainedModel) -> ExportOutput:
 
 
 def export_onnx(model: TrainedModel) -> ExportOutput:
-    """An ONNX model with one input, `input`, and one output, `logits`; `about` is in its metadata."""
+    """An ONNX model with one input, `input`, and one output, `logits`; `about` is in its metadata.
+
+    Where the model takes a dict, the inputs have the names of its tensors; of a tuple, input_0, input_1 and so on.
+    """
+    names = name_inputs(model.samples)
     with wrap_export_errors(model):
         program = torch.onnx.export(
             trace_program(model),
             dynamo=True,
             verbose=False,
-            dynamic_shapes=({0: "batch"},),
-            input_names=["input"],
+            dynamic_shapes=(tree.map_tensors(lambda _: {0: "batch"}, model.samples),),
+            input_names=names,
             output_names=["logits"],
         )
         assert program
@@ -78,7 +84,19 @@ def export_onnx(model: TrainedModel) -> ExportOutput:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        return content, compare_outputs(model, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
+
+        def run_session(inputs: Inputs) -> Tensor:
+            given = zip(names, (t.numpy() for t in tree.collect_tensors(inputs)))
+            return torch.from_numpy(session.run(None, dict(given))[0])
+
+        return content, compare_outputs(model, run_session)
+
+
+def name_inputs(inputs: Inputs) -> list[str]:
+    """The names of the inputs in an ONNX model."""
+    if isinstance(inputs, Tensor):
+        return ["input"]
+    return list(inputs) if isinstance(inputs, dict) else [f"input_{i}" for i in range(len(inputs))]
 
 
 def require_onnx() -> None:
@@ -92,7 +110,9 @@ def require_onnx() -> None:
 # what both programs share ---------------------------------------------------------------------------------------------
 def trace_program(model: TrainedModel) -> torch.export.ExportedProgram:
     """The model as a graph of tensor operations, traced on zeros; paths of source files are removed from it."""
-    zeros, sizes = torch.zeros_like(model.samples[:2]), ({0: torch.export.Dim("batch")},)
+    zeros = tree.map_tensors(lambda t: torch.zeros_like(t[:2]), model.samples)
+    batch = torch.export.Dim("batch")
+    sizes = (tree.map_tensors(lambda _: {0: batch}, model.samples),)
     with torch.no_grad():
         try:
             program = torch.export.export(model.module, (zeros,), dynamic_shapes=sizes)
@@ -104,11 +124,12 @@ def trace_program(model: TrainedModel) -> torch.export.ExportedProgram:
 
 
 @torch.no_grad()
-def compare_outputs(model: TrainedModel, loaded: Callable[[Tensor], Tensor] | Module) -> ExportDeviation:
+def compare_outputs(model: TrainedModel, loaded: Callable[[Inputs], Tensor] | Module) -> ExportDeviation:
     """The largest deviation of a file's logits from the model's on batches of several sizes; a large one is refused."""
     deviation = ExportDeviation(0.0, 0.0)
     for size in BATCHES:
-        expected, actual = model.module(model.samples[:size]), loaded(model.samples[:size])
+        samples = tree.map_tensors(lambda t: t[:size], model.samples)
+        expected, actual = model.module(samples), loaded(samples)
         finite = expected.isfinite()
         max_error, max_logit = (float(torch.where(finite, v, 0).abs().max()) for v in (actual - expected, expected))
         deviation = ExportDeviation(max(deviation.max_error, max_error), max(deviation.max_logit, max_logit))

@@ -25,7 +25,14 @@ def fingerprint_dataset(dataset: Dataset) -> str:
     """16 digits for the contents, shapes and types of training and test set, the owners and the number of classes."""
     digest = sha256(f"{dataset.classes} classes".encode())
     for name in ("inputs", "targets", "test_inputs", "test_targets"):
-        hash_tensor(digest, name, getattr(dataset, name))
+        inputs = getattr(dataset, name)
+        if isinstance(inputs, Tensor):
+            hash_tensor(digest, name, inputs)
+            continue
+        named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
+        digest.update(f"{name} is a {type(inputs).__name__}\n".encode())
+        for key, value in named.items():
+            hash_tensor(digest, f"{name} {key}", value)
     if dataset.owners is not None:
         hash_tensor(digest, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
     return digest.hexdigest()[:16]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal import models
 from shoal.core.errors import ShoalError
+from shoal.core.model.inputs import Inputs, InputShape
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
 from shoal.data.user_data import build_user_dataset
@@ -36,8 +37,8 @@ class HandedOverModel:
 
     module: nn.Module
 
-    def __call__(self, input_shape: tuple[int, ...], classes: int) -> Net:
-        return build_user_net(self.module, input_shape, classes)
+    def __call__(self, input_shape: InputShape, classes: int, example: Inputs | None = None) -> Net:
+        return build_user_net(self.module, input_shape, classes, example=example)
 
 
 def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The model that a run has trained so far, as it is evaluated, with what has to be known to use it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, count_samples, take_rows
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params
 from shoal.core.streams import RandomStreams
 from shoal.core.version import VERSION
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import has_moments
 from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import EngineChoice, parse_engine_choice, use_engine_settings
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
@@ -53,14 +55,14 @@ class TrainedModel:
     """Takes inputs as they are read from the data, also where training normalised them."""
     params: Params
     """The tensors of the model without normalisation: it takes normalised inputs where training did."""
-    samples: Tensor
+    samples: Inputs
     """A few inputs to try an exported file on; they are not written."""
     about: dict[str, Any]
 
     def to_float32(self) -> "TrainedModel":
         """The same model in float32, which is what most runtimes compute in."""
-        samples = self.samples.float() if self.samples.is_floating_point() else self.samples
-        about = self.about | {"input_dtype": format_dtype(samples.dtype)}
+        samples = tree.map_tensors(lambda t: t.float() if t.is_floating_point() else t, self.samples)
+        about = self.about | {"input_dtype": describe_tensors(samples, lambda t: format_dtype(t.dtype))}
         return replace(self, module=deepcopy(self.module).float(), samples=samples, about=about)
 
 
@@ -87,20 +89,20 @@ def load_trained_model(path: Path) -> TrainedModel:
         params = assembly.loop.make_final_params(checkpoint.server_state, checkpoint.rounds)
     history = folder.read_history_until(checkpoint)
     module, (data,), moments = Result(recipe, history, net, params).module(), dataset_cache.values(), None
-    if recipe.normalise and data.inputs.is_floating_point():
+    if recipe.normalise and has_moments(data.inputs):
         data = load_recipe_dataset(cpu_recipe, RandomStreams(cpu_recipe.seed)).to(net.dtype, net.place)
-        moments = mean, deviation = compute_input_moments(data)
+        moments = mean, deviation = data.moments
         module = NormalisingModel(module, mean, deviation)
-    inputs = data.test_inputs if len(data.test_inputs) else data.inputs
-    samples = inputs[torch.arange(max(BATCHES)) % len(inputs)]
+    inputs = data.test_inputs if count_samples(data.test_inputs) else data.inputs
+    samples = take_rows(inputs, torch.arange(max(BATCHES)) % count_samples(inputs))
     with torch.no_grad():
         output_shape = list(module(samples).shape[1:])
     about = describe_training(recipe, history) | {
         "parameters": sum(v.numel() for v in params.values()),
         "classes": net.classes,
-        "input_shape": list(net.input_shape),
-        "input_dtype": format_dtype(samples.dtype),
-        "input_range": [inputs.min().item(), inputs.max().item()],
+        "input_shape": describe_tensors(samples, lambda t: list(t.shape[1:])),
+        "input_dtype": describe_tensors(samples, lambda t: format_dtype(t.dtype)),
+        "input_range": describe_tensors(inputs, lambda t: [t.min().item(), t.max().item()]),
         "output_shape": output_shape,
     }
     if moments:
@@ -123,10 +125,13 @@ def describe_training(recipe: Recipe, history: History) -> dict[str, Any]:
     }
 
 
-def compute_input_moments(data: Dataset) -> tuple[Tensor, Tensor]:
-    """The mean and the standard deviation per channel that `Dataset.normalise` uses."""
-    dims = [0, *range(2, data.inputs.dim())]
-    return data.inputs.mean(dims, keepdim=True), data.inputs.std(dims, keepdim=True).clamp(min=1e-8)
+def describe_tensors(inputs: Inputs, describe: Callable[[Tensor], Any]) -> Any:
+    """A fact about the inputs, ready for JSON: by name where they are a dict, as a list where they are a tuple."""
+    if isinstance(inputs, Tensor):
+        return describe(inputs)
+    if isinstance(inputs, dict):
+        return {name: describe(value) for name, value in inputs.items()}
+    return [describe(value) for value in inputs]
 
 
 def list_kept_units(cuts: Sequence[Plan]) -> dict[str, list[int]]:

@@ -19,11 +19,14 @@ from shoal.core.batch import Samples
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, get_input_shape, make_example, outline_sample
 from shoal.core.model.net import Net
 from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER
 from shoal.data.augment import parse_augment
+from shoal.data.dataset import Dataset, get_single_tensor
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes
 from shoal.engines.host import LocalDevices
@@ -114,7 +117,7 @@ class DeviceClient:
             raise MemoryLost from error
         return memory
 
-    def load_samples(self) -> tuple[Tensor, Tensor]:
+    def load_samples(self) -> tuple[Inputs, Tensor]:
         """The device's inputs and labels as `data` gives them."""
         try:
             samples = read_user_samples(load_named_object(self.data)() if ".py:" in self.data else self.data)
@@ -135,16 +138,29 @@ class DeviceClient:
         """The device's samples in the dtype and normalisation of the run; samples of another form are refused."""
         x, y = self.load_samples()
         dtype = torch.float64 if run_description["precision"] == "float64" else torch.float32
-        x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
-        if (
-            list(x.shape[1:]) != run_description["shape"]
-            or int(y.max()) >= run_description["classes"]
-            or int(y.min()) < 0
-        ):
+
+        def convert_values(x: Tensor) -> Tensor:
+            return x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
+
+        x = tree.map_tensors(convert_values, x)
+        if not is_described_form(x, run_description) or int(y.max()) >= run_description["classes"] or int(y.min()) < 0:
             raise ShoalError("no-data", "The samples are not of the form that the run is about.", "Prepare them anew.")
         if run_description["mean"] is not None:
-            x = (x - run_description["mean"]) / run_description["std"]
+            x = (get_single_tensor(x, "normalise") - run_description["mean"]) / run_description["std"]
         return Samples(x, y.long(), torch.arange(len(y)))
+
+
+def is_described_form(inputs: Inputs, run_description: dict[str, Any]) -> bool:
+    """Whether a device's inputs are of the form that the run is about; a dict may have another order of its keys."""
+    example = run_description.get("example")
+    if isinstance(inputs, Tensor):
+        return example is None and list(inputs.shape[1:]) == run_description["shape"]
+    if isinstance(inputs, dict) and isinstance(example, dict):
+        same_keys = inputs.keys() == example.keys()
+        return same_keys and outline_sample({key: inputs[key] for key in example}) == outline_sample(example)
+    return (
+        isinstance(inputs, tuple) and isinstance(example, tuple) and outline_sample(inputs) == outline_sample(example)
+    )
 
 
 def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:
@@ -156,14 +172,17 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     recipe = Recipe().with_values(**settings)
     method: Method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
-    net: Net = build_model(
-        recipe.model, tuple(run_description["shape"]), run_description["classes"], streams.derive_seed("init")
-    )
+    example = run_description.get("example")
+    shape = tuple(run_description["shape"]) if example is None else get_input_shape(example)
+    net: Net = build_model(recipe.model, shape, run_description["classes"], streams.derive_seed("init"), example)
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
     no_samples = Samples(samples.inputs, samples.targets, torch.arange(0))
     get_samples: Callable[[int], Samples] = lambda device: no_samples if device == SERVER else samples  # noqa: E731
-    return TrainingSetup(method, net, streams, make_optimiser(recipe), get_samples, parse_augment(recipe.augment))
+    augment = parse_augment(recipe.augment)
+    if augment:
+        get_single_tensor(samples.inputs, "augment")
+    return TrainingSetup(method, net, streams, make_optimiser(recipe), get_samples, augment)
 
 
 def read_thread_count(run_description: dict[str, Any]) -> int:
@@ -171,14 +190,17 @@ def read_thread_count(run_description: dict[str, Any]) -> int:
     return Recipe().with_values(threads=run_description.get("threads", 0)).threads or 1
 
 
-def build_run_description(
-    recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None
-) -> dict:
-    """What the server sends every device of a run: values of the recipe, and shape, classes and moments of the data."""
+def build_run_description(recipe: Recipe, dataset: Dataset, moments: tuple[Tensor, Tensor] | None) -> dict:
+    """What the server sends every device of a run: values of the recipe, and form, classes and moments of the data.
+
+    The form is the shape of one sample, or one sample of zeros where inputs are a dict or tuple of tensors.
+    """
     mean, std = moments or (None, None)
     settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
     settings |= {"threads": recipe.threads}
-    return settings | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
+    example = make_example(dataset.inputs)
+    form = {"shape": list(dataset.input_shape)} if example is None else {"example": example}
+    return settings | form | {"classes": dataset.classes, "mean": mean, "std": std}
 
 
 def get_reason_code(error: BaseException) -> str:

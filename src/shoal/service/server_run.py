@@ -12,6 +12,7 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.core.metric import encode_metrics
 from shoal.core.streams import RandomStreams
+from shoal.data.dataset import has_moments
 from shoal.engines.threads import use_threads
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
 from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
@@ -100,8 +101,8 @@ def describe_run_for_devices(recipe: Recipe) -> dict:
     streams = RandomStreams(recipe.seed)
     dtype, _ = set_precision(recipe.precision, place := torch.device("cpu"))
     dataset = load_recipe_dataset(recipe, streams).to(dtype, place)
-    moments = dataset.moments if recipe.normalise and dataset.inputs.is_floating_point() else None
-    return build_run_description(recipe, dataset.input_shape, dataset.classes, moments)
+    moments = dataset.moments if recipe.normalise and has_moments(dataset.inputs) else None
+    return build_run_description(recipe, dataset, moments)
 
 
 def get_run_id(folder: RunFolder) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from torch import Tensor
 
 from shoal.core import wire
 from shoal.core.batch import Batch
@@ -160,7 +161,8 @@ def check_padding_leaves_no_trace(part: Part) -> None:
             batch = training.device.samples.take_batch(rows)
             plain, _ = advance(rule, plain, batch, context, compute_autograd_gradient)
             wide = pad_batch(batch)
-            idle, _ = advance(rule, padded, wide._replace(inputs=wide.inputs * 3), context, compute_autograd_gradient)
+            other = wide._replace(inputs=tree.map_tensors(lambda t: t * 3 if t.is_floating_point() else t, wide.inputs))
+            idle, _ = advance(rule, padded, other, context, compute_autograd_gradient)
             padded = gate_padded_step(torch.tensor(False), idle, padded)
             new, _ = advance(rule, padded, wide, context, compute_autograd_gradient)
             padded = gate_padded_step(torch.tensor(True), new, padded)
@@ -308,9 +310,12 @@ def prepare_first_round(part: Part, sizes: tuple[int, ...]) -> tuple[Loop, list[
 
 def pad_batch(batch: Batch) -> Batch:
     """The same batch with two samples of weight 0 behind it."""
-    extra = torch.full_like(batch.inputs[:1], 5.0)
+
+    def pad_samples(values: Tensor) -> Tensor:
+        extra = torch.full_like(values[:1], 5.0) if values.is_floating_point() else values[:1]
+        return torch.cat((values, extra, extra))
+
     ((targets, _),) = batch.targets
-    weight = torch.cat((torch.ones(len(targets)), torch.zeros(2))).to(batch.inputs.dtype)
-    return Batch(
-        torch.cat((batch.inputs, extra, extra)), ((torch.cat((targets, targets[:1], targets[:1])), None),), weight
-    )
+    dtype = next((t.dtype for t in tree.collect_tensors(batch.inputs) if t.is_floating_point()), torch.float64)
+    weight = torch.cat((torch.ones(len(targets)), torch.zeros(2))).to(dtype)
+    return Batch(tree.map_tensors(pad_samples, batch.inputs), ((pad_samples(targets), None),), weight)

@@ -12,6 +12,7 @@ from shoal.core.compose import Method, compose
 from shoal.core.expression import parse_method
 from shoal.core.ledger import Row
 from shoal.core.local.device import LocalTraining
+from shoal.core.model.inputs import Inputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params, Tree
@@ -30,7 +31,7 @@ def toy(
     *,
     sizes: Sequence[int] = (5, 3),
     net: Net | None = None,
-    inputs: Tensor | None = None,
+    inputs: Inputs | None = None,
     targets: Tensor | None = None,
     lr: float = 0.1,
     momentum: float = 0.0,

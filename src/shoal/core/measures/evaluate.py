@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.core.batch import Samples
 from shoal.core.local.step import compute_sample_losses
 from shoal.core.metric import METRICS
+from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 
@@ -91,7 +92,7 @@ def choose_chunk_size(samples: Samples, net: Net) -> int:
     """Samples per forward pass: 512 on a CPU, for its caches; on a GPU as many as have about 8 M input elements."""
     if net.place.type == "cpu":
         return 512
-    elements = max(1, samples.inputs[0].numel() if len(samples.inputs) else 1)
+    elements = max(1, sum(t[0].numel() for t in tree.collect_tensors(samples.inputs) if len(t)))
     return min(8192, max(256, 2**23 // elements))
 
 

@@ -13,10 +13,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, make_input_hook
 from shoal.core.model.flops import count_macs
 from shoal.core.model.half_precision import use_half_precision
+from shoal.core.model.inputs import Inputs, InputShape, repeat_example
 from shoal.core.model.module_copy import copy_module, update_layer_sizes
 from shoal.core.model.name_checks import check_net_names
 from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
-from shoal.core.model.tree import Params
+from shoal.core.model.tree import Params, collect_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,7 @@ class Net:
     """
 
     module: nn.Module
-    input_shape: tuple[int, ...]
+    input_shape: InputShape
     classes: int
     axes: tuple[Axis, ...] = ()
     blocks: tuple[Block, ...] = ()
@@ -45,6 +46,8 @@ class Net:
     """
     head: str = ""
     """The layer whose inputs are the features; the last linear layer unless it is named."""
+    example: Inputs | None = None
+    """One sample, with a first dimension of 1, where inputs are a dict or tuple of tensors; None: they are one."""
 
     def __post_init__(self):
         _ = self.initial, self.trainable, self._slots  # read before the first call fills the slots with other tensors
@@ -93,8 +96,9 @@ class Net:
 
     @cached_property
     def has_dropout(self) -> bool:
-        """Whether layers draw random numbers in training (dropout)."""
-        return any(isinstance(m, _DropoutNd) and 0 < m.p < 1 for m in self.module.modules())
+        """Whether layers draw random numbers in training (dropout), or the module says so of what is no layer."""
+        layers = any(isinstance(m, _DropoutNd) and 0 < m.p < 1 for m in self.module.modules())
+        return layers or bool(getattr(self.module, "has_dropout", False))
 
     def names_with_role(self, *roles: str) -> tuple[str, ...]:
         """The names of the tensors with one of these roles (shared, personal, server)."""
@@ -108,7 +112,14 @@ class Net:
         sent = self.names_with_role("shared", "server")
         return tuple(tuple(name for name in sent if block.owns(name)) for block in self.blocks)
 
-    def forward(self, params: Params, inputs: Tensor, taps: tuple[str, ...] = (), training: bool = False):
+    def make_example_inputs(self, count: int) -> Inputs:
+        """So many samples of zeros, or of the example where inputs are a dict or tuple of tensors."""
+        if self.example is not None:
+            return repeat_example(self.example, count, self.dtype, self.place)
+        dtype = torch.long if self.token_inputs else self.dtype
+        return torch.zeros(count, *self.input_shape, dtype=dtype, device=self.place)
+
+    def forward(self, params: Params, inputs: Inputs, taps: tuple[str, ...] = (), training: bool = False):
         """Run the model: logits, features, taps by name, and the buffers that a pass in training has changed.
 
         A tap is the name of a module whose output is wanted, or `into NAME` for the first input of a module.
@@ -120,13 +131,14 @@ class Net:
         buffers = self._fill_slots(params, training)
         self._register_taps(tapped, taps)
         if self.half:
-            with use_half_precision(inputs.device.type):
+            with use_half_precision(collect_tensors(inputs)[0].device.type):
                 logits = self.module(inputs).float()
             tapped = {k: v.float() for k, v in tapped.items()}
         else:
             logits = self.module(inputs)
         self._hook_cell[0] = {}
-        return logits, tapped.get(".features", inputs), {k: tapped[k] for k in taps}, buffers
+        features = tapped[".features"] if ".features" in tapped else collect_tensors(inputs)[0]
+        return logits, features, {k: tapped[k] for k in taps}, buffers
 
     def forward_from_block(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
         """The logits from `x`, the input of block number `first`, through that block and the ones after it."""
@@ -172,8 +184,7 @@ class Net:
     @cached_property
     def macs_forward(self) -> int:
         """Multiply-accumulates of one sample through the model, as `count_macs` counts them."""
-        dtype = torch.long if self.token_inputs else self.dtype
-        sample = torch.zeros(1, *self.input_shape, dtype=dtype, device=self.place)
+        sample = self.make_example_inputs(1)
         return count_macs(lambda: self.forward(self.initial, sample))
 
     @property

@@ -57,7 +57,7 @@ def select_where(live: Tensor, new: Tree, old: Tree) -> Tree:
     return map_tensor_pairs(lambda n, o: torch.where(live, n, o), new, old)
 
 
-def map_tensors(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+def map_tensors(f: Callable[[Tensor], Any], tree: Tree) -> Tree:
     """The tree with `f` of each of its tensors."""
     if isinstance(tree, Tensor):
         return f(tree)

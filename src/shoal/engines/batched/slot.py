@@ -39,7 +39,8 @@ class DeviceSlot:
         """What must be equal for two devices to be stacked and share a program; `kind` is the number of the setup."""
         samples, state, context = self.training.device.samples, self.training.state, self.training.context
         shapes = tree.outline_tree([state.states, context.got, self.first_draws])
-        return (kind, id(samples.inputs), id(samples.targets), shapes, tuple(context.mask), tuple(state.slots))
+        data = tuple(map(id, tree.collect_tensors([samples.inputs, samples.targets])))
+        return (kind, data, shapes, tuple(context.mask), tuple(state.slots))
 
     @property
     def macs(self) -> int:

@@ -32,7 +32,8 @@ class DeviceStack:
         self.slots, self.hyperparams, self.width, self.batch = list(slots), tuple(hyperparams), width, batch
         first = self.slots[0]
         self.setup: TrainingSetup = first.setup
-        self.data = [first.training.device.samples.inputs, first.training.device.samples.targets]
+        samples = first.training.device.samples
+        self.data = [*tree.collect_tensors(samples.inputs), samples.targets]
         self.place = self.setup.net.place
         self.channels_last = channels_last and width == 1 and self.place.type == "cpu"
         """Whether images and filters have their channels last, which is quicker on a processor."""
@@ -53,7 +54,7 @@ class DeviceStack:
 
     def apply_memory_format(self, tensor: Tensor) -> Tensor:
         """The tensor in the memory format that the program wants."""
-        images = self.channels_last and tensor.dim() == 4
+        images = self.channels_last and tensor.dim() == 4 and tensor.is_floating_point()
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
     def stack_initial_states(self) -> list[Tensor]:

@@ -9,6 +9,7 @@ from shoal.core.batch import Batch
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import LocalState, StepContext, advance, compute_func_gradient, gate_padded_step
 from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs
 from shoal.engines.batched.graph import StepFunction
 from shoal.engines.batched.hyperparams import substitute_hyperparams
 from shoal.engines.batched.stack import DeviceStack
@@ -19,11 +20,14 @@ def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
     setup, hyperparams, width, batch = stack.setup, stack.hyperparams, stack.width, stack.batch
     first = stack.slots[0]
     state, draws, own_fixed = first.training.state, first.first_draws, len(tree.collect_tensors(first.fixed))
+    sample_tree = first.training.device.samples.inputs
+    input_count = len(tree.collect_tensors(sample_tree))
     drawn_by_parts, images = len(tree.collect_tensors(draws)), setup.augment.count if setup.augment else 0
 
     def step_one_device(
-        carried: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, rest: Sequence[Tensor]
+        carried: Sequence[Tensor], fixed: Sequence[Tensor], x: Sequence[Tensor], y: Tensor, rest: Sequence[Tensor]
     ):
+        inputs: Inputs = tree.refill_tensors(sample_tree, x)
         before: LocalState = tree.refill_tensors(state, carried)
         anchor, got, numbers, mask = tree.refill_tensors(first.fixed, fixed[:own_fixed])
         weight, live = (rest[0], rest[1]) if padded else (None, None)
@@ -31,27 +35,27 @@ def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
         parts = tree.refill_tensors(draws, drawn[:drawn_by_parts])
         context = StepContext(anchor, got, numbers | {"step": now, "epoch": epoch}, parts, mask)
         if setup.augment:
-            x = setup.augment.transform_images(x, drawn[drawn_by_parts : drawn_by_parts + images])
+            inputs = setup.augment.transform_images(inputs, drawn[drawn_by_parts : drawn_by_parts + images])
         layers = iter(drawn[drawn_by_parts + images :])
         rule = substitute_hyperparams(setup, hyperparams, fixed[own_fixed:])
         with override_layers(setup.net.has_dropout, setup.net.mixes_batch, lambda _: next(layers), weight):
-            after, scored = advance(rule, before, Batch(x, ((y, None),), weight), context, compute_func_gradient)
+            after, scored = advance(rule, before, Batch(inputs, ((y, None),), weight), context, compute_func_gradient)
         if live is None:
             return tree.collect_tensors(after), scored.loss
         return tree.collect_tensors(gate_padded_step(live, after, before)), torch.where(live, scored.loss, 0)
 
     def step_all_devices(carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor]):
-        inputs, targets, rows, *rest = frame
+        inputs, (targets, rows, *rest) = frame[:input_count], frame[input_count:]
         if stack.is_single:
             return step_one_device(
                 carried,
                 fixed,
-                stack.apply_memory_format(inputs.index_select(0, rows)),
+                [stack.apply_memory_format(t.index_select(0, rows)) for t in inputs],
                 targets.index_select(0, rows),
                 rest,
             )
         flat = rows.flatten()
-        x = inputs.index_select(0, flat).view(width, batch, *inputs.shape[1:])
+        x = [t.index_select(0, flat).view(width, batch, *t.shape[1:]) for t in inputs]
         y = targets.index_select(0, flat).view(width, batch, *targets.shape[1:])
         return torch.vmap(step_one_device)(carried, fixed, x, y, rest)
 

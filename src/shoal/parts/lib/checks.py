@@ -9,6 +9,7 @@ import torch
 
 from shoal.core.batch import Batch
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.model.inputs import describe_inputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
 from shoal.core.part import Part
@@ -42,9 +43,8 @@ def require_axes(part: Part, net: Net, usable: Sequence[Axis], widen: str = "") 
 
 
 def require_curvature(part: Part, net: Net) -> None:
-    """Refuse a model whose loss has no second derivative that torch could take, tried on two samples of zeros."""
-    kind = torch.long if net.token_inputs else net.dtype
-    inputs = torch.zeros(2, *net.input_shape, dtype=kind, device=net.place)
+    """Refuse a model whose loss has no second derivative that torch could take, tried on two samples."""
+    inputs = net.make_example_inputs(2)
     try:
         logits = net.forward(net.initial, inputs)[0]
         targets = torch.zeros(logits.shape[:-1], dtype=torch.long, device=net.place)
@@ -57,6 +57,13 @@ def require_curvature(part: Part, net: Net) -> None:
         why = describe_error(error)
         problem = f"{part.name()} measures the curvature of the loss, which torch cannot do for this model ({why})."
         raise ShoalError("bad-part", problem, "Write rule='fixed' and a rate, or replace that operation.") from error
+
+
+def require_one_tensor(part: Part, net: Net, use: str) -> None:
+    """Refuse a model whose inputs are a dict or tuple of tensors; `use` says what the part does with inputs."""
+    if net.example is not None:
+        problem = f"{part.name()} {use} one tensor of inputs, and this model takes {describe_inputs(net.example)}."
+        raise ShoalError("bad-part", problem, f"Leave {part.name()} out, or give inputs as one tensor.")
 
 
 def require_server(part: Part, round: Round, use: str) -> None:

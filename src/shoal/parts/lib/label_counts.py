@@ -11,6 +11,7 @@ from shoal.core.batch import Samples
 from shoal.core.errors import ShoalError
 from shoal.core.extras import Extra
 from shoal.core.measures.divergence import measure_label_degrees
+from shoal.core.model.inputs import list_shapes
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.types import SERVER, Round
@@ -46,7 +47,7 @@ def check_label_counts(device: int, labels: Tensor, round: Round) -> Tensor:
     if counts.shape != (net.classes,) or bool((counts < 0).any()):
         problem = f"Device {device} told something else than how often each of {net.classes} labels occurs."
         raise ShoalError("damaged", problem, "It was not used.")
-    most = int(round.sizes[device]) * (prod(net.input_shape) if net.token_inputs else 1)
+    most = int(round.sizes[device]) * (max(map(prod, list_shapes(net.input_shape))) if net.token_inputs else 1)
     return counts * (most / counts.sum()) if counts.sum() > most else counts
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shoal.core.extras import Extra
 from shoal.core.model.feature_maps import TrackPoolingInputs
+from shoal.core.model.inputs import Inputs
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params
@@ -18,7 +19,7 @@ UNIT_SCORES = Extra("axes", "float32", low=0, when="scores", about=ABOUT_SCORES)
 
 
 @torch.no_grad()
-def score_neurons(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]:
+def score_neurons(net: Net, params: Params, inputs: Inputs) -> dict[str, Tensor]:
     """By axis, the score r^i of each unit.
 
     Where units have maps (filters, heads): the mean rank of a unit's map over the inputs, as a share of the largest
@@ -31,9 +32,7 @@ def score_neurons(net: Net, params: Params, inputs: Tensor) -> dict[str, Tensor]
         seen = net.forward(params, inputs, taps)[2] if taps else {}
     sizes = {name: own / own.mean().clamp(min=1e-12) for name, own in compute_unit_strengths(net, params).items()}
     return {
-        a.name: compute_map_ranks(shape_feature_maps(seen[a.tap], a))
-        if a.tap
-        else sizes[a.name].float().to(inputs.device)
+        a.name: compute_map_ranks(shape_feature_maps(seen[a.tap], a)) if a.tap else sizes[a.name].float().to(net.place)
         for a in net.axes
     }
 

@@ -1,0 +1,71 @@
+"""A model of Hugging Face's transformers as a module that takes a dict of tokens and mask, and returns logits.
+
+The package itself is not imported here: whoever has a model of it has imported it already.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import ShoalError
+
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
+"""How the names of classes end that predict the next token at every position."""
+
+
+class TransformersModel(nn.Module):
+    """A transformer for text: `{"input_ids": ..., "attention_mask": ...}` to the logits of sentences or positions.
+
+    The attention mask, 1 for tokens and 0 for padding, becomes a mask of four dimensions before the model sees it: from
+    one of two dimensions transformers makes its own, and looks at its values on the way, which no two devices can do in
+    one call. `causal` says that a position sees none after it; by default it is read from the name of the class.
+    """
+
+    token_inputs = True
+
+    def __init__(self, model: Any, causal: bool | None = None):
+        super().__init__()
+        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+            problem = f"A {type(model).__name__} is no model of transformers."
+            raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
+        self.causal = type(model).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
+        self.has_dropout = has_dropout(model)
+        choose_attention: Any = getattr(model, "set_attn_implementation", None)
+        if choose_attention:
+            choose_attention("eager")  # fused kernels draw their own random numbers, and not all can be vectorised
+        self.model = model
+        self.accepts = frozenset(inspect.signature(model.forward).parameters)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        tokens = inputs["input_ids"]
+        present = inputs["attention_mask"] != 0 if "attention_mask" in inputs else torch.ones_like(tokens) != 0
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        given = inputs | {"attention_mask": build_attention_mask(present, self.causal, dtype)}
+        if "position_ids" in self.accepts:
+            given.setdefault("position_ids", (present.long().cumsum(-1) - 1).clamp(min=0))
+        if getattr(self.model.config, "type_vocab_size", 0) and "token_type_ids" in self.accepts:
+            given.setdefault("token_type_ids", torch.zeros_like(tokens))
+        cache = {"use_cache": False} if "use_cache" in self.accepts else {}
+        return self.model(**given, **cache, return_dict=True).logits
+
+
+def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores, (batch, 1, to, from): 0 where a token is seen, else the least number there is.
+
+    `present` is true for tokens and false for padding; `causal` hides what comes after a position.
+    """
+    length = present.shape[-1]
+    seen = present[:, None, None, :].expand(-1, 1, length, length)
+    if causal:
+        place = torch.arange(length, device=present.device)
+        seen = seen & (place[:, None] >= place)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def has_dropout(model: Any) -> bool:
+    """Whether a model draws random numbers in training, in layers or, as its config says, in between."""
+    layers = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules())
+    settings = model.config.to_dict().items()
+    return layers or any("drop" in key and isinstance(value, float) and value > 0 for key, value in settings)

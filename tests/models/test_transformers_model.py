@@ -1,0 +1,159 @@
+"""Encoders and decoders of transformers, small and with random weights, train many devices in one call."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shoal
+from shoal.core.errors import ShoalError
+from shoal.engines.batched.engine import BatchedEngine
+from shoal.models.transformers_model import TransformersModel, build_attention_mask
+
+transformers = pytest.importorskip("transformers")
+
+COUNT, LENGTH, WORDS, CLASSES = 40, 6, 17, 3
+SMALL: dict[str, Any] = dict(vocab_size=WORDS, pad_token_id=0)
+RECIPE: dict[str, Any] = dict(devices=4, sample=4, rounds=1, steps="2", batch=4, lr=0.1, precision="float64")
+
+
+def build_encoder(dropout: float) -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=16,
+        num_labels=CLASSES,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        **SMALL,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def build_gpt2(dropout: float) -> nn.Module:
+    config = transformers.GPT2Config(
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        tie_word_embeddings=False,
+        **SMALL,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def build_llama(dropout: float) -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        attention_dropout=dropout,
+        tie_word_embeddings=False,
+        **SMALL,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+BUILDERS = {"bert": build_encoder, "gpt2": build_gpt2, "llama": build_llama}
+
+
+def build_wrapped(kind: str, dropout: float = 0.0) -> TransformersModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TransformersModel(BUILDERS[kind](dropout))
+
+
+def make_sentences(kind: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Sentences of 2 to 6 words, padded behind, and their classes or next words."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, WORDS, (COUNT, LENGTH), generator=generator)
+    mask = torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (COUNT, 1), generator=generator)
+    targets = ids.roll(-1, 1) if kind != "bert" else torch.randint(0, CLASSES, (COUNT,), generator=generator)
+    return {"input_ids": ids * mask, "attention_mask": mask}, targets
+
+
+QUICK = [("bert", 0.2), ("gpt2", 0.0), ("llama", 0.2)]
+OTHERS = [(kind, dropout) for kind in BUILDERS for dropout in (0.0, 0.2) if (kind, dropout) not in QUICK]
+
+
+@pytest.mark.parametrize(
+    "kind, dropout", [*QUICK, *(pytest.param(*values, marks=pytest.mark.whole) for values in OTHERS)]
+)
+def test_devices_train_in_one_call_and_like_one_after_the_other(kind, dropout, monkeypatch, caplog):
+    widths, honest = [], BatchedEngine.run_steps
+
+    def run_steps(self, sharing_key, stack):
+        widths.append(stack.width)
+        return honest(self, sharing_key, stack)
+
+    monkeypatch.setattr(BatchedEngine, "run_steps", run_steps)
+    given: dict[str, Any] = dict(data=make_sentences(kind), model=build_wrapped(kind, dropout), split="iid")
+    with caplog.at_level(logging.WARNING):
+        batched = shoal.run(engine="batched", width=4, **given | RECIPE)
+    assert widths == [4] and "one after the other" not in caplog.text
+    serial = shoal.run(engine="serial", **given | RECIPE)
+    apart = max(float((batched.params[k] - v).abs().max()) for k, v in serial.params.items())
+    assert apart < 1e-9
+    x, drawn = given["data"][0], given["model"].train()
+    assert torch.equal(drawn(x), drawn(x)) == (dropout == 0)
+    start = given["model"].double().state_dict()
+    assert max(float((serial.params[k] - v).abs().max()) for k, v in start.items() if v.is_floating_point()) > 1e-4
+    assert [row["loss"] for row in batched.history.rows] == pytest.approx([r["loss"] for r in serial.history.rows])
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_what_stands_in_the_padding_leaves_no_trace(kind):
+    model = build_wrapped(kind).double().eval()
+    inputs, _ = make_sentences(kind)
+    mask = inputs["attention_mask"].bool()
+    noise = torch.where(mask, inputs["input_ids"], 5)
+    wide = {key: nn.functional.pad(value.long(), (0, 3)) for key, value in inputs.items()}
+    with torch.no_grad():
+        plain, other, longer = model(inputs), model(inputs | {"input_ids": noise}), model(wide)
+    if kind != "bert":
+        plain, other, longer = plain[mask], other[mask], longer[:, :LENGTH][mask]
+    assert torch.allclose(plain, other, 0, 1e-12) and torch.allclose(plain, longer, 0, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_decoder_sees_nothing_that_comes_after(kind):
+    model = build_wrapped(kind).double().eval()
+    ids = torch.randint(1, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(2))
+    other = torch.cat((ids[:, :4], ids[:, 4:].flip(1) % 7 + 1), 1)
+    with torch.no_grad():
+        one, two = model({"input_ids": ids}), model({"input_ids": other})
+    assert torch.equal(one[:, :4], two[:, :4]) and not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_the_mask_of_four_dimensions_is_what_the_model_makes_of_the_usual_one(kind):
+    model = build_wrapped(kind).double().eval()
+    inputs, _ = make_sentences(kind)
+    mask = inputs["attention_mask"]
+    with torch.no_grad():
+        expected, found = model.model(**inputs | {"attention_mask": mask.long()}).logits, model(inputs)
+    if kind != "bert":
+        expected, found = expected[mask], found[mask]
+    assert torch.allclose(expected, found, 0, 1e-9)
+
+
+def test_the_mask_by_hand():
+    least = torch.finfo(torch.float32).min
+    mask = build_attention_mask(torch.tensor([[True, True, False]]), causal=True, dtype=torch.float32)
+    assert mask.tolist() == [[[[0.0, least, least], [0.0, 0.0, least], [0.0, 0.0, least]]]]
+    mask = build_attention_mask(torch.tensor([[True, False]]), causal=False, dtype=torch.float32)
+    assert mask.tolist() == [[[[0.0, least], [0.0, least]]]]
+
+
+def test_a_module_without_a_config_is_refused():
+    with pytest.raises(ShoalError, match="no model of transformers"):
+        TransformersModel(nn.Linear(2, 2))
