@@ -43,7 +43,7 @@ MAX_REQUEST_BYTES = 1 << 31
 """The most bytes that a request may have."""
 SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
-REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread"}
+REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread", "other-recipe": "model"}
 
 
 class TimeLimitExceeded(Exception):
@@ -157,6 +157,9 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     )
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
+    if net.digest != run_description.get("model_digest", ""):
+        problem = "The model has other frozen tensors on this device than on the server."
+        raise ShoalError("other-recipe", problem, "Install the same model on both.")
     no_samples = Samples(samples.inputs, samples.targets, torch.arange(0))
     get_samples: Callable[[int], Samples] = lambda device: no_samples if device == SERVER else samples  # noqa: E731
     optimiser = Optimiser(recipe.momentum, recipe.weight_decay, recipe.clip)
@@ -169,12 +172,15 @@ def read_thread_count(run_description: dict[str, Any]) -> int:
 
 
 def build_run_description(
-    recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None
+    recipe: Recipe, shape: tuple[int, ...], classes: int, moments: tuple[Tensor, Tensor] | None, digest: str = ""
 ) -> dict:
-    """What the server sends every device of a run: values of the recipe, and shape, classes and moments of the data."""
+    """What the server sends every device of a run: values of the recipe, and shape, classes and moments of the data.
+
+    Of frozen tensors only the digest is sent: a device has its own, and refuses to train on others.
+    """
     mean, std = moments or (None, None)
     settings = {key: getattr(recipe, key) for key in SETUP_KEYS}
-    settings |= {"threads": recipe.threads}
+    settings |= {"threads": recipe.threads, "model_digest": digest}
     return settings | {"shape": list(shape), "classes": classes, "mean": mean, "std": std}
 
 

@@ -33,6 +33,7 @@ class DeviceStack:
         first = self.slots[0]
         self.setup: TrainingSetup = first.setup
         self.data = [first.training.device.samples.inputs, first.training.device.samples.targets]
+        self.data += self.setup.net.frozen.values()
         self.place = self.setup.net.place
         self.channels_last = channels_last and width == 1 and self.place.type == "cpu"
         """Whether images and filters have their channels last, which is quicker on a processor."""
