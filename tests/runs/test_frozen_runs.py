@@ -1,7 +1,6 @@
 """A stranger's model with a frozen backbone: what a run sends, remembers and stores is the head alone."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal import Part
 from shoal.storage.files import read_tree
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, batch=8, split="iid", engine="serial", checkpoint_every=1)
@@ -98,20 +96,25 @@ def test_first_weights_may_bring_a_backbone_and_need_not(tmp_path):
     assert torch.equal(weights[1], seeded(seed=0).state_dict()["backbone.4.weight"])
 
 
+FREEZE_FIRST = """
+from dataclasses import dataclass, replace
+
+from shoal import Part
+
+
 @dataclass(frozen=True)
 class FreezeFirst(Part):
-    """Freezes the first layer of the model."""
+    '''The first tensor of the model is frozen.'''
 
     def model(self, net):
-        from dataclasses import replace
-
-        first = net.trainable[0]
-        return replace(net, roles=dict(net.roles) | {first: "frozen"})
+        return replace(net, roles=dict(net.roles) | {net.trainable[0]: "frozen"})
+"""
 
 
-def test_a_part_freezes_by_a_role():
+def test_a_part_freezes_by_a_role(tmp_path):
+    (tmp_path / "mine.py").write_text(FREEZE_FIRST)
     plain = shoal.run(model="mlp", **TINY)
-    result = shoal.run([FreezeFirst()], model="mlp", **TINY)
+    result = shoal.run("freezefirst", parts=[str(tmp_path / "mine.py")], model="mlp", **TINY)
     (name,) = result.net.frozen
     assert torch.equal(result.net.frozen[name], plain.net.initial[name])
     less = plain.net.initial[name].nbytes
