@@ -151,5 +151,7 @@ def test_roles_go_by_the_first_name():
 
 
 def test_parts_of_the_head_refuse_one_that_is_not_its_own():
-    with pytest.raises(shoal.ShoalError, match="fedrod works on the last linear layer, and its weight is frozen or one"):
+    with pytest.raises(
+        shoal.ShoalError, match="fedrod works on the last linear layer, and its weight is frozen or one"
+    ):
         find_head_layer(build_tied(), "fedrod")

@@ -1,15 +1,14 @@
 """Frozen tensors and real devices: none travels, and a device with others refuses to train."""
 
-from federation import InProcessTransport, history_rows, make_clients, make_recipe, play_with_devices
+from federation import BASE, InProcessTransport, history_rows, make_clients, make_recipe, play_with_devices
 from frozen_models import Backboned
 
 import shoal
 from shoal.core.model import tree
 from shoal.models import MODELS
 from shoal.models.user_model import build_user_net
-from shoal.service.client import MAX_REQUEST_BYTES
 from shoal.remote.tree_bytes import tree_from_bytes
-from federation import BASE
+from shoal.service.client import MAX_REQUEST_BYTES
 
 
 class Recorder(InProcessTransport):

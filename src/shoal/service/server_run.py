@@ -66,7 +66,11 @@ def play_server_run(
         recipe = folder.read_recipe()
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         remote_engine = RemoteEngine(
-            transport, get_run_id(folder), describe_run_for_devices(recipe, assembly.net.digest), reply_timeout, max_norm
+            transport,
+            get_run_id(folder),
+            describe_run_for_devices(recipe, assembly.net.digest),
+            reply_timeout,
+            max_norm,
         )
         remote_devices = RemoteDevices(assembly.loop.host.setup, assembly.memory, remote_engine)
         checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)

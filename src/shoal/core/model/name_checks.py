@@ -25,7 +25,9 @@ def check_net_names(
         require_name(tensor, tensors, f"The model's roles name the tensor {tensor!r}")
         require_name(role, ROLES, f"The tensor {tensor!r} has the role {role!r}")
         if tensor in ties:
-            problem = f"The model's roles name {tensor!r}, which is one tensor with {ties[tensor]!r} and goes by that name."
+            problem = (
+                f"The model's roles name {tensor!r}, which is one tensor with {ties[tensor]!r} and goes by that name."
+            )
             raise ShoalError("bad-part", problem, f"Give the role to {ties[tensor]!r}.")
     for axis in axes:
         for cut in axis.cuts:
