@@ -17,8 +17,8 @@ from shoal.storage.memory import MemoryVersion
 FORMAT = 2
 """The version of what a checkpoint file holds. Files of former versions are read, those of later ones refused."""
 RESERVED: dict[str, Any] = {"in_flight": [], "clock": 0.0, "charges": []}
-"""Keys for what later versions will store (jobs on their way, simulated time, privacy spent), and what they hold in this
-one; a file in which they hold more cannot be continued by this version."""
+"""Keys for what later versions will store (jobs on their way, simulated time, privacy spent), and what they hold in
+this one; a file in which they hold more cannot be continued by this version."""
 
 
 @dataclass(frozen=True, eq=False)
