@@ -58,6 +58,7 @@ def measure(case: str, devices: int, width: int, compute: str) -> dict[str, floa
         state, [row] = play_rounds(assembly.loop, state, 0, 1)
         seconds, peak = perf_counter() - start, read_memory(compute) - before
         with RunFolder.create(recipe) as run_folder:
+            run_folder.append_row(row)
             run_folder.save_checkpoint(recipe, state, 1, assembly.memory)
             checkpoint = run_folder.checkpoint_file.stat().st_size
     return {
