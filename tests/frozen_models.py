@@ -1,5 +1,7 @@
 """Models with frozen and with tied tensors, as a stranger writes them: plain modules, nothing of the package."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,7 @@ class Backboned(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            norm = nn.BatchNorm2d(4)
+            norm: Any = nn.BatchNorm2d(4)
             nn.init.uniform_(norm.running_mean)
             layers = (nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, width), nn.Tanh())
             self.backbone = nn.Sequential(*layers)

@@ -1,6 +1,7 @@
 """Frozen tensors are in no tree of tensors, and a tensor that two layers hold is one."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_a_frozen_net_computes_what_its_module_does_and_changes_nothing_in_train
 
 
 def test_batch_norm_that_is_not_frozen_as_a_whole_goes_on_gathering():
-    module = Backboned()
+    module: Any = Backboned()
     module.backbone[1].bias.requires_grad_(True)
     net = build_user_net(module, (1, 8, 8), 10)
     assert net.mixes_batch and "backbone.1.running_mean" in net.buffers and "backbone.1.weight" in net.frozen
@@ -133,7 +134,8 @@ def test_a_tensor_that_two_layers_hold_is_one_under_its_first_name():
 
 def test_copies_stay_tied():
     net = build_tied()
-    for module in (copy_module(net), net.cut(Plan()).module):
+    copies: list[Any] = [copy_module(net), net.cut(Plan()).module]
+    for module in copies:
         assert module.last.weight is module.words.weight and module.again is module.middle
 
 

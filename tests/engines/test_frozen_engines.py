@@ -73,7 +73,8 @@ def test_frozen_tensors_are_inputs_of_a_program_and_one_copy_for_all_devices():
     frozen = {tuple(value.shape) for value in assembly.net.frozen.values()}
     assert engine.programs and (256, 64) not in frozen and (64, 256) in frozen
     for program in engine.programs.values():
-        nodes = list(program.module.graph.nodes)
+        module: Any = program.module
+        nodes = list(module.graph.nodes)
         assert not [node for node in nodes if node.op == "get_attr"]
         given = [tuple(node.meta["val"].shape) for node in nodes if node.op == "placeholder"]
         assert given.count((64, 256)) == 1 and not [shape for shape in given if shape[1:] == (64, 256)]

@@ -36,9 +36,9 @@ def test_messages_memories_checkpoints_and_results_hold_the_head_alone(tmp_path)
 
 
 def test_the_trained_module_is_whole_and_its_own():
-    model = seeded()
+    model: Any = seeded()
     result = shoal.run(model=model, **TINY)
-    module = result.module()
+    module: Any = result.module()
     x = torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(module(x), result.net.forward(result.params, x)[0], rtol=0, atol=0)
     assert torch.equal(module.backbone[4].weight, model.backbone[4].weight)
@@ -54,7 +54,7 @@ def write_model_file(folder: Path, seed: int) -> str:
 
 def test_resume_refuses_another_backbone_and_goes_on_with_the_same(tmp_path):
     model = write_model_file(tmp_path, seed=0)
-    whole = shoal.run(model=model, **TINY | {"rounds": 3})
+    whole = shoal.run(model=model, **dict[str, Any](TINY | {"rounds": 3}))
     shoal.run(model=model, out=str(tmp_path / "x"), **TINY)
     write_model_file(tmp_path, seed=1)
     with pytest.raises(shoal.ShoalError, match="other frozen tensors") as error:
@@ -126,6 +126,6 @@ def test_a_part_freezes_by_a_role(tmp_path):
 def test_tied_models_train_as_one_tensor(method):
     result = shoal.run(method, model=TiedWords(), data=draw_words(), **TINY)
     assert set(result.params) == {"words.weight", "middle.weight", "middle.bias"}
-    module = result.module()
+    module: Any = result.module()
     assert module.last.weight is module.words.weight
     assert torch.equal(module.last.weight, result.params["words.weight"])

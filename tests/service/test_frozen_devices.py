@@ -1,5 +1,7 @@
 """Frozen tensors and real devices: none travels, and a device with others refuses to train."""
 
+from typing import Any
+
 from federation import BASE, InProcessTransport, history_rows, make_clients, make_recipe, play_with_devices
 from frozen_models import Backboned
 
@@ -30,7 +32,7 @@ def test_no_frozen_tensor_is_in_any_message(tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "backboned", lambda shape, classes: build_user_net(Backboned(), shape, classes))
     transport = Recorder(make_clients(tmp_path, model="backboned"))
     real = play_with_devices(make_recipe("scaffold", tmp_path / "run", model="backboned"), transport)
-    simulated = shoal.run("scaffold", engine="serial", **BASE | {"model": "backboned"})
+    simulated = shoal.run("scaffold", engine="serial", **dict[str, Any](BASE | {"model": "backboned"}))
     assert history_rows(real) == history_rows(simulated) and real.net.frozen
     shapes = {tuple(value.shape) for value in real.net.frozen.values() if value.dim() > 1}
     contents = [tree_from_bytes(message, MAX_REQUEST_BYTES) for message in transport.seen]

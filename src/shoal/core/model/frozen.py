@@ -1,7 +1,7 @@
 """Frozen tensors, which nobody trains and nobody sends, and tied ones, which several layers hold."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -12,7 +12,7 @@ from shoal.core.model.plan import Axis
 class TensorSlot(NamedTuple):
     """Where a module holds a tensor: the dict of a layer, the key in it, and the name in the state dict."""
 
-    holder: dict
+    holder: dict[str, Any]
     key: str
     name: str
     tensor: Tensor

@@ -29,7 +29,7 @@ def set_module_tensors(
     module: nn.Module, tensors: Mapping[str, Tensor], trainable: Collection[str], ties: Mapping[str, str]
 ) -> None:
     """Put tensors into a module, and make those in its parameter slots parameters; tied slots get one and the same."""
-    parameters: dict[str, nn.Parameter] = {}
+    parameters: dict[str, Tensor] = {}
     parameter_holders = {id(layer._parameters) for layer in module.modules()}
     for slot in list(iterate_slots(module)):
         name = ties.get(slot.name, slot.name)
