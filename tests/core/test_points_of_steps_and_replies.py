@@ -111,8 +111,10 @@ def test_an_average_observes_every_round_whether_it_is_evaluated_or_not():
         session, models = Session(replace(loop, evaluates=lambda row: evaluates), net), []
         for _ in range(3):
             play_round(session)
+            assert session.server_state
             models.append(session.server_state.params)
-        mean = {k: sum(m[k] for m in models) / 3 for k in net.initial}
+        assert session.server_state
+        mean = {k: torch.stack([m[k] for m in models]).mean(0) for k in net.initial}
         for name, value in loop.make_final_params(session.server_state, 3).items():
             assert torch.allclose(value, mean[name], atol=1e-12)
 

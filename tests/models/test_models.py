@@ -558,7 +558,6 @@ def test_an_own_model_trains(own):
         ("Labels", "it returns whole numbers"),
         ("Empty", "it has no parameters to train"),
         ("Frozen", "it has no parameters to train"),
-        ("Tied", "are one tensor"),
     ],
 )
 def test_mistakes_of_own_models_are_told_in_a_sentence(own, name, says):

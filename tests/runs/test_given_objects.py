@@ -116,7 +116,7 @@ def test_data_are_called_after_what_is_in_them():
 def test_pieces_and_places_of_tensors_do_not_matter(monkeypatch):
     data = build_user_dataset((*samples(), *samples(1)))
     once = fingerprint_dataset(data)
-    monkeypatch.setattr("shoal.runs.fingerprint.PIECE", 50)
+    monkeypatch.setattr("shoal.core.model.tensor_digest.PIECE", 50)
     assert fingerprint_dataset(data) == once
 
 

@@ -162,7 +162,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(folder, version):
     assert refusal(folder) == "damaged"
 
 
-@pytest.mark.parametrize("key, value", [("in_flight", [1]), ("clock", 2.5), ("charges", [0.1]), ("model_digest", "ab")])
+@pytest.mark.parametrize("key, value", [("in_flight", [1]), ("clock", 2.5), ("charges", [0.1])])
 def test_what_only_a_later_version_can_continue_is_refused(folder, key, value):
     file = folder / "checkpoint.safetensors"
     content = read_tree(file)
@@ -173,7 +173,7 @@ def test_what_only_a_later_version_can_continue_is_refused(folder, key, value):
 
 def test_a_checkpoint_of_the_first_version_is_read(folder):
     file = folder / "checkpoint.safetensors"
-    content = {key: value for key, value in read_tree(file).items() if key not in RESERVED}
+    content = {key: value for key, value in read_tree(file).items() if key not in (*RESERVED, "model_digest")}
     again = folder.with_name("again")
     shutil.copytree(folder, again)
     write_tree(again / "checkpoint.safetensors", content | {"format": 1})

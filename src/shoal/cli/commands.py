@@ -185,6 +185,9 @@ def export_command(
         Path, typer.Argument(metavar="FILE", help="The file to write: NAME.pt2, NAME.onnx or NAME.safetensors.")
     ],
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace a file that is there.")] = False,
+    with_frozen: Annotated[
+        bool, typer.Option("--with-frozen", help="Write frozen tensors into a .safetensors file, too.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the trained model to a file that needs no shoal.
@@ -199,7 +202,7 @@ def export_command(
     """
     from shoal.runs.export import export
 
-    exported = export(run, file, force=force)
+    exported = export(run, file, force=force, with_frozen=with_frozen)
     if not quiet:
         typer.echo(exported)
 

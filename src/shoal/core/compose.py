@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.extras import READABLE
 from shoal.core.metric import Metric
+from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -75,7 +76,11 @@ class Method:
 
     # the points ---------------------------------------------------------------------------------------------------
     def model(self, net: Net) -> Net:
-        for part in self.parts_at("model"):
+        """The model as the parts make it, from a copy: a call may have left other tensors in its module."""
+        parts = self.parts_at("model")
+        if parts:
+            net = replace(net, module=copy_module(net))
+        for part in parts:
             net = part.model(net)
         return net
 

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from shoal.core.model.feature_maps import INPUT_TAP_PREFIX
+from shoal.core.model.frozen import drop_uncuttable_axes, find_frozen_names, find_tied_names
 from shoal.core.model.plan import Axis, Cut
 from shoal.models.axes_check import AxisError, build_trial, draw_inputs, keep_lawful_axes, tap_feature_maps
 
@@ -30,14 +31,20 @@ def trace_axes(module: nn.Module, input_shape: tuple[int, ...], token_inputs: bo
 
     The tracer may be wrong about a user's forward, so an axis counts only if a copy of the module with random weights
     computes the same whether some of its units are cut out, masked, or made but not read.
+    Axes that would cut a frozen tensor, or one that several layers hold, are left out.
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(0)
         try:
             axes = AxisTracer(deepcopy(module), draw_inputs(module, input_shape, token_inputs)).find_axes()
+            ties = find_tied_names(module)
+            uncuttable = frozenset((*find_frozen_names(module, {}), *ties, *ties.values()))
+            axes = list(drop_uncuttable_axes(tuple(axes), uncuttable))
+            if not axes:
+                return ()
             net, x = build_trial(module, input_shape, token_inputs)
-            return tuple(tap_feature_maps(net, keep_lawful_axes(net, x, axes, []), x)) if axes else ()
+            return tuple(tap_feature_maps(net, keep_lawful_axes(net, x, axes, []), x))
         except Exception:  # anything may go wrong in there, and a model without axes is still a model
             return ()
 

@@ -47,6 +47,8 @@ def build_user_net(
     `token_inputs = True`. Its axes are found by tracing it, where torch_pruning is installed and inputs are one tensor.
     An `nn.Sequential` has one block for each child with parameters. `example` is one sample where inputs are a dict or
     tuple of tensors.
+
+    Parameters that need no gradient are frozen, and a tensor that several layers hold is one tensor; see `Net`.
     """
     if isinstance(module, Net):
         check_forward_pass(name, module.module, input_shape, classes, module.token_inputs, example)
@@ -66,11 +68,6 @@ def build_user_net(
     check_forward_pass(name, module, input_shape, classes, tokens, example)
     if not any(p.requires_grad for p in module.parameters()):
         raise make_model_error(name, "it has no parameters to train", "Give it a layer with weights.")
-    seen: dict[int, str] = {}
-    for key, value in module.named_parameters(remove_duplicate=False):
-        first = seen.setdefault(id(value), key)
-        if first != key:
-            raise make_model_error(name, f"{key} and {first} are one tensor", "Give each its own.")
     return Net(
         module,
         input_shape,

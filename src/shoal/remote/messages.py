@@ -28,6 +28,7 @@ DEVICE_PROBLEMS = {
     "memory": "it has lost what it remembered",
     "unread": "it could not read what it was sent",
     "time": "its time was up",
+    "model": "its frozen tensors are not those of the run",
     "not-finite": "its update is not finite",
     "failed": "its program failed",
 }

@@ -180,7 +180,9 @@ def build_first_net(
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
         weights = read_tensors(Path(recipe.init))
-        for name, value in net.initial.items():
+        for name, value in (net.initial | net.frozen).items():
+            if name in net.frozen and name not in weights:
+                continue  # the model has brought its own
             if name not in weights or weights[name].shape != value.shape:
                 shape = f"shape {tuple(weights[name].shape)}" if name in weights else "nothing"
                 raise ShoalError(
@@ -188,7 +190,7 @@ def build_first_net(
                     f"{recipe.init} has {shape} for {name}, the model needs {tuple(value.shape)}.",
                     "Give weights of the same model.",
                 )
-        net.module.load_state_dict({k: weights[k] for k in net.initial})
+        net.module.load_state_dict({k: weights[k] for k in (*net.initial, *net.frozen) if k in weights}, strict=False)
     net = replace(net, module=net.module.to(device=place, dtype=dtype))
     for name, value in net.initial.items():
         if not tree.is_tree_finite(value):

@@ -16,9 +16,9 @@ from shoal.storage.memory import MemoryVersion
 
 FORMAT = 2
 """The version of what a checkpoint file holds. Files of former versions are read, those of later ones refused."""
-RESERVED: dict[str, Any] = {"in_flight": [], "clock": 0.0, "charges": [], "model_digest": ""}
-"""Keys for what later versions will store (jobs on their way, simulated time, privacy spent, the frozen part of the
-model), and what they hold in this one; a file in which they hold more cannot be continued by this version."""
+RESERVED: dict[str, Any] = {"in_flight": [], "clock": 0.0, "charges": []}
+"""Keys for what later versions will store (jobs on their way, simulated time, privacy spent), and what they hold in
+this one; a file in which they hold more cannot be continued by this version."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,7 @@ def make_checkpoint_tree(
         "format": FORMAT,
         "recipe": fingerprint,
         "rounds": rounds,
+        "model_digest": server_state.net.digest,
         "params": server_state.params,
         "states": server_state.states,
         "cards": server_state.cards,

@@ -35,18 +35,29 @@ class ExportedModel:
     """Facts about the model, which are in the file, too."""
     deviation: ExportDeviation | None
     """How far the file's logits are from the model's; None where they were not compared."""
+    with_frozen: bool = False
+    """Whether frozen tensors are in a .safetensors file, too."""
 
     def __str__(self) -> str:
         return "\n".join(describe_export(self))
 
 
 def export(
-    run: str | Path | Result, path: str | Path, *, data: Any = None, model: Any = None, force: bool = False
+    run: str | Path | Result,
+    path: str | Path,
+    *,
+    data: Any = None,
+    model: Any = None,
+    force: bool = False,
+    with_frozen: bool = False,
 ) -> ExportedModel:
     """Write the judged model of a run folder, at its newest checkpoint: `export("runs/first", "model.onnx")`.
 
     The ending says how: .pt2, .onnx or .safetensors. `force` replaces a file that is there. A run that was begun with
     `data` or `model` as objects needs the same ones again, unless the program still has them from then.
+
+    A .safetensors file holds what was trained, and of frozen tensors the digest alone, unless `with_frozen`; a program
+    (.pt2, .onnx) always holds everything, since it must run.
     """
     folder, path = get_run_folder(run), Path(path)
     write = WRITERS.get(path.suffix.lower())
@@ -59,9 +70,11 @@ def export(
         trained = load_trained_model(folder)
     if write is export_onnx:
         trained = trained.to_float32()
+    if with_frozen:
+        trained = trained.with_frozen()
     content, deviation = write(trained)
     write_bytes(path, content)
-    return ExportedModel(path, trained.about, deviation)
+    return ExportedModel(path, trained.about, deviation, with_frozen)
 
 
 def refuse_overwrite(path: Path, folder: Path, force: bool) -> None:
@@ -95,6 +108,9 @@ def describe_export(exported: ExportedModel) -> list[str]:
     ]
     if "kept" in about:
         lines.append("pruned: " + ", ".join(f"{len(units)} units of {axis}" for axis, units in about["kept"].items()))
+    if "frozen" in about and is_bare:
+        frozen, holds = about["frozen"], "with" if exported.with_frozen else "without"
+        lines.append(f"{holds} its {frozen['parameters']:,} frozen numbers, whose digest is {frozen['digest']}")
     if "normalise" in about:
         few = len(about["normalise"]["mean"]) <= 4
         values = [f"{k} {' '.join(f'{v:.4g}' for v in vs)}" for k, vs in about["normalise"].items()]

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from shoal.core.model.tensor_digest import hash_tensor
 from shoal.data.dataset import Dataset
 
-PIECE = 2**26
-"""Bytes that are hashed at a time, which bounds what is copied."""
 NOT_OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has, which say nothing about its settings."""
 
@@ -63,15 +62,6 @@ def fingerprint_weights(module: nn.Module) -> str:
 def iterate_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
-
-
-def hash_tensor(digest: Any, name: str, tensor: Tensor) -> None:
-    """Add a tensor's name, dtype, shape and bytes to a hash."""
-    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
-    if rows.numel():
-        for piece in rows.split(max(1, PIECE // (rows[0].numel() * rows.element_size()))):
-            digest.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def describe_layer(layer: nn.Module) -> Iterator[str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal import models
 from shoal.core.errors import ShoalError
+from shoal.core.model.frozen import find_frozen_names
 from shoal.core.model.inputs import Inputs, InputShape
 from shoal.core.model.net import Net
 from shoal.data import dataset as datasets
@@ -161,14 +162,19 @@ def other_model_error(path: Path, then: str, now: str) -> ShoalError:
         return ShoalError("other-recipe", problem, "Give the same model as then, or start anew with another `out`.")
     kept = next(path.rglob(FIRST_WEIGHTS), None)
     problem = f"The model has other weights than the one that {path} was begun with."
-    load = f"model.load_state_dict(safetensors.torch.load_file({str(kept)!r}))"
+    load = f"model.load_state_dict(safetensors.torch.load_file({str(kept)!r}), strict=False)"
     advice = f"Give it those: {load}." if kept else "Make it as then: torch.manual_seed goes before it."
     return ShoalError("other-recipe", problem, advice)
 
 
 def save_first_weights(recipe: Recipe, path: Path) -> None:
-    """Write the first weights of a model that was given as an object, so that it can be made again without a seed."""
+    """Write the first weights of a model that was given as an object, so that it can be made again without a seed.
+
+    Parameters that need no gradient are left out: nothing of a run holds what is frozen.
+    """
     model = models.HANDED_OVER.get(recipe.model)
     if isinstance(model, HandedOverModel):
-        tensors = {k: v for k, v in model.module.state_dict().items() if isinstance(v, Tensor)}
+        frozen = find_frozen_names(model.module, {})
+        state = model.module.state_dict()
+        tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and k not in frozen}
         write_bytes(path / FIRST_WEIGHTS, save({k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}))

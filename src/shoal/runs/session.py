@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -45,10 +46,10 @@ class Result:
         return self.history.last("accuracy")
 
     def module(self) -> nn.Module:
-        """The trained model as an ordinary module."""
+        """The trained model as an ordinary module, with frozen tensors of its own."""
         module = copy_module(self.net)
-        module.load_state_dict(self.params)
-        return module.eval()
+        module.load_state_dict(self.params, strict=False)
+        return (deepcopy(module) if self.net.frozen else module).eval()
 
 
 class ActiveRun(Session):

@@ -183,9 +183,16 @@ class RunFolder:
         try:
             check_format(content)
             belongs = content["recipe"] == recipe.fingerprint()
-            checkpoint = restore_checkpoint(content, net, set(parts)) if belongs else None
+            same_frozen = content["format"] == 1 or content["model_digest"] == net.digest
+            checkpoint = restore_checkpoint(content, net, set(parts)) if belongs and same_frozen else None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise damaged_file_error(self.checkpoint_file, error) from error
+        if belongs and not same_frozen:
+            raise ShoalError(
+                "other-recipe",
+                f"{self.checkpoint_file} was trained on other frozen tensors than those of the model now.",
+                "Give the model the same backbone as then, or start anew in another folder.",
+            )
         if checkpoint is None:
             raise ShoalError(
                 "other-recipe",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ class TrainedModel:
     samples: Inputs
     """A few inputs to try an exported file on; they are not written."""
     about: dict[str, Any]
+    frozen: Params = field(default_factory=dict)
+    """Those of the model's tensors that no run changes; `params` is without them."""
+
+    def with_frozen(self) -> "TrainedModel":
+        """The same model with the frozen tensors among its params."""
+        return replace(self, params=self.params | self.frozen)
 
     def to_float32(self) -> "TrainedModel":
         """The same model in float32, which is what most runtimes compute in."""
@@ -109,7 +115,9 @@ def load_trained_model(path: Path) -> TrainedModel:
         about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), moments)}
     if checkpoint.server_state.cuts:
         about["kept"] = list_kept_units(checkpoint.server_state.cuts)
-    return TrainedModel(module.eval(), params, samples, about)
+    if net.frozen:
+        about["frozen"] = {"digest": net.digest, "parameters": sum(v.numel() for v in net.frozen.values())}
+    return TrainedModel(module.eval(), params, samples, about, net.frozen)
 
 
 def describe_training(recipe: Recipe, history: History) -> dict[str, Any]:

@@ -49,7 +49,7 @@ SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "au
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
 LATER_SETUP_KEYS = tuple(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS)
 """Those that servers of the first version do not send; they trained with their defaults."""
-REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread"}
+REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread", "other-recipe": "model"}
 
 
 class TimeLimitExceeded(Exception):
@@ -177,6 +177,9 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     net: Net = build_model(recipe.model, shape, run_description["classes"], streams.derive_seed("init"), example)
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
+    if net.digest != run_description.get("model_digest", ""):
+        problem = "The model has other frozen tensors on this device than on the server."
+        raise ShoalError("other-recipe", problem, "Install the same model on both.")
     no_samples = Samples(samples.inputs, samples.targets, torch.arange(0))
     get_samples: Callable[[int], Samples] = lambda device: no_samples if device == SERVER else samples  # noqa: E731
     augment = parse_augment(recipe.augment)
@@ -190,14 +193,17 @@ def read_thread_count(run_description: dict[str, Any]) -> int:
     return Recipe().with_values(threads=run_description.get("threads", 0)).threads or 1
 
 
-def build_run_description(recipe: Recipe, dataset: Dataset, moments: tuple[Tensor, Tensor] | None) -> dict:
+def build_run_description(
+    recipe: Recipe, dataset: Dataset, moments: tuple[Tensor, Tensor] | None, digest: str = ""
+) -> dict:
     """What the server sends every device of a run: values of the recipe, and form, classes and moments of the data.
 
-    The form is the shape of one sample, or one sample of zeros where inputs are a dict or tuple of tensors.
+    The form is the shape of one sample, or one sample of zeros where inputs are a dict or tuple of tensors. Of frozen
+    tensors only the digest is sent: a device has its own, and refuses to train on others.
     """
     mean, std = moments or (None, None)
     settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
-    settings |= {"threads": recipe.threads}
+    settings |= {"threads": recipe.threads, "model_digest": digest}
     example = make_example(dataset.inputs)
     form = {"shape": list(dataset.input_shape)} if example is None else {"example": example}
     return settings | form | {"classes": dataset.classes, "mean": mean, "std": std}

@@ -67,7 +67,11 @@ def play_server_run(
         recipe = folder.read_recipe()
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         remote_engine = RemoteEngine(
-            transport, get_run_id(folder), describe_run_for_devices(recipe), reply_timeout, max_norm
+            transport,
+            get_run_id(folder),
+            describe_run_for_devices(recipe, assembly.net.digest),
+            reply_timeout,
+            max_norm,
         )
         remote_devices = RemoteDevices(assembly.loop.host.setup, assembly.memory, remote_engine)
         checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
@@ -96,13 +100,13 @@ def play_server_run(
 
 
 @use_threads(1)
-def describe_run_for_devices(recipe: Recipe) -> dict:
+def describe_run_for_devices(recipe: Recipe, digest: str) -> dict:
     """The description of the run that every device is sent."""
     streams = RandomStreams(recipe.seed)
     dtype, _ = set_precision(recipe.precision, place := torch.device("cpu"))
     dataset = load_recipe_dataset(recipe, streams).to(dtype, place)
     moments = dataset.moments if recipe.normalise and has_moments(dataset.inputs) else None
-    return build_run_description(recipe, dataset, moments)
+    return build_run_description(recipe, dataset, moments, digest)
 
 
 def get_run_id(folder: RunFolder) -> str:

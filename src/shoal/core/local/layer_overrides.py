@@ -8,19 +8,20 @@ alone, batched with others, and with padding. Calls of functions are overridden,
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
+from shoal.core.model.tree import Params
+
 UniformDraw = Callable[[torch.Size], Tensor]
 """Shape -> uniform numbers in [0, 1)."""
 
 
-Arguments, Returned = ParamSpec("Arguments"), TypeVar("Returned")
 entered_overrides: ContextVar["LayerOverrides | None"] = ContextVar("entered_overrides", default=None)
 
 
@@ -133,14 +134,13 @@ def override_layers(
     return LayerOverrides(uniform if draws else None, weight if mixes else None)
 
 
-def replay_layer_draws(call: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """The function with the same draws of dropout layers at every call within one local step."""
+def replay_layer_draws(gradient: GradientFunction) -> GradientFunction:
+    """The same gradient, with the same draws of dropout layers at every call within one local step."""
 
-    @wraps(call)
-    def call_from_first_draw(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+    def compute_with_same_draws(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
         overrides = entered_overrides.get()
         if overrides is not None:
             overrides.replayed = 0
-        return call(*args, **kwargs)
+        return gradient(scorer, params, batch)
 
-    return call_from_first_draw
+    return compute_with_same_draws

@@ -20,6 +20,12 @@ def find_head_layer(net: Net, part: str) -> tuple[str, nn.Linear]:
             f"{part} works on the last linear layer, and the model has none.",
             "Use a model that ends with nn.Linear, or leave the part out.",
         )
+    if f"{net.head_name}.weight" not in net.initial:
+        raise ShoalError(
+            "bad-part",
+            f"{part} works on the last linear layer, and its weight is frozen or one tensor with another layer's.",
+            "Give the model a last linear layer of its own, or leave the part out.",
+        )
     return net.head_name, layer
 
 

@@ -1,31 +1,46 @@
 """A copy of a net's module, and the correction of layer sizes (`in_features`, ...) after its tensors were cut."""
 
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+from shoal.core.model.frozen import iterate_slots
 
 if TYPE_CHECKING:
     from shoal.core.model.net import Net
 
 
 def copy_module(net: "Net") -> nn.Module:
-    """A copy of the net's module with its initial tensors and without hooks."""
-    for holder, key, name in net._slots:
-        holder[key] = net.initial[name]
-    module = deepcopy(net.module)
+    """A copy of the net's module with its initial tensors and without hooks; frozen tensors are shared, not copied."""
+    net.reset_slots()
+    module = deepcopy(net.module, {id(tensor): tensor for tensor in net.frozen.values()})
     for layer in module.modules():
         layer._forward_hooks.clear()
         layer._forward_pre_hooks.clear()
-    trainable = set(net.trainable)
-    for prefix, layer in module.named_modules():
-        for key, value in layer._parameters.items():
-            if value is not None:
-                name = f"{prefix}.{key}" if prefix else key
-                layer._parameters[key] = nn.Parameter(value.detach(), name in trainable)
+    set_module_tensors(module, {}, frozenset(net.trainable), net.ties)
     return module
+
+
+def set_module_tensors(
+    module: nn.Module, tensors: Mapping[str, Tensor], trainable: Collection[str], ties: Mapping[str, str]
+) -> None:
+    """Put tensors into a module, and make those in its parameter slots parameters; tied slots get one and the same."""
+    parameters: dict[str, Tensor] = {}
+    parameter_holders = {id(layer._parameters) for layer in module.modules()}
+    for slot in list(iterate_slots(module)):
+        name = ties.get(slot.name, slot.name)
+        value = tensors.get(name, slot.tensor)
+        if id(slot.holder) not in parameter_holders:
+            slot.holder[slot.key] = value
+            continue
+        if name not in parameters:
+            frozen = isinstance(value, nn.Parameter) and not value.requires_grad and name not in trainable
+            parameters[name] = value if frozen else nn.Parameter(value.detach(), name in trainable)
+        slot.holder[slot.key] = parameters[name]
 
 
 def update_layer_sizes(layer: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """A model as a function of its tensors: run it with any parameters, tap any layer, cut it smaller, count its cost."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,11 +12,19 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, make_input_hook
 from shoal.core.model.flops import count_macs
+from shoal.core.model.frozen import (
+    drop_uncuttable_axes,
+    find_frozen_names,
+    find_frozen_norms,
+    find_tied_names,
+    iterate_slots,
+)
 from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.inputs import Inputs, InputShape, repeat_example
-from shoal.core.model.module_copy import copy_module, update_layer_sizes
+from shoal.core.model.module_copy import copy_module, set_module_tensors, update_layer_sizes
 from shoal.core.model.name_checks import check_net_names
 from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
+from shoal.core.model.tensor_digest import compute_digest
 from shoal.core.model.tree import Params, collect_tensors
 
 
@@ -24,8 +32,12 @@ from shoal.core.model.tree import Params, collect_tensors
 class Net:
     """A model: an `nn.Module` whose tensors are replaced for each call, and what can be cut, shared and tapped of it.
 
-    Every tensor is *shared* (travels and is combined) unless `roles` calls it *personal* (stays on its device) or
-    *server* (is sent and never combined).
+    Every tensor is *shared* (travels and is combined) unless `roles` calls it *personal* (stays on its device),
+    *server* (is sent and never combined) or *frozen* (never changes). Parameters without a role that need no gradient
+    are frozen, too. A frozen tensor is in none of the trees of tensors that this class speaks of but `frozen`: it is
+    neither sent, nor remembered, nor stored, and axes that would cut it are dropped.
+
+    A tensor that several layers hold (tied weights) is one tensor under its first name, and is not cut either.
     """
 
     module: nn.Module
@@ -50,20 +62,49 @@ class Net:
     """One sample, with a first dimension of 1, where inputs are a dict or tuple of tensors; None: they are one."""
 
     def __post_init__(self):
-        _ = self.initial, self.trainable, self._slots  # read before the first call fills the slots with other tensors
+        # read before the first call fills the slots with other tensors
+        _ = self.ties, self.frozen, self.initial, self.trainable, self._slots, self._frozen_slots, self._frozen_norms
         layers = dict(self.module.named_modules())
-        check_net_names(self.roles, (*self.axes, *self.rows), self.head, self.initial, layers)
+        tensors = (*self.initial, *self.frozen, *self.ties)
+        check_net_names(self.roles, (*self.axes, *self.rows), self.head, tensors, layers, self.ties)
+        uncuttable = frozenset((*self.frozen, *self.ties, *self.ties.values()))
+        object.__setattr__(self, "axes", drop_uncuttable_axes(self.axes, uncuttable))
+        object.__setattr__(self, "rows", drop_uncuttable_axes(self.rows, uncuttable))
+
+    @cached_property
+    def ties(self) -> dict[str, str]:
+        """For every further name of a tensor that several layers hold, its first name, which it has everywhere else."""
+        return find_tied_names(self.module)
+
+    @cached_property
+    def frozen(self) -> Params:
+        """The tensors that never change, as the module holds them; no copy is made of them."""
+        names, tensors = find_frozen_names(self.module, self.roles), self.module.state_dict(keep_vars=True)
+        return {
+            name: nn.Parameter(value.detach(), False) if value.requires_grad else value
+            for name, value in tensors.items()
+            if name in names and name not in self.ties
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the frozen tensors, by which two sides know that they have the same; "" without any."""
+        return compute_digest(self.frozen)
 
     @cached_property
     def initial(self) -> Params:
-        """Parameters and buffers as they were when the net was made."""
-        return {k: v.detach().clone() for k, v in self.module.state_dict().items()}
+        """Parameters and buffers that are not frozen, as they were when the net was made."""
+        return {
+            name: value.detach().clone()
+            for name, value in self.module.state_dict().items()
+            if name not in self.frozen and name not in self.ties
+        }
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """The names of the parameters that devices train: all with a gradient, except those with the role server."""
+        """The names of the parameters that devices train: all with a gradient, but those of roles server and frozen."""
         with_gradient = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        return tuple(name for name in with_gradient if self.roles.get(name) != "server")
+        return tuple(name for name in with_gradient if self.roles.get(name) not in ("server", "frozen"))
 
     @cached_property
     def shared_trainable(self) -> tuple[str, ...]:
@@ -72,12 +113,12 @@ class Net:
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """The names of the tensors that are not trained: buffers, frozen parameters, and those with the role server."""
+        """The names of the tensors that may change but are not trained: buffers, and those with the role server."""
         return tuple(name for name in self.initial if name not in set(self.trainable))
 
     @cached_property
     def shapes(self) -> tuple:
-        """(name, shape, type) of every tensor."""
+        """(name, shape, type) of every tensor that is not frozen."""
         return tuple((k, v.shape, v.dtype) for k, v in self.initial.items())
 
     @cached_property
@@ -91,8 +132,8 @@ class Net:
 
     @cached_property
     def mixes_batch(self) -> bool:
-        """Whether a sample's output depends on the rest of its batch in training (batch norm)."""
-        return any(isinstance(m, _BatchNorm) for m in self.module.modules())
+        """Whether a sample's output depends on the rest of its batch in training (batch norm that is not frozen)."""
+        return any(isinstance(m, _BatchNorm) and m not in self._frozen_norms for m in self.module.modules())
 
     @cached_property
     def has_dropout(self) -> bool:
@@ -156,30 +197,59 @@ class Net:
         for holder, key, name in self._slots:
             value = params[name]
             if training and name in self._updated_names:
-                buffers[name] = value = value.clone()
+                if name not in buffers:
+                    buffers[name] = value.clone()
+                value = buffers[name]
             holder[key] = value
+        for holder, key, name in self._frozen_slots:
+            value = self._frozen_cell[0][name]
+            holder[key] = value.clone() if training and name in self._updated_names else value
         if self.module.training != training:
             self.module.train(training)
+        for norm in self._frozen_norms:
+            norm.training = False
         return buffers
+
+    def reset_slots(self) -> None:
+        """Put the initial and the frozen tensors back into the module, in place of what the last call left there."""
+        for holder, key, name in self._slots:
+            holder[key] = self.initial[name]
+        for holder, key, name in self._frozen_slots:
+            holder[key] = self.frozen[name]
+
+    @contextmanager
+    def substitute_frozen(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Inside, calls use these tensors in place of the frozen ones, in the order of `frozen`.
+
+        A trace gets them so as inputs of the program, and not as constants.
+        """
+        before = self._frozen_cell[0]
+        self._frozen_cell[0] = dict(zip(self.frozen, tensors, strict=True))
+        try:
+            yield
+        finally:
+            self._frozen_cell[0] = before
+
+    @cached_property
+    def _frozen_cell(self) -> list[Params]:
+        """A list of one dict: the tensors that calls put into the frozen slots."""
+        return [self.frozen]
 
     def cut(self, plan: Plan) -> "Net":
         """The smaller model that a plan leaves, as a net of its own; cut its parameters with `slicer.take`."""
         module, axis_names = copy_module(self), {a.name for a in self.axes}
         plan = replace(plan, kept={name: units for name, units in plan.kept.items() if name in axis_names})
         small = self.slicer.take(self.initial, plan)
-        for name, value in small.items():
-            owner, _, key = name.rpartition(".")
-            holder = module.get_submodule(owner)
-            if key in holder._parameters:
-                holder._parameters[key] = nn.Parameter(value, name in self.trainable)
-            else:
-                holder._buffers[key] = value
+        set_module_tensors(module, small, frozenset(self.trainable), self.ties)
         for layer in module.modules():
             update_layer_sizes(layer)
         sizes = {a.name: len(plan.kept[a.name]) if a.name in plan.kept else a.size for a in self.axes}
         axes = tuple(replace(a, size=sizes[a.name]) for a in self.axes)
         rows = tuple(replace(r, size=count_row_units(r, small)) for r in self.rows)
-        return replace(self, module=module, axes=axes, rows=rows)
+        net = replace(self, module=module, axes=axes, rows=rows)
+        if "digest" in self.__dict__:
+            net.__dict__["digest"] = self.digest  # the same tensors, which need not be read again
+        return net
 
     @cached_property
     def macs_forward(self) -> int:
@@ -199,15 +269,24 @@ class Net:
 
     @cached_property
     def _slots(self) -> list[tuple[dict, str, str]]:
-        """Where the module holds its tensors: (dict of a layer, key in it, name of the tensor)."""
-        all_slots = []
-        for prefix, module in self.module.named_modules():
-            for slots in (module._parameters, module._buffers):
-                for key, value in slots.items():
-                    name = f"{prefix}.{key}" if prefix else key
-                    if value is not None and name in self.initial:
-                        all_slots.append((slots, key, name))
-        return all_slots
+        """Where the module holds the tensors of `initial`: (dict of a layer, key in it, name of the tensor)."""
+        return self._find_slots(self.initial)
+
+    @cached_property
+    def _frozen_slots(self) -> list[tuple[dict, str, str]]:
+        """The same for those of `frozen`."""
+        return self._find_slots(self.frozen)
+
+    def _find_slots(self, tensors: Params) -> list[tuple[dict, str, str]]:
+        """Each slot once, also of layers that the module holds under two names."""
+        all_slots = iterate_slots(self.module)
+        slots = {(id(s.holder), s.key): (s.holder, s.key, self.ties.get(s.name, s.name)) for s in all_slots}
+        return [slot for slot in slots.values() if slot[2] in tensors]
+
+    @cached_property
+    def _frozen_norms(self) -> tuple[nn.Module, ...]:
+        """Norms with frozen statistics, by which they normalise in training, too."""
+        return find_frozen_norms(self.module, frozenset(self.frozen))
 
     @cached_property
     def _updated_names(self) -> frozenset[str]:

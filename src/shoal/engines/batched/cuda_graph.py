@@ -29,6 +29,8 @@ class GraphReplay:
         step_inputs,
         pool,
     ):
+        self.data = list(data)
+        """What the graph reads where it lies: it must not be freed before the graph."""
         self.carried, self.fixed, self.step_inputs = (
             [t.clone() for t in tensors] for tensors in (carried, fixed, step_inputs)
         )

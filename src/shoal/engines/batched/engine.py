@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
+from shoal.core.model import tree
 from shoal.core.task import Task, TaskResult, estimate_steps
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
 from shoal.engines.batched.graph import StepProgram, trace_step
@@ -196,7 +197,9 @@ class BatchedEngine:
         Where the widest stack would fit even if nothing that a step makes were freed, no step is traced to see it.
         """
         if sharing_key not in self.stack_limits:
-            budget, bound = self.budget or get_memory_budget(slot.setup.net.place), slot.bound_peak_bytes()
+            net, bound = slot.setup.net, slot.bound_peak_bytes()
+            shared = tree.count_tree_bytes(net.frozen)  # one copy for all devices; free memory is without it already
+            budget = max(1, self.budget - shared) if self.budget else get_memory_budget(net.place)
             fits = 0 < bound * self.width <= budget
             self.stack_limits[sharing_key] = (
                 self.width if fits else max(1, budget // self.estimate_bytes(sharing_key, slot, hyperparams))

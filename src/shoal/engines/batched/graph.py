@@ -115,7 +115,8 @@ def pick_fastest_call(module: fx.GraphModule) -> Callable[..., tuple[list[Tensor
 
 
 def compute_peak_bytes(graph: fx.Graph) -> int:
-    """The most bytes that what a program makes (not what it is given) takes up at one time."""
+    """The most bytes that what a program makes (not what it is given, nor views of that) takes up at one time."""
+    given: set[fx.Node] = set()
     last: dict[fx.Node, int] = {}
     for at, node in enumerate(graph.nodes):
         for source in node.all_input_nodes:
@@ -123,13 +124,21 @@ def compute_peak_bytes(graph: fx.Graph) -> int:
     alive = most = 0
     leaving: dict[int, int] = {}
     for at, node in enumerate(graph.nodes):
-        if node.op == "call_function":
+        if node.op == "placeholder" or (returns_view(node) and node.all_input_nodes[0] in given):
+            given.add(node)
+        elif node.op == "call_function":
             size = count_value_bytes(node.meta.get("val"))
             alive += size
             leaving[last.get(node, at)] = leaving.get(last.get(node, at), 0) + size
         most = max(most, alive)
         alive -= leaving.pop(at, 0)
     return most
+
+
+def returns_view(node: fx.Node) -> bool:
+    """Whether an operation returns its first input in another shape, without a copy."""
+    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
 def count_value_bytes(value: Any) -> int:

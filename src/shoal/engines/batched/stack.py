@@ -33,7 +33,7 @@ class DeviceStack:
         first = self.slots[0]
         self.setup: TrainingSetup = first.setup
         samples = first.training.device.samples
-        self.data = [*tree.collect_tensors(samples.inputs), samples.targets]
+        self.data = [*tree.collect_tensors(samples.inputs), samples.targets, *self.setup.net.frozen.values()]
         self.place = self.setup.net.place
         self.channels_last = channels_last and width == 1 and self.place.type == "cpu"
         """Whether images and filters have their channels last, which is quicker on a processor."""

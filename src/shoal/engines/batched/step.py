@@ -16,7 +16,10 @@ from shoal.engines.batched.stack import DeviceStack
 
 
 def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
-    """The step of a stack; its inputs begin with the data set, the rows, and where `padded` weights and live flags."""
+    """The step of a stack; its inputs begin with the data set, the rows, and where `padded` weights and live flags.
+
+    Frozen tensors come in between, after the data set: one copy for all devices, outside of vmap.
+    """
     setup, hyperparams, width, batch = stack.setup, stack.hyperparams, stack.width, stack.batch
     first = stack.slots[0]
     state, draws, own_fixed = first.training.state, first.first_draws, len(tree.collect_tensors(first.fixed))
@@ -59,4 +62,10 @@ def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
         y = targets.index_select(0, flat).view(width, batch, *targets.shape[1:])
         return torch.vmap(step_one_device)(carried, fixed, x, y, rest)
 
-    return step_all_devices
+    def step_with_frozen(carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor]):
+        end = len(stack.data)
+        start = end - len(setup.net.frozen)
+        with setup.net.substitute_frozen(frame[start:end]):
+            return step_all_devices(carried, fixed, [*frame[:start], *frame[end:]])
+
+    return step_with_frozen if setup.net.frozen else step_all_devices

@@ -140,7 +140,7 @@ class RayEngine:
             if name.startswith("shoal_file_"):  # a user's own file, which no other machine has
                 files[name] = module.__file__
                 cloudpickle.register_pickle_by_value(module)
-        setup.net._fill_slots(setup.net.initial, training=False)  # what the last call left in the template stays here
+        setup.net.reset_slots()  # what the last call left in the template stays here
         self.stored_setups[setup] = (
             next(self.free_numbers),
             ray.put(pickle_for_ray((setup, files), self.store_large_tensor)),

@@ -18,10 +18,11 @@ from shoal.parts.lib.curvature import FlatLoss
 
 
 def require(part: Part, rule: str, holds: bool) -> None:
-    """Refuse a part whose numbers are not finite or break a rule."""
+    """Refuse a part whose numbers are not finite, are integers beyond 64 bits, or break a rule."""
     values = {f.name: getattr(part, f.name) for f in fields(part)}
     finite = all(isfinite(v) for v in values.values() if isinstance(v, float))
-    if not (holds and finite):
+    small = all(abs(v) < 2**63 for v in values.values() if isinstance(v, int))
+    if not (holds and finite and small):
         given = ", ".join(f"{k}={v!r}" for k, v in values.items())
         raise ValueError(f"{part.name()} needs {rule}, got {given}")
 
