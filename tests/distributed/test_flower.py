@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from federation import (
@@ -30,6 +31,8 @@ from federation import (
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.remote.keys import AUTHORITY, device_key_name, make_keys
+from shoal.runs.build import assemble_run
+from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
 from shoal.runs.start import load_result
 from shoal.service.private_socket import PrivateFolder
@@ -60,7 +63,8 @@ honest = client.reply_to_bytes
 
 def load():
     with np.load(HERE / "@DEVICE@.npz") as file:
-        samples = file["x"], file["y"]
+        inputs = {name: file[name] for name in file if name != "y"}
+        samples = inputs.get("x", inputs), file["y"]
     plan = HERE / "faults-@DEVICE@.json"
     if plan.exists() and (number := present_round()) is not None:
         commit(json.loads(plan.read_text())[number])
@@ -206,6 +210,35 @@ def test_the_history_is_that_of_a_simulation(method, federation):
     simulated = shoal.run(method, engine="serial", **BASE | more)
     name = "".join(c for c in method if c.isalnum())
     real = federation.play(method, name, **more)
+    for device in range(DEVICES):
+        write_samples_file(federation.folder, device)
+    assert history_rows(real) == history_rows(simulated)
+    assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
+TREE_DATA = '''
+import torch
+
+def load():
+    """Half images and two numbers of each of 120 digits that nobody wrote."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(120) % 4
+    numbers = torch.randn(120, 2, generator=draw) + y[:, None]
+    return {"image": torch.randn(120, 1, 4, 8, generator=draw), "numbers": numbers}, y
+'''
+
+
+def test_inputs_of_several_tensors_give_the_history_of_a_simulation(federation):
+    path = federation.folder / "trees.py"
+    path.write_text(TREE_DATA)
+    more = {"data": f"{path}:load", "model": "mlp"}
+    simulated = shoal.run("scaffold", engine="serial", **BASE | more)
+    setup = assemble_run(Recipe().with_values(**BASE | more)).loop.host.setup
+    for device in range(DEVICES):
+        samples = setup.samples(device)
+        inputs = {name: value.numpy() for name, value in samples.take_all().inputs.items()}
+        np.savez(federation.folder / f"{device}.npz", y=samples.targets[samples.index].numpy(), **inputs)
+    real = federation.play("scaffold", "trees", **more)
     for device in range(DEVICES):
         write_samples_file(federation.folder, device)
     assert history_rows(real) == history_rows(simulated)

@@ -116,6 +116,28 @@ def test_samples_of_several_tensors_reach_a_cluster(persistent, form):
     assert is_same_result(run_with(persistent, **given), run_with(SerialEngine(), **given))
 
 
+class FrozenBackbone(torch.nn.Module):
+    """A frozen layer of 64 x 512 numbers and a head of 10."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = torch.nn.Linear(64, 512), torch.nn.Linear(512, 10)
+        self.backbone.requires_grad_(False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.backbone(images.flatten(1))))
+
+
+def test_frozen_tensors_reach_a_cluster_and_none_comes_back(persistent):
+    torch.manual_seed(0)
+    given = shoal.hand_over_objects({"model": FrozenBackbone()})
+    one, other = (run_with(engine, method="scaffold", **given) for engine in (persistent, SerialEngine()))
+    assert is_same_result(one, other) and set(one.params) == {"head.weight", "head.bias"}
+    assert one.history.rows[0]["bytes_up"] == 6 * 2 * 4 * (512 + 1) * 10, (
+        "a device sends its head and the change of c_k"
+    )
+
+
 def test_the_size_of_chunks_changes_no_bit(persistent):
     wanted = run_with(SerialEngine(), method="scaffold")
     for persistent.engine.width in (4, 1):

@@ -116,7 +116,7 @@ def test_half_precision_takes_trees(half):
         ({"method": "datasharing", "server_data": "share:0.2"}, ["datasharing sends devices one tensor"]),
         ({"augment": "flip"}, ["augment is for inputs of one tensor"]),
         ({"normalise": True}, ["normalise is for inputs of one tensor", "before you give them"]),
-        ({"model": "mlp"}, ["mlp takes one tensor", "numbers: (3,)"]),
+        ({"model": "lenet"}, ["lenet takes one tensor", "numbers: (3,)"]),
     ],
 )
 def test_what_works_on_one_tensor_says_so_before_it_begins(more, words):

@@ -1,6 +1,7 @@
 """Models that take the shape of their inputs and the number of classes, and state their axes and blocks."""
 
 from collections.abc import Callable
+from inspect import signature
 
 import torch
 
@@ -24,7 +25,7 @@ from shoal.models.resnet import (
 from shoal.models.vgg import vgg11
 from shoal.models.vit import vit
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], Net]] = {
+MODELS: dict[str, Callable[..., Net]] = {
     "mlp": mlp,
     "mlp-256": mlp_256,
     "mlp-1024": mlp_1024,
@@ -57,9 +58,9 @@ def build_model(name: str, input_shape: InputShape, classes: int, seed: int, exa
 
     Where inputs are a dict or tuple of tensors, `example` is one sample of them.
     """
-    if example is not None and name in MODELS:
+    if example is not None and name in MODELS and "example" not in signature(MODELS[name]).parameters:
         problem = f"The model {name} takes one tensor, and the inputs are {describe_inputs(example)}."
-        raise ShoalError("no-data", problem, "Give a module of your own that takes them, or inputs as one tensor.")
+        raise ShoalError("no-data", problem, "Use mlp, or a module of your own that takes them.")
     with torch.random.fork_rng(devices=[]):
         make = find_model_maker(name)
         torch.manual_seed(seed)

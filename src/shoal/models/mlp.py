@@ -1,24 +1,36 @@
 """Perceptrons with one hidden layer."""
 
+from dataclasses import replace
 from math import prod
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, InputShape, list_shapes
 from shoal.core.model.net import Net
 from shoal.models.chain import build_chain
 from shoal.models.image_input import build_border, check_image_shape
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:
-    """inputs - 128 hidden units - classes with ReLU between."""
-    return build_chain(
-        (("flatten", nn.Flatten()), *build_mlp_layers(prod(input_shape), hidden, classes)), input_shape, classes
-    )
+class JoinInputs(nn.Module):
+    """All tensors of a dict or tuple side by side, each flattened."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return torch.cat([t.flatten(1) for t in tree.collect_tensors(inputs)], 1)
 
 
-def mlp_256(input_shape: tuple[int, ...], classes: int) -> Net:
-    """inputs - 256 hidden units - classes with ReLU between."""
-    return mlp(input_shape, classes, hidden=256)
+def mlp(input_shape: InputShape, classes: int, example: Inputs | None = None, hidden: int = 128) -> Net:
+    """inputs - 128 hidden units - classes with ReLU between; a dict or tuple of inputs is laid side by side."""
+    size = sum(map(prod, list_shapes(input_shape)))
+    join = nn.Flatten() if example is None else JoinInputs()
+    net = build_chain((("flatten", join), *build_mlp_layers(size, hidden, classes)), input_shape, classes)
+    return net if example is None else replace(net, example=example)
+
+
+def mlp_256(input_shape: InputShape, classes: int, example: Inputs | None = None) -> Net:
+    """inputs - 256 hidden units - classes with ReLU between; a dict or tuple of inputs is laid side by side."""
+    return mlp(input_shape, classes, example, hidden=256)
 
 
 def mlp_1024(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> Net:
