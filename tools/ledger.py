@@ -36,7 +36,12 @@ class LedgerRun:
 
     def mean_accuracy(self, until: int, rounds: int = 20) -> float:
         """The mean accuracy of the last `rounds` rounds up to round `until`, counted from 1, in per cent."""
-        return 100 * mean(row["accuracy"] for row in self.rows[max(until - rounds, 0) : until])
+        return 100 * self.mean_of("accuracy", until, rounds)
+
+    def mean_of(self, column: str, until: int, rounds: int = 20) -> float:
+        """The mean of a column over those of the last `rounds` rounds up to round `until` that have it."""
+        values = (row.get(column) for row in self.rows[max(until - rounds, 0) : until])
+        return mean(value for value in values if value is not None)
 
     def accuracy_in(self, round: int) -> float:
         """The accuracy of a round, counted from 1, in per cent."""
@@ -77,7 +82,7 @@ def format_command(name: str, rounds: int | None = None) -> str:
         value = recipe.get(f.name, f.default)
         if f.name in ALWAYS_SHOWN or f.name not in NEVER_SHOWN and value != f.default and value not in ([], ""):
             flag = f"--{f.name.replace('_', '-')}"
-            words.append(flag if value is True else f"{flag} {value}")
+            words.append(flag if value is True else f"{flag} {','.join(value) if isinstance(value, list) else value}")
     lines = [words[0]]
     for word in words[1:]:
         if len(lines[-1]) + len(word) > 120:

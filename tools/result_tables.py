@@ -16,10 +16,18 @@ NAMES = {
     "feddum": "FedDUM",
     "feddumap": "FedDUMAP",
     "fednova": "FedNova",
+    "fedsam": "FedSAM",
+    "fedspeed": "FedSpeed",
+    "fedsmoo": "FedSMOO",
+    "ema": "FedAvg, judged by `ema`",
+    "fedlc+ema": "FedLC, judged by `ema`",
+    "fedacd+mixup": "FedACD",
 }
 FEDDH_05, FEDDH_01 = "feddh-cifar10-lenet-dirichlet0.5", "feddh-cifar10-lenet-dirichlet0.1"
 SCAFFOLD = "scaffold-cifar10-lenet-dirichlet0.1"
 FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
+FEDACD = "fedacd-cifar10-conv2cifar-dirichlet0.1"
+FLAT_MINIMA = "flat-minima-cifar10-lenet-dirichlet0.1"
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
@@ -151,6 +159,21 @@ def show_fedad() -> str:
     return format_table(header, [[*row, f"{looks[-1][0]:.3f}"]], numbers_from=1)
 
 
+def show_fedacd() -> str:
+    """Accuracy and local risk after 200 rounds, the means over the last 20, beside what was published."""
+    published = {"fedavg": ("68.35", "0.57"), "fedacd+mixup": ("73.13", "0.31")}
+    rows, base = [], []
+    for method, runs in group_by_method(FEDACD).items():
+        until = len(runs[0].rows)
+        values, risks = ([run.mean_of(c, until) for run in runs] for c in ("accuracy", "local_risk"))
+        values = [100 * value for value in values]
+        gaps, base = (format_gaps(values, base), base) if base else ("", values)
+        accuracy, risk = published[method]
+        rows.append([NAMES[method], format_interval(values), gaps, accuracy, format_interval(risks), risk])
+    header = ["", "accuracy", "minus FedAvg, paired", "published", "local risk", "published"]
+    return format_table(header, rows, numbers_from=1)
+
+
 def show_scaffold_looks() -> str:
     """The mean accuracy over seeds at every look."""
     groups = dict(sorted(group_by_method("scaffold-fashion-mnist").items()))
@@ -206,5 +229,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "feddumap": partial(show_pruning, {FEDDUMAP: ("CNN", "2.7")}),
     "niid-bench": partial(compare_unequal_lengths, NIID_BENCH, 5),
     "niid-bench command": partial(format_command, NIID_BENCH),
+    "fedacd": show_fedacd,
+    "fedacd command": partial(format_command, FEDACD),
+    "flat minima": partial(compare_unequal_lengths, FLAT_MINIMA, 20),
+    "flat minima rounds": partial(show_rounds, (FLAT_MINIMA,), (10, 20, 40, 60, 80, 110)),
+    "flat minima command": partial(format_command, FLAT_MINIMA),
     "ledger": list_ledger,
 }

@@ -1,5 +1,7 @@
 """A user's own data in every form that is taken, and one sentence for each thing that is wrong with it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,11 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from shoal.core.errors import ShoalError
-from shoal.data.dataset import read_digits
+from shoal.core.streams import RandomStreams
+from shoal.data.dataset import Dataset, read_digits
 from shoal.data.user_data import build_user_dataset, hold_out_validation
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_data import load_recipe_dataset
 
 X = torch.arange(40.0).reshape(10, 4)
 Y = torch.arange(10) % 3
@@ -255,3 +260,37 @@ def test_tables_that_are_wrong(tmp_path, kind, words, text):
 def test_a_table_that_is_no_text(tmp_path):
     (tmp_path / "table.csv").write_bytes(b"\xff\xfe\x00")
     refused("bad-value", "not a CSV table", tmp_path / "table.csv")
+
+
+FUNCTIONS = """
+import torch
+x, y = torch.arange(40.0).reshape(10, 4), torch.arange(10) % 3
+def load(): return x, y
+def load_two(): return {"left": x[:, :1], "right": x[:, 1:]}, y
+def fail(): raise OSError("no such luck")
+def leave(): raise SystemExit(3)
+def take(path): return x, y
+"""
+
+
+def load_by_recipe(name: str, folder: Path) -> Dataset:
+    (folder / "mine.py").write_text(FUNCTIONS)
+    recipe = Recipe().with_values(data=f"{folder / 'mine.py'}:{name}")
+    return load_recipe_dataset(recipe, RandomStreams(0))
+
+
+def test_a_recipe_may_name_a_function(tmp_path):
+    own = load_by_recipe("load", tmp_path)
+    assert own.inputs.shape == (8, 4) and own.test_inputs.shape == (2, 4) and own.classes == 3
+    two = load_by_recipe("load_two", tmp_path)
+    assert torch.equal(torch.cat([two.inputs["left"], two.inputs["right"]], 1), own.inputs)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("fail", "no such luck"), ("leave", "SystemExit"), ("take", "path"), ("x", "is no function"), ("z", "called 'z'")],
+)
+def test_a_function_that_gives_no_data_is_told_in_one_sentence(name, words, tmp_path):
+    with pytest.raises(ShoalError, match=words) as caught:
+        load_by_recipe(name, tmp_path)
+    assert "\n" not in str(caught.value) and caught.value.advice

@@ -43,7 +43,9 @@ class Recipe:
         (), "Python files with parts of your own.", page="On the command line, `--parts` once per file."
     )
     data: str = recipe_field(
-        "digits", "Data set, or a folder of images, or a CSV table.", page="Names: {names}; see [data](data.md)."
+        "digits",
+        "Data set, a folder of images, a CSV table, or FILE.py:FUNCTION.",
+        page="Names: {names}; see [data](data.md).",
     )
     data_dir: str = recipe_field("", "Folder with data sets.", page="See [data](data.md).", steers=False)
     model: str = recipe_field(

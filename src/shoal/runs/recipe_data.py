@@ -14,6 +14,7 @@ from shoal.data.server_data import draw_server_samples, draw_withheld_samples
 from shoal.data.sources import SOURCES, load_dataset
 from shoal.data.splits import parse_split
 from shoal.data.user_data import build_user_dataset, hold_out_validation
+from shoal.data.user_function import call_data_function
 from shoal.runs.given_objects import refuse_missing_objects
 from shoal.runs.recipe import Recipe
 
@@ -27,13 +28,15 @@ def describe_split(recipe: Recipe) -> dict:
 
 
 def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
-    """The data set by its name, or from a user's folder or table; a validation share replaces the test set."""
+    """The data set by its name, or a user's folder, table or function; a validation share replaces the test set."""
     refuse_missing_objects(recipe)
     path = Path(recipe.data).expanduser()
     if recipe.data in HANDED_OVER:
         dataset = HANDED_OVER[recipe.data]
     elif recipe.data in DATASETS:
         dataset = DATASETS[recipe.data]()
+    elif ".py:" in recipe.data:
+        dataset = build_user_dataset(call_data_function(recipe.data))
     elif recipe.data not in SOURCES and (path.is_dir() or path.suffix == ".csv"):
         dataset = build_user_dataset(path)
     elif recipe.data.partition(":")[0] not in SOURCES:
