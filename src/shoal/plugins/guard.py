@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from inspect import signature
+from typing import Any, get_origin
 
 from torch import Tensor
 
@@ -23,7 +24,8 @@ TREE_FIELDS = (
     "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
 )
 """Fields that hold trees, in the arguments of points."""
-WITH_STATE = "select plan send begin step end encode sift weigh combine serve prune".split()
+WITH_STATE = tuple(p for p in POINTS if get_origin(signature(getattr(Part, p)).return_annotation) is tuple)
+"""Points that return a value and a state."""
 
 
 def guard_part(part: Part) -> Part:
