@@ -1,7 +1,7 @@
 """A model as a function of its tensors: run it with any parameters, tap any layer, cut it smaller, count its cost."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, make_input_hook
 from shoal.core.model.flops import count_macs
 from shoal.core.model.frozen import (
     drop_uncuttable_axes,
     find_frozen_names,
-    find_frozen_norms,
     find_tied_names,
-    iterate_slots,
 )
 from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.inputs import Inputs, InputShape, repeat_example
 from shoal.core.model.module_copy import copy_module, set_module_tensors, update_layer_sizes
+from shoal.core.model.module_slots import ModuleSlots
+from shoal.core.model.module_taps import FEATURES_TAP, ModuleTaps
 from shoal.core.model.name_checks import check_net_names
 from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
 from shoal.core.model.tensor_digest import compute_digest
@@ -63,7 +62,7 @@ class Net:
 
     def __post_init__(self):
         # read before the first call fills the slots with other tensors
-        _ = self.ties, self.frozen, self.initial, self.trainable, self._slots, self._frozen_slots, self._frozen_norms
+        _ = self.ties, self.frozen, self.initial, self.trainable, self._slots
         layers = dict(self.module.named_modules())
         tensors = (*self.initial, *self.frozen, *self.ties)
         check_net_names(self.roles, (*self.axes, *self.rows), self.head, tensors, layers, self.ties)
@@ -133,7 +132,7 @@ class Net:
     @cached_property
     def mixes_batch(self) -> bool:
         """Whether a sample's output depends on the rest of its batch in training (batch norm that is not frozen)."""
-        return any(isinstance(m, _BatchNorm) and m not in self._frozen_norms for m in self.module.modules())
+        return any(isinstance(m, _BatchNorm) and m not in self._slots.frozen_norms for m in self.module.modules())
 
     @cached_property
     def has_dropout(self) -> bool:
@@ -169,71 +168,38 @@ class Net:
         45 us per call; `vmap` and `grad` work through it.
         """
         tapped: dict[str, Tensor] = {}
-        buffers = self._fill_slots(params, training)
-        self._register_taps(tapped, taps)
+        buffers = self._slots.fill(params, training)
+        self._taps.record_into(tapped, taps)
         if self.half:
             with use_half_precision(collect_tensors(inputs)[0].device.type):
                 logits = self.module(inputs).float()
             tapped = {k: v.float() for k, v in tapped.items()}
         else:
             logits = self.module(inputs)
-        self._hook_cell[0] = {}
-        features = tapped[".features"] if ".features" in tapped else collect_tensors(inputs)[0]
+        self._taps.record_into({})
+        features = tapped[FEATURES_TAP] if FEATURES_TAP in tapped else collect_tensors(inputs)[0]
         return logits, features, {k: tapped[k] for k in taps}, buffers
 
     def forward_from_block(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
         """The logits from `x`, the input of block number `first`, through that block and the ones after it."""
-        self._fill_slots(params, training)
-        self._register_taps({}, ())
+        self._slots.fill(params, training)
+        self._taps.record_into({})
         with use_half_precision(x.device.type) if self.half else nullcontext():
             for block in self.blocks[first:]:
                 for child in block.children:
                     x = self.module.get_submodule(child)(x)
         return x.float() if self.half else x
 
-    def _fill_slots(self, params: Params, training: bool) -> Params:
-        """Put tensors into the module; buffers, which a pass in training changes, are copied first and returned."""
-        buffers: Params = {}
-        for holder, key, name in self._slots:
-            value = params[name]
-            if training and name in self._updated_names:
-                if name not in buffers:
-                    buffers[name] = value.clone()
-                value = buffers[name]
-            holder[key] = value
-        for holder, key, name in self._frozen_slots:
-            value = self._frozen_cell[0][name]
-            holder[key] = value.clone() if training and name in self._updated_names else value
-        if self.module.training != training:
-            self.module.train(training)
-        for norm in self._frozen_norms:
-            norm.training = False
-        return buffers
-
     def reset_slots(self) -> None:
         """Put the initial and the frozen tensors back into the module, in place of what the last call left there."""
-        for holder, key, name in self._slots:
-            holder[key] = self.initial[name]
-        for holder, key, name in self._frozen_slots:
-            holder[key] = self.frozen[name]
+        self._slots.reset()
 
-    @contextmanager
-    def substitute_frozen(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+    def substitute_frozen(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Inside, calls use these tensors in place of the frozen ones, in the order of `frozen`.
 
         A trace gets them so as inputs of the program, and not as constants.
         """
-        before = self._frozen_cell[0]
-        self._frozen_cell[0] = dict(zip(self.frozen, tensors, strict=True))
-        try:
-            yield
-        finally:
-            self._frozen_cell[0] = before
-
-    @cached_property
-    def _frozen_cell(self) -> list[Params]:
-        """A list of one dict: the tensors that calls put into the frozen slots."""
-        return [self.frozen]
+        return self._slots.substitute_frozen(tensors)
 
     def cut(self, plan: Plan) -> "Net":
         """The smaller model that a plan leaves, as a net of its own; cut its parameters with `slicer.take`."""
@@ -268,61 +234,15 @@ class Net:
         return self.initial[self.trainable[0]].device
 
     @cached_property
-    def _slots(self) -> list[tuple[dict, str, str]]:
-        """Where the module holds the tensors of `initial`: (dict of a layer, key in it, name of the tensor)."""
-        return self._find_slots(self.initial)
-
-    @cached_property
-    def _frozen_slots(self) -> list[tuple[dict, str, str]]:
-        """The same for those of `frozen`."""
-        return self._find_slots(self.frozen)
-
-    def _find_slots(self, tensors: Params) -> list[tuple[dict, str, str]]:
-        """Each slot once, also of layers that the module holds under two names."""
-        all_slots = iterate_slots(self.module)
-        slots = {(id(s.holder), s.key): (s.holder, s.key, self.ties.get(s.name, s.name)) for s in all_slots}
-        return [slot for slot in slots.values() if slot[2] in tensors]
-
-    @cached_property
-    def _frozen_norms(self) -> tuple[nn.Module, ...]:
-        """Norms with frozen statistics, by which they normalise in training, too."""
-        return find_frozen_norms(self.module, frozenset(self.frozen))
-
-    @cached_property
-    def _updated_names(self) -> frozenset[str]:
-        """The names of the tensors that a pass in training may change."""
-        return frozenset(name for name, _ in self.module.named_buffers())
-
-    @cached_property
     def head_name(self) -> str:
         """The name of the layer whose inputs are the features; empty where there is no linear layer."""
         layers = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         return self.head or (layers[-1] if layers else "")
 
     @cached_property
-    def _hook_cell(self) -> list[dict]:
-        """A list of one dict, which hooks write into during a call; the hook of the features is registered here."""
-        cell: list[dict] = [{}]
-        if self.head_name:
-            record = lambda _, args: cell[0].__setitem__(".features", args[0])  # noqa: E731
-            self.module.get_submodule(self.head_name).register_forward_pre_hook(record)
-        return cell
+    def _slots(self) -> ModuleSlots:
+        return ModuleSlots(self.module, self.initial, self.frozen, self.ties)
 
     @cached_property
-    def _tap_names(self) -> set[str]:
-        """The taps that have a hook already."""
-        return set()
-
-    def _register_taps(self, tapped: dict[str, Tensor], taps: tuple[str, ...]) -> None:
-        """Let hooks write into `tapped` from now on; taps that are new get a hook."""
-        cell = self._hook_cell
-        cell[0] = tapped
-        for name in taps:
-            if name not in self._tap_names:
-                self._tap_names.add(name)
-                layer = self.module.get_submodule(name.removeprefix(INPUT_TAP_PREFIX))
-                if name.startswith(INPUT_TAP_PREFIX):
-                    layer.register_forward_pre_hook(make_input_hook(cell, name), with_kwargs=True)
-                else:
-                    record = lambda _m, _i, out, name=name: cell[0].__setitem__(name, out)  # noqa: E731
-                    layer.register_forward_hook(record)
+    def _taps(self) -> ModuleTaps:
+        return ModuleTaps(self.module, self.head_name)
