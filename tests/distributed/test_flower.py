@@ -231,7 +231,7 @@ def load():
 def test_inputs_of_several_tensors_give_the_history_of_a_simulation(federation):
     path = federation.folder / "trees.py"
     path.write_text(TREE_DATA)
-    more = {"data": f"{path}:load", "model": "mlp"}
+    more: dict[str, Any] = {"data": f"{path}:load", "model": "mlp"}
     simulated = shoal.run("scaffold", engine="serial", **BASE | more)
     setup = assemble_run(Recipe().with_values(**BASE | more)).loop.host.setup
     for device in range(DEVICES):
