@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from shoal.core.compose import Method
 from shoal.core.ledger import Row
 from shoal.core.model import tree
 from shoal.core.model.module_copy import copy_module
@@ -15,9 +14,9 @@ from shoal.core.part import Part
 from shoal.core.task import Engine
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
-from shoal.plugins.smoke_run import SHARED, SmokeSetup, build_tiny_run, make_tiny_setup
+from shoal.plugins.smoke_run import SHARED, SmokeSetup, make_tiny_setup
 from shoal.testing.hosts import RecordingHost
-from shoal.testing.rounds import assert_trees_close, play_rounds
+from shoal.testing.rounds import assert_trees_close, play_rounds, start_tiny_run
 
 SIZES = (1, 1, 5)
 
@@ -58,9 +57,9 @@ def add_frozen_stem(net: Net) -> tuple[Net, nn.Module]:
 
 def play_recorded(part: Part, setting: SmokeSetup, engine: Engine) -> tuple[Tree, list[Row]]:
     """What was sent both ways, and what server and devices know after two rounds; and the rows."""
-    loop, net = build_tiny_run(Method((part,)), SIZES, momentum=0.5, engine=engine, setting=setting)
+    loop, server_state = start_tiny_run(part, SIZES, engine, setting)
     host = RecordingHost(loop.host)
-    server_state, rows = play_rounds(replace(loop, host=host), loop.start(net), 0, 2)
+    server_state, rows = play_rounds(replace(loop, host=host), server_state, 0, 2)
     engine.close()
     sent = [[job.message.body, job.message.beside] for jobs in host.jobs for job in jobs]
     replies = [o.message and [o.message.body, o.message.beside] for outcomes in host.outcomes for o in outcomes]

@@ -49,7 +49,7 @@ from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
 from shoal.testing.extra_laws import check_reads_are_declared, check_survives_wrong_cards, check_survives_wrong_extras
 from shoal.testing.hosts import RecordingHost
-from shoal.testing.rounds import ROUNDS, assert_trees_close, drop_wall_seconds, play_rounds
+from shoal.testing.rounds import ROUNDS, assert_trees_close, drop_wall_seconds, play_rounds, start_tiny_run
 
 
 def check_part(part: Part, whole: bool = True) -> None:
@@ -112,12 +112,7 @@ def list_fewest_engines() -> tuple[tuple[int, ...], list[Engine]]:
 
 def play_on(engine: Engine, part: Part, sizes: tuple[int, ...], setting: SmokeSetup) -> tuple[Tree, list[Row]]:
     """What the server and the devices know after a few rounds, and the rows."""
-    loop, net = build_tiny_run(Method((part,)), sizes, momentum=0.5, engine=engine, setting=setting)
-    try:
-        server_state = loop.start(net)
-    except ShoalError:  # a part may refuse momentum
-        loop, net = build_tiny_run(Method((part,)), sizes, engine=engine, setting=setting)
-        server_state = loop.start(net)
+    loop, server_state = start_tiny_run(part, sizes, engine, setting)
     server_state, rows = play_rounds(loop, server_state, 0, ROUNDS)
     return [server_state.params, server_state.states, [loop.host.memory.get(d) for d in range(len(sizes))]], rows
 

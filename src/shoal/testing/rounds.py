@@ -1,11 +1,17 @@
 """Playing rounds of a loop, and comparing what came of them: for laws and tests."""
 
+from shoal.core.compose import Method
+from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.model import tree
 from shoal.core.model.tree import Tree
+from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
 from shoal.core.session import Session, play_round
+from shoal.core.task import Engine
+from shoal.engines.host import LocalDevices
+from shoal.plugins.smoke_run import SmokeSetup, build_tiny_run
 
 ROUNDS = 3
 """How many rounds a law plays, unless it needs more."""
@@ -29,3 +35,18 @@ def assert_trees_close(a: Tree, b: Tree, tolerance: float, message: str) -> None
 
 def drop_wall_seconds(row: Row) -> Row:
     return {k: v for k, v in row.items() if k != "wall_seconds"}
+
+
+def start_tiny_run(
+    part: Part, sizes: tuple[int, ...], engine: Engine, setting: SmokeSetup
+) -> tuple[Loop[LocalDevices], ServerState]:
+    """A run in miniature before its first round, with local momentum unless the part refuses that."""
+    method = Method((part,))
+    try:
+        loop, net = build_tiny_run(method, sizes, momentum=0.5, engine=engine, setting=setting)
+        return loop, loop.start(net)
+    except ShoalError as error:
+        if error.kind.name != "clash":
+            raise
+    loop, net = build_tiny_run(method, sizes, engine=engine, setting=setting)
+    return loop, loop.start(net)
