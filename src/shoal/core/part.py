@@ -47,8 +47,6 @@ class Part:
     """Whether `gradient` gets a gradient of its own; a method has at most one such part, and it is the innermost."""
     perturbs_gradient: ClassVar[bool] = False
     """Whether `gradient` is taken at shifted parameters (as in SAM); a method has at most one such part."""
-    assumes_sgd: ClassVar[bool] = False
-    """Whether its formulas hold for SGD alone; it is refused beside an adaptive local optimiser."""
     needs_whole: ClassVar[bool] = False
     """Whether every reply must cover the whole model; it is refused with parts that leave some of it out."""
     makes_features: ClassVar[bool] = False

@@ -8,20 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.batch import BatchScore
-from shoal.core.extras import Declaration, Extra
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.part import Neutral, Part
+from shoal.core.part import Neutral
 from shoal.core.streams import part_stream_name
-from shoal.core.types import Device, Local, Round
+from shoal.core.types import Round
 from shoal.parts.lib.checks import require, require_axes
+from shoal.parts.lib.mean_loss import ReportsMeanLoss
 from shoal.parts.lib.submodel_units import ROW_KINDS, count_units_left, device_state_key, draw_units, list_axes_to_drop
 
 
 @dataclass(frozen=True)
-class AFD(Part):
+class AFD(ReportsMeanLoss):
     """Each device trains a sub-model of its own, and keeps it as long as its loss falls.
 
     Its units are scored by how much the loss fell with them, (l_before - l) / l_before; when it did not fall, the units
@@ -77,19 +76,6 @@ class AFD(Part):
     def make_zero_scores(self, net: Net) -> dict[str, Tensor]:
         """Scores before anything is known."""
         return {a.name: torch.zeros(a.size) for a in self.list_dropped_axes(net)}
-
-    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"loss": torch.zeros((), dtype=device.net.dtype, device=device.net.place)}
-
-    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
-        return update, {"loss": state["loss"] + scored.loss}
-
-    def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        """The mean loss of the device's mini-batches."""
-        return {"loss": (state["loss"] / device.numbers["steps"]).float()}
-
-    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
-        return {"loss": Extra(about="the mean loss of its batches")}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         updates = {}

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.batch import Scorer
 from shoal.core.metric import Metric
 from shoal.core.model import tree
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local, Round
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.proximal_term import add_proximal_term
 from shoal.parts.lib.tensor_norms import compute_norm
 
 
@@ -36,12 +37,7 @@ class FedACG(Part):
         return {"m": tree.make_zeros(own), "mean": own}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def score_near_lookahead(params: Params, batch: Batch) -> BatchScore:
-            scored = inner(params, batch)
-            apart = sum((p - local.anchor[k]).square().sum() for k, p in params.items())
-            return scored._replace(loss=scored.loss + self.beta / 2 * apart)
-
-        return score_near_lookahead
+        return add_proximal_term(inner, local.anchor, self.beta)
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         mean = tree.select_params(params, state["m"])

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.core.batch import Batch, BatchScore, Scorer
-from shoal.core.model.tree import Params
+from shoal.core.batch import Scorer
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.proximal_term import add_proximal_term
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,4 @@ class FedProx(Part):
         require(self, "mu >= 0", self.mu >= 0)
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
-        def score_proximal(params: Params, batch: Batch) -> BatchScore:
-            scored = inner(params, batch)
-            apart = sum((p - local.anchor[k]).square().sum() for k, p in params.items())
-            return scored._replace(loss=scored.loss + self.mu / 2 * apart)
-
-        return score_proximal
+        return add_proximal_term(inner, local.anchor, self.mu)

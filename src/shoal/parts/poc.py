@@ -7,15 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.core.batch import BatchScore
-from shoal.core.extras import Declaration, Extra
 from shoal.core.metric import Metric
-from shoal.core.model.net import Net
-from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.part import Part
-from shoal.core.types import SERVER, Device, Local, Round
+from shoal.core.types import SERVER, Round
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.mean_loss import ReportsMeanLoss
 from shoal.parts.lib.population_values import put_at_devices
 from shoal.parts.selection import draw_cohort
 
@@ -23,7 +19,7 @@ CHANCES = ("size", "equal")
 
 
 @dataclass(frozen=True)
-class PoC(Part):
+class PoC(ReportsMeanLoss):
     """Draws d candidates; those of them take part whose loss was the highest when they last trained (rpow-d).
 
     `d` is the number of candidates, at least as many as take part. `chances` is how they are drawn: by `size`, in
@@ -64,18 +60,6 @@ class PoC(Part):
         losses = np.where(seen, state["loss"].cpu().numpy(), np.inf)
         # sorted is stable and candidates are in rising order
         return sorted(sorted(candidates, key=lambda device: -losses[device])[: round.sample]), state
-
-    def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
-        return params, {"loss": torch.zeros((), dtype=device.net.dtype, device=device.net.place)}
-
-    def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
-        return update, {"loss": state["loss"] + scored.loss}
-
-    def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        return {"loss": (state["loss"] / device.numbers["steps"]).float()}
-
-    def declare_extras(self, net: Net, plan: Plan) -> Declaration:
-        return {"loss": Extra(about="the mean loss of its batches")}
 
     def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
         replies = [r for r in round.replies if r.device != SERVER]
