@@ -11,7 +11,7 @@ PIP_EMPTY = build/empty/bin/python -m pip install --quiet --disable-pip-version-
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-demo: $(VENV)/plot  ## compare four methods on 20 uneven devices, write a report
+demo: $(VENV)/demo  ## compare four methods on 20 uneven devices, write a report
 	@rm -rf runs/demo
 	$(SHOAL) compare fedavg "fedprox(mu=0.1)" scaffold fedavgm \
 	  --data digits --model mlp --split dirichlet:0.1 --devices 20 --sample 5 --rounds 60 --epochs 2 --batch 16 \
@@ -39,6 +39,7 @@ check: $(VENV)/dev  ## format, lint, names, types, imports, docs
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	$(PY) tools/check_site.py
 
 docs: $(VENV)/dev  ## serve the documentation
 	$(VENV)/bin/mkdocs serve
@@ -70,7 +71,7 @@ $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
 # torch first and by its exact version, so that no other build of it is considered
-$(VENV)/plot $(VENV)/portable $(VENV)/test $(VENV)/dev: $(VENV)/%: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/demo $(VENV)/portable $(VENV)/test $(VENV)/dev: $(VENV)/%: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable ".[$*]"
 	@touch $@

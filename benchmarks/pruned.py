@@ -14,7 +14,8 @@ from time import perf_counter
 import torch
 
 from shoal.core.batch import Batch, BatchScore
-from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
+from shoal.core.builtin_tasks import CLASSIFY
+from shoal.core.local.step import compute_autograd_gradient
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.models import build_model
@@ -40,7 +41,7 @@ def time_step(net: Net, batch: Batch) -> float:
 
     def score(params, batch) -> BatchScore:
         logits, features, taps, buffers = net.forward(get_buffers(net) | params, batch.inputs, training=True)
-        return BatchScore(compute_mean_loss(logits, batch), logits, features, taps, buffers, {})
+        return BatchScore(CLASSIFY.compute_mean_loss(logits, batch), logits, features, taps, buffers, {})
 
     start = perf_counter()
     compute_autograd_gradient(score, {k: net.initial[k] for k in net.trainable}, batch)

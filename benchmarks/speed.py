@@ -1,6 +1,7 @@
 """Rounds per second of shoal, of plain PyTorch loops and of other frameworks, on the same jobs and data.
 
-    python benchmarks/speed.py [--jobs standard small bigger] [--rounds N ...] [--repeats 2] [--engine auto ...]
+    python benchmarks/speed.py [--jobs standard small bigger pfl deep recurrent depthwise]
+                               [--rounds N ...] [--repeats 2] [--engine auto ...]
                                [--peers flower pfl fedlab fedjax | none] [--install] [--compute cpu|cuda]
                                [--threads N] [--eval-every N] [--seeds N] [--limit 600]
                                [--out benchmarks/results/speed.md]
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.board import Score, aligned, machine, markdown, table
-from peers.jobs import FOLDER, JOBS, make_data
+from peers.jobs import FOLDER, JOBS, MAIN_JOBS, make_data
 from peers.meter import MARK, Meter, stop
 from peers.rivals import PEERS, Contestant, contestants, install
 
@@ -60,7 +61,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(MAIN_JOBS))
     parser.add_argument("--rounds", nargs="+", type=int, help="timed rounds: one number, or one per job")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--engine", nargs="+", action="extend", help="engines of shoal, auto if none is named")

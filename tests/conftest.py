@@ -18,6 +18,7 @@ from hypothesis import settings
 TESTS = Path(__file__).parent
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["SHOAL_PROGRAM_CACHE"] = "off"  # what is tested is what was traced now
 torch.set_num_threads(1)
 settings.register_profile("shoal", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("shoal")

@@ -65,8 +65,30 @@ def one_weight(
     start: float = 0.0,
 ) -> tuple[list[float], list[float], list[dict]]:
     """The weight that is broadcast and the one that is judged after each round, and the rows; from w = `start`."""
+    sent, judged, rows = [], [], []
+    session = start_one_weight(parts, targets, lr, steps, optimiser, x, start)
+    for _ in range(rounds):
+        row = play_round(session)
+        assert session.server_state
+        sent.append(float(session.server_state.params["weight"]))
+        judged.append(row["accuracy"])
+        rows.append(row)
+    return sent, judged, rows
+
+
+def start_one_weight(
+    parts: Sequence[Part],
+    targets: Sequence[Sequence[int]],
+    lr: float = 0.1,
+    steps: Callable[[int], int] = lambda device: 1,
+    optimiser: Optimiser = PLAIN,
+    x: Sequence[float] | None = None,
+    start: float = 0.0,
+) -> Session:
+    """The run before its first round."""
     net = Net(OneWeight(start), (1,), 8)
     method, streams = compose([*parts, Squared()]), RandomStreams(0)
+    net = method.model(net)
     ends = np.cumsum([0, *map(len, targets)])
     y = torch.tensor([v for own in targets for v in own])
     scale = torch.ones(len(targets)) if x is None else torch.tensor(x)
@@ -88,12 +110,4 @@ def one_weight(
         lambda number: True,
         optimiser,
     )
-    sent, judged, rows = [], [], []
-    session = Session(loop, net)
-    for _ in range(rounds):
-        row = play_round(session)
-        assert session.server_state
-        sent.append(float(session.server_state.params["weight"]))
-        judged.append(row["accuracy"])
-        rows.append(row)
-    return sent, judged, rows
+    return Session(loop, net)

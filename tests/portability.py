@@ -32,6 +32,7 @@ POSIX_TESTS = {
     "compare/test_parallel.py::test_processes_that_have_not_begun_end_at_once_and_in_silence": "reads exit signals",
     "engines/test_engines.py::test_resume_is_bit_for_bit_on_every_engine": "runs on the engine `pool`",
     "parts/test_curvature.py::test_processes_measure_models_with_attention": "runs on the engine `pool`",
+    "runs/test_profile.py::test_a_trace_ends_where_worker_processes_begin": "runs on the engine `pool`",
     "runs/test_engine_trial.py::test_threads_that_were_asked_for_are_in_every_trial": "looks for the engine `pool`",
 }
 """Single tests that are left out, and why."""

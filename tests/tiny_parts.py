@@ -55,7 +55,7 @@ class FrozenHead(Part):
     """model: the last layer is the server's; it is sent and never combined."""
 
     def model(self, net: Net) -> Net:
-        last = [k for k in net.initial][-2:]
+        last = [k for k in net.initial if net.roles.get(k, "shared") == "shared"][-2:]
         return replace(net, roles=dict(net.roles) | {k: "server" for k in last})
 
 

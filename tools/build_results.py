@@ -1,4 +1,4 @@
-"""Builds the tables and pictures of docs/results from the ledger in results/.
+"""Builds the tables and pictures of docs/results and of README.md from the ledger in results/.
 
     python tools/build_results.py            write what is between `<!-- generated: results NAME -->` and `<!-- end -->`
     python tools/build_results.py --check    change nothing; end with 1 where something is not what would be written
@@ -6,31 +6,24 @@
 `make results` runs the first, the tests the second. Running it twice changes nothing: pictures are SVG without dates.
 """
 
-import io
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-import matplotlib
-from ledger import LedgerRun, group_by_method
+from ledger import group_by_method
 from markers import ROOT, fill_sections, list_sections, write_changes
-from result_tables import FEDDH_01, FEDDH_05, NAMES, SCAFFOLD, TABLES, list_feddum_runs
+from method_results import METHOD_PICTURES, SECTION, add_sections, draw_page, find_experiments, write_section
+from readme_results import show_gains
+from result_tables import FEDDH_01, FEDDH_05, FLAT_MINIMA, NAMES, SCAFFOLD, TABLES, list_feddum_runs
+from svg_files import STYLE, plt, save_svg
+from verdict_page import VERDICT_SECTIONS
 
-matplotlib.use("svg")
-from matplotlib import pyplot as plt
-
-from shoal.report.plots import COLOURS
+from shoal.display.curve_style import COLOURS
+from shoal.reproduce.ledger import LedgerRun
 
 PREFIX = "results "
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "shoal",
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 SMOOTH = 20
 """Rounds of the running mean that is drawn; single looks jump by several points."""
 
@@ -74,7 +67,21 @@ def draw_feddum(axes) -> None:
         axis.legend(frameon=False, loc="lower right")
 
 
+def draw_gains(axes) -> None:
+    groups = group_by_method(FLAT_MINIMA)
+    for colour, method in zip(COLOURS, ("fedavg", "ema")):
+        draw_runs(axes[0], groups[method], NAMES[method].replace("`", ""), colour)
+    axes[0].set(title="LeNet, Dirichlet 0.1: by rounds", xlabel="rounds")
+    for colour, method in zip(COLOURS, ("fedavg", "feddum", "feddumap")):
+        runs = [run for run in list_feddum_runs() if run.method == method]
+        draw_runs(axes[1], runs, NAMES[method], colour, over_bytes=True)
+    axes[1].set(title="CNN, two labels a device: by bytes", xlabel="GB, both ways")
+    for axis in axes:
+        axis.legend(frameon=False, loc="lower right")
+
+
 PICTURES = {
+    "gains.svg": draw_gains,
     "feddh-cifar10.svg": draw_feddh,
     "scaffold-cifar10.svg": draw_scaffold,
     "feddum-cifar10.svg": draw_feddum,
@@ -87,22 +94,23 @@ def draw_picture(name: str) -> str:
         figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
         PICTURES[name](axes)
         axes[0].set_ylabel(f"accuracy in per cent, mean of {SMOOTH} rounds")
-        page = io.StringIO()
-        figure.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-    return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
+        return save_svg(figure)
 
 
 def build() -> dict[Path, str]:
     """The pages with a section of the ledger and the pictures, as they must be."""
-    writers = {PREFIX + name: write for name, write in TABLES.items()}
-    places = [ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    pages = {place: place.read_text(encoding="utf-8") for place in places}
+    sections = TABLES | VERDICT_SECTIONS | {"gains": show_gains}
+    writers = {PREFIX + name: write for name, write in sections.items()}
+    places = [ROOT / "README.md", ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    writers |= {f"{SECTION} {name}": partial(write_section, name) for name in find_experiments()}
+    pages = add_sections({place: place.read_text(encoding="utf-8") for place in places})
     absent = writers.keys() - {name for page in pages.values() for name in list_sections(page)}
     if absent:
         raise SystemExit(f"No page has the section {', '.join(sorted(absent))}.")
     written = {place: fill_sections(page, writers) for place, page in pages.items()}
-    return written | {ROOT / "docs/pictures" / name: draw_picture(name) for name in PICTURES}
+    with plt.rc_context(STYLE):
+        curves = {METHOD_PICTURES / f"{name}.svg": draw_page(name) for name in find_experiments()}
+    return written | curves | {ROOT / "docs/pictures" / name: draw_picture(name) for name in PICTURES}
 
 
 if __name__ == "__main__":

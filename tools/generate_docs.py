@@ -8,6 +8,7 @@
 
 import ast
 import inspect
+import json
 import re
 import sys
 from dataclasses import MISSING, fields
@@ -18,9 +19,13 @@ from typing import Any
 from audit_page import write_audit_page
 from command_page import write_command_page
 from markers import ROOT, fill_sections, format_cell, format_table, list_sections, write_changes
+from method_choice import METHOD_PAGES, make_writers
+from round_drawing import draw_round
 
+import shoal
 from shoal.cli.listings import read_first_sentence
 from shoal.cli.recipe_flags import PANELS
+from shoal.core.builtin_tasks import TASKS
 from shoal.core.compose import Method
 from shoal.core.errors import ERROR_KINDS
 from shoal.core.metric import AMOUNTS, COLUMNS, METRICS, Metric, list_part_metrics
@@ -35,7 +40,6 @@ from shoal.report.citations import ENTRIES, FEDAVG_KEY
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_values import format_toml
 
-METHOD_PAGES = ROOT / "docs/methods"
 IDEA = re.compile(r"(?:(?P<title>[^:(]{1,40}): )?(?P<idea>.*?)(?: \([^()]*\d{4}[^()]*\))?\.?")
 """A part's module docstring begins with its title, the idea in one sentence and the paper in brackets."""
 FEDAVG_IDEA = "the empty list of parts: the mean of the replies, weighted by samples"
@@ -44,10 +48,10 @@ POINTS_BY_SIDE = {
     "once": "model enrol declare_card taps",
     "state": "init_server init_device",
     "server, before training": "select plan send",
-    "device": "data begin draw objective gradient step end measure declare_extras",
+    "device": "data begin draw pad_extras mask objective gradient step end measure declare_extras",
     "wire": "encode decode outline error",
     "server, after training": "sift weigh combine serve prune observe evaluate",
-    "a device's own model": "personal",
+    "a device's own model": "personal finetune",
 }
 """The methods that a part may override, as docs/explanation/the-round.md groups them."""
 
@@ -61,6 +65,11 @@ def read_idea(part: type[Part]) -> str:
     about = " ".join((sys.modules[part.__module__].__doc__ or "").strip().split("\n\n")[0].split())
     found = IDEA.fullmatch(about)
     return found["idea"] if found else read_first_sentence(part).rstrip(".")
+
+
+def begin_small(idea: str) -> str:
+    """With a small first letter, unless a name stands there."""
+    return idea if idea[1:2].isupper() else idea[:1].lower() + idea[1:]
 
 
 def list_points(part: type[Part]) -> str:
@@ -102,8 +111,7 @@ def write_methods(folder: str, whole: bool) -> str:
     rows = [["fedavg", FEDAVG_IDEA, *([""] if whole else []), "", *([""] if whole else [])]]
     for name, part in find_shipped_parts().items():
         idea, how = read_idea(part), read_first_sentence(part)
-        begin = idea if idea[1:2].isupper() else idea[:1].lower() + idea[1:]
-        row = [name, format_cell(begin), list_points(part)]
+        row = [name, format_cell(begin_small(idea)), list_points(part)]
         if whole:
             row[2:2] = [format_cell(how) if how.rstrip(".") != idea else ""]
             row.append(format_cell(format_neutral(part.neutral)))
@@ -120,14 +128,6 @@ def write_presets(folder: str) -> str:
         shown = f"[`{name}`]({folder}{name}.md)" if page else f"`{name}`"
         rows.append([shown, f"`{expression}`" if expression else "the empty list of parts"])
     return format_table(["preset", "stands for"], rows)
-
-
-def write_method_navigation() -> str:
-    """The pages of methods for mkdocs.yml, by their titles; FedAvg, which the others build on, comes first."""
-    titles = {file.name: file.read_text(encoding="utf-8").split("\n")[0] for file in METHOD_PAGES.glob("*.md")}
-    pages = sorted((title.removeprefix("# "), name) for name, title in titles.items() if name != "index.md")
-    pages.sort(key=lambda page: (page[1] != "fedavg.md", page[0].lower()))
-    return "".join(f"      - {title}: methods/{name}\n" for title, name in pages)
 
 
 # points ---------------------------------------------------------------------------------------------------------------
@@ -176,6 +176,25 @@ def write_recipe_keys(panel: str) -> str:
     return format_table(["key", "default", "meaning"], rows)
 
 
+# tasks ----------------------------------------------------------------------------------------------------------------
+def write_tasks() -> str:
+    """The table of learning tasks: what for, what they are judged by, and what can be asked for."""
+    rows = []
+    for name, task in TASKS.items():
+        metric = next(m for m in task.metrics if m.name == task.headline)
+        judged = f"`{task.headline}`, {'more' if metric.better == 'up' else 'less'} is better"
+        rows.append([f"`{name}`", task.about, judged, ", ".join(f"`{word}`" for word in task.words)])
+    return format_table(["task", "learns", "judged by", "further metrics"], rows)
+
+
+def write_class_parts() -> str:
+    """The parts that need classes, whatever their settings or at some."""
+    needing = [name for name, part in find_shipped_parts().items() if part.needs_class_logits is True]
+    maybe = [name for name, part in find_shipped_parts().items() if isinstance(part.needs_class_logits, property)]
+    listed = ", ".join(f"`{name}`" for name in needing)
+    return f"{listed}; by their settings, {', '.join(f'`{name}`' for name in maybe)}.\n"
+
+
 # history, exit codes --------------------------------------------------------------------------------------------------
 def describe_type(metric: Metric) -> str:
     """The type of a metric's column, and when it is there."""
@@ -207,11 +226,13 @@ def write_history_columns() -> str:
     judged = [
         ["`NAME`", "float, with `--metrics FILE.py:NAME`", "", OWN_METRIC],
         ["`accuracy_NAME`, `loss_NAME`", "float, where a part says so", "", FURTHER_MODEL],
+        ["`test_NAME`", "float, with `--validation`", "", TEST_HALF],
     ]
     rows = [*first, *lines.values(), *rest, *judged]
     return format_table(["field", "type", "adds up", "meaning"], [[format_cell(cell) for cell in row] for row in rows])
 
 
+TEST_HALF = "a judgement on the test half, where those without `test_` are on [validation samples](../how-to/watch.md)"
 OWN_METRIC = "[your own metric](../how-to/recipes.md#a-metric-of-your-own) of the whole test set"
 FURTHER_MODEL = "the same for a further model that a part has judged"
 
@@ -230,16 +251,39 @@ def write_exit_codes() -> str:
     return format_table(header, [[format_cell(cell) for cell in row] for row in rows])
 
 
+def write_notebook_navigation() -> str:
+    """The notebooks of docs/ for mkdocs.yml, which tools/notebook_pages.py makes pages of; nothing without any."""
+    lines = []
+    for file in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+        title = next((found[1] for text in texts if (found := re.search("^# (.+)", text, re.MULTILINE))), file.stem)
+        lines.append(f'      - "{title}": notebooks/{file.stem}.md\n')
+    return "".join(["  - Notebooks:\n", *lines]) if lines else ""
+
+
+def write_public_names() -> str:
+    """What mkdocstrings is to make entries of: every name of `shoal` that is public, and the checks for parts."""
+    names = [f"shoal.{name}" for name in sorted(shoal.__all__)]
+    names += ["shoal.testing.laws.check_part", "shoal.testing.laws.check_pair", "shoal.testing.toy.toy"]
+    return "\n".join(f"::: {name}\n" for name in names)
+
+
 WRITERS = {
+    "public names": write_public_names,
+    "notebook navigation": write_notebook_navigation,
     "methods in README": partial(write_methods, "docs/methods/", whole=False),
     "presets in README": partial(write_presets, "docs/methods/"),
     "methods": partial(write_methods, "", whole=True),
     "presets": partial(write_presets, ""),
-    "method navigation": write_method_navigation,
+    "drawing of the round": draw_round,
     "history columns": write_history_columns,
     "metrics of parts": write_part_metrics,
     "exit codes": write_exit_codes,
+    "tasks": write_tasks,
+    "parts that need classes": write_class_parts,
 }
+WRITERS |= make_writers({name: begin_small(read_idea(part)) for name, part in find_shipped_parts().items()})
 WRITERS |= {f"recipe keys: {panel}": partial(write_recipe_keys, panel) for panel in PANELS}
 WRITERS |= {f"points: {side}": partial(write_points, names) for side, names in POINTS_BY_SIDE.items()}
 

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from statistics import mean
 
-from ledger import FOLDER, LedgerRun, format_command, format_interval, group_by_method, read_runs
+from ledger import FOLDER, format_command, format_interval, group_by_method, read_runs
 from markers import ROOT, format_table
+
+from shoal.reproduce.ledger import LedgerRun
 
 NAMES = {
     "fedavg": "FedAvg",
@@ -202,6 +204,20 @@ def list_ledger() -> str:
     return format_table(["file", "methods", "seeds", "rounds", "commit", "quoted in"], rows)
 
 
+def list_unkept_tables() -> str:
+    """Where docs/results has figures whose runs were not kept: the page, and the heading that they stand under."""
+    lines = []
+    for page in sorted((ROOT / "docs/results").glob("*.md")):
+        heading, found = "", []
+        for line in page.read_text(encoding="utf-8").splitlines():
+            heading = line.strip("# ") if line.startswith("#") else heading
+            if "*(history not kept" in line:
+                found.append(heading)
+        if found:
+            lines.append(f"- [{page.stem}](../docs/results/{page.name}): {'; '.join(dict.fromkeys(found))}")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def join_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
@@ -235,4 +251,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "flat minima rounds": partial(show_rounds, (FLAT_MINIMA,), (10, 20, 40, 60, 80, 110)),
     "flat minima command": partial(format_command, FLAT_MINIMA),
     "ledger": list_ledger,
+    "unkept": list_unkept_tables,
 }

@@ -41,7 +41,20 @@ JOBS = {
     "standard": Job("LeNet, 10 of 100 devices, 500 samples, 5 epochs", "lenet", (3, 32, 32), 100, 500, 10, 5, 2),
     "small": Job("MLP 784-128-10, 100 of 1000 devices, 60 samples, 1 epoch", "mlp", (784,), 1000, 60, 100, 1, 10),
     "bigger": Job("CNN, 10 of 100 devices, 500 samples, 5 epochs", "cnn", (3, 32, 32), 100, 500, 10, 5, 1),
+    "pfl": Job(
+        "pfl-research's CIFAR-10 benchmark: CNN with dropout, 50 of 1000 devices, 50 samples, 1 epoch",
+        *("pfl", (3, 32, 32), 1000, 50, 50, 1, 20),
+        lr=0.1,
+    ),
+    "deep": Job("VGG11, 10 of 100 devices, 50 samples, 1 epoch", "vgg11", (3, 32, 32), 100, 50, 10, 1, 2),
+    "recurrent": Job("LSTM, 20 of 100 devices, 100 samples, 1 epoch", "lstm", (32, 40), 100, 100, 20, 1, 5),
+    "depthwise": Job(
+        "a module with depthwise convolutions, 10 of 100 devices, 100 samples, 1 epoch",
+        *("depthwise", (3, 32, 32), 100, 100, 10, 1, 5),
+    ),
 }
+MAIN_JOBS = ("standard", "small", "bigger")
+"""The jobs that all frameworks can play, and that are played where none is named."""
 
 
 def load(job: Job) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,6 @@ import logging
 import struct
 from argparse import Namespace
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jobs import CLASSES, FOLDER, JOBS, TESTS, Job, asked, load, load_tests, report
+from jobs import CLASSES, FOLDER, JOBS, MAIN_JOBS, TESTS, Job, asked, load, load_tests, report
+from networks import network
 
 import shoal
 
@@ -29,12 +29,8 @@ LENGTH = 500
 """Rounds of the recipe: `auto` decides for a run of this ordinary length. It is stopped when enough is seen."""
 
 
-class Enough(Exception):
-    """As many rounds as were to be timed."""
-
-
 class Watch:
-    """Keeps the row of every round and the time at which it came; stops the runs when the last has played enough."""
+    """Keeps the row of every round and the time at which it came; stops a run that has played enough."""
 
     def __init__(self, rounds: int, runs: int = 1) -> None:
         self.rounds, self.runs = rounds, runs
@@ -42,13 +38,12 @@ class Watch:
         self.rows: list[dict[str, Any]] = []
         self.times: list[float] = []
 
-    def __call__(self, recipe: shoal.Recipe, row: dict[str, Any], history: shoal.History) -> None:
+    def __call__(self, recipe: shoal.Recipe, row: dict[str, Any], history: shoal.History) -> shoal.Stop | None:
         self.played[recipe] += 1
         if self.played[recipe] <= self.rounds:
             self.rows.append(row)
             self.times.append(perf_counter())
-        if len(self.rows) == self.rounds * self.runs:
-            raise Enough
+        return shoal.Stop("as many rounds as were to be timed") if self.played[recipe] >= self.rounds else None
 
     @property
     def seconds(self) -> list[float]:
@@ -117,7 +112,7 @@ def write(path: Path, head: bytes, numbers: np.ndarray) -> None:
 def recipe_of(job: Job, given: Namespace) -> dict[str, Any]:
     given_data = in_files(job) if given.workers > 1 else {"data": data_of(job, None if given.eval_every else 10)}
     return given_data | {
-        "model": job.model,
+        "model": job.model if job in map(JOBS.get, MAIN_JOBS) else network(job.model),
         "split": "iid",
         "devices": job.devices,
         "sample": job.per_round,
@@ -136,8 +131,7 @@ def one_run(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
     every, said = given.eval_every, Said()
     watch = Watch(-(-(given.rounds + 1) // every) * every if every else given.rounds + 1)
     began = perf_counter()
-    with suppress(Enough):
-        shoal.run("fedavg", watch=watch, **recipe_of(job, given))
+    shoal.run("fedavg", watch=watch, **recipe_of(job, given))
     more = {"between": watch.between(), "total": perf_counter() - began, "engine": said.engine}
     return watch.seconds, more | ({"evaluation": watch.evaluation()} if every else {})
 
@@ -145,8 +139,7 @@ def one_run(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
 def many_runs(job: Job, given: Namespace) -> tuple[list[float], dict[str, Any]]:
     """Several seeds by `shoal.compare`; the first two rounds, in which things are set up, do not count."""
     watch, said = Watch(given.rounds + 2, given.seeds), Said()
-    with suppress(Enough):
-        shoal.compare(["fedavg"], seeds=given.seeds, watch=watch, workers=given.workers, **recipe_of(job, given))
+    shoal.compare(["fedavg"], seeds=given.seeds, watch=watch, workers=given.workers, **recipe_of(job, given))
     return watch.of_all(), {"runs": given.seeds, "engine": said.engine}
 
 

@@ -699,3 +699,16 @@ def test_the_python_side_needs_only_torch_numpy_and_safetensors():
     """
     done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "missing-extra\n", "")
+
+
+def test_profile_prints_where_the_time_went_and_writes_a_trace(shoal_, tmp_path):
+    said = shoal_("run", *TINY, "--profile", "--out", "profiled")
+    assert said.code == 0 and "where the time went" in said.out and "profiled/trace.json: round 2" in said.out
+    assert [line for line in said.out.splitlines() if "combine" in line and "%" in line]
+    assert "traceEvents" in json.loads((tmp_path / "profiled" / "trace.json").read_text())
+    assert shoal_("resume", "profiled", "-s", "rounds=4").code == 0, "a trace in its folder is no part of the run"
+
+
+def test_profile_without_a_folder_writes_the_trace_here(shoal_, tmp_path):
+    said = shoal_("run", *TINY, "--profile", "--quiet")
+    assert said == (0, "", "") and (tmp_path / "trace.json").is_file()

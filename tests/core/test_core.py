@@ -22,6 +22,7 @@ from shoal.core.types import Optimiser
 from shoal.core.wire import Message, pack_bits, unpack_bits
 from shoal.data.augment import parse_augment
 from shoal.data.dataset import read_digits as load_digits
+from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
 from shoal.models.lenet import lenet
 from shoal.models.mlp import mlp
@@ -371,23 +372,28 @@ def test_dropout_layers_are_reproducible_and_leave_other_randomness_alone():
         del MODELS["dropping"]
 
 
-def test_learning_rate_decays_per_round():
+def schedule_work(**values):
+    """The work of 40 equal devices in every round."""
     from shoal.runs.build import make_work_schedule
 
-    work = make_work_schedule(Recipe().with_values(lr=0.2, lr_decay=0.5), RandomStreams(0))
+    streams = RandomStreams(0)
+    fleet = parse_fleet("uniform", streams, 40, 10)
+    return make_work_schedule(Recipe().with_values(**values), streams, fleet, np.full(40, 10))
+
+
+def test_learning_rate_decays_per_round():
+    work = schedule_work(lr=0.2, lr_decay=0.5)
     assert [work(t, 0).lr for t in range(3)] == [0.2, 0.1, 0.05]
 
 
 def test_unequal_work_is_drawn_anew_and_repeats():
-    from shoal.runs.build import make_work_schedule
-
-    work = make_work_schedule(Recipe().with_values(epochs="1-5"), RandomStreams(0))
+    work = schedule_work(epochs="1-5")
     drawn = [[work(t, d).epochs for d in range(40)] for t in range(2)]
     assert set(drawn[0]) == {1, 2, 3, 4, 5} and drawn[0] != drawn[1]
     assert drawn[1] == [work(1, d).epochs for d in range(40)]
-    steps = make_work_schedule(Recipe().with_values(steps="5-6"), RandomStreams(0))
+    steps = schedule_work(steps="5-6")
     assert {steps(0, d).steps for d in range(20)} == {5, 6}
-    part = make_work_schedule(Recipe().with_values(epochs=0.5), RandomStreams(0))
+    part = schedule_work(epochs=0.5)
     assert part(0, 0).epochs == 0.5
 
 

@@ -1,5 +1,6 @@
 """What is told about a model: top-1, top-3, perplexity, per class, per device, and a user's own metric."""
 
+from dataclasses import replace
 from functools import partial
 from math import exp, log
 from pathlib import Path
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.core.batch import Samples
+from shoal.core.builtin_tasks import CLASSIFY
 from shoal.core.errors import ShoalError
+from shoal.core.learning_task import LearningTask
 from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy, summarise_device_accuracy
 from shoal.core.metric import COLUMNS, METRICS, Metric, is_among_likeliest
 from shoal.core.model.net import Net
@@ -31,9 +34,11 @@ class Table(nn.Module):
         return x * self.scale
 
 
-def judged(logits: list[list[float]], targets: list[int], *metrics: str, **more) -> dict[str, Any]:
+def judged(
+    logits: list[list[float]], targets: list[int], *metrics: str, task: LearningTask = CLASSIFY, **more
+) -> dict[str, Any]:
     x = torch.tensor(logits)
-    net = Net(Table(), (x.shape[1],), x.shape[1])
+    net = Net(Table(), (x.shape[1],), x.shape[1], task=task)
     samples = Samples(x, torch.tensor(targets), torch.arange(len(targets)))
     return Evaluator(samples, x.shape[1], metrics, **more)(net, net.initial)
 
@@ -47,12 +52,12 @@ def test_top1_and_top3():
     assert "top3" not in judged(LOGITS, [0, 2, 3, 3])
 
 
-def test_a_metric_that_says_how_it_judges_needs_nothing_else(monkeypatch):
+def test_a_metric_that_says_how_it_judges_needs_nothing_else():
     top2 = Metric("top2", "top-2 accuracy", "share", "up", asked="top2", judge=partial(is_among_likeliest, 2))
-    monkeypatch.setitem(METRICS, "top2", top2)
-    found = judged(LOGITS, [0, 2, 3, 2], "top2", "top3")
+    task = replace(CLASSIFY, metrics=(*CLASSIFY.metrics, top2))
+    found = judged(LOGITS, [0, 2, 3, 2], "top2", "top3", task=task)
     assert (found["accuracy"], found["top2"], found["top3"]) == (0.25, 0.5, 0.75)
-    assert "top2" not in judged(LOGITS, [0, 2, 3, 2], "top3")
+    assert "top2" not in judged(LOGITS, [0, 2, 3, 2], "top3", task=task)
 
 
 def test_loss_and_perplexity():

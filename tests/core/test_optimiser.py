@@ -1,6 +1,7 @@
 """Local optimisers: the numbers of torch.optim, clipping by role, micro-batches, what is refused."""
 
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, ClassVar
 
 import pytest
@@ -32,6 +33,7 @@ from shoal.parts.fedprox import FedProx
 from shoal.parts.scaffold import Scaffold
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_files import read_recipe_file
 from shoal.testing.laws import check_part
 from shoal.testing.toy import toy
 from tests.one_weight import one_weight
@@ -243,7 +245,7 @@ def test_parts_that_take_steps_for_equal_are_refused_beside_a_schedule_over_them
     assert assemble_run(Recipe(method="fedda", lr_schedule="cosine:10"))
 
 
-@pytest.mark.parametrize("method", ["feddecorr", "mixup", "fedacd"])
+@pytest.mark.parametrize("method", ["feddecorr", "mixup", "cutmix", "fedacd"])
 def test_parts_that_mix_a_batch_are_refused_beside_micro_batches(method):
     with pytest.raises(ShoalError, match=f"{method} cannot be used with accumulate: what it computes") as error:
         assemble_run(Recipe(method=method, accumulate=2))
@@ -342,3 +344,51 @@ def test_the_kept_state_counts_the_steps_of_adam():
     run.play(3)
     assert [float(run.memory(device)[SLOTS_KEY]["step"]) for device in (0, 1)] == [9.0, 6.0]
     assert SLOTS_KEY not in toy(compose([FedProx()]).parts, optimiser=Optimiser(kind="adam")).memory(0)
+
+
+# groups of learning rates ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_groups_are_parameter_groups_of_torch(kind):
+    """Two steps with factors of 10 on biases, of 0 on the first layer's weight, as torch has them in groups."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    net = Net(module, (4,), 2)
+    x, y = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1, 0])
+    optimiser = replace(kind, lr_groups=(("*.bias", 10.0), ("0.*", 0.0), ("*.bias", 2.0)))
+    rule, start = StepRule(net, Method(), optimiser), net.initial
+    state = rule.init_state(start, {})
+    context = StepContext(start, {}, {"lr": torch.tensor(LR, dtype=torch.float64)}, {}, {})
+    for _ in range(2):
+        state, _ = advance(rule, state, Batch(x, ((y, None),)), context, compute_autograd_gradient)
+    net.reset_slots()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    model.load_state_dict(start)
+    factors = {"0.weight": 0.0, "0.bias": 10.0, "2.weight": 1.0, "2.bias": 10.0}
+    by_torch = make_torch_optimiser(kind, model)
+    groups = [{"params": [p], "lr": LR * factors[name]} for name, p in model.named_parameters()]
+    taken = signature(type(by_torch)).parameters
+    by_torch = type(by_torch)(groups, **{k: v for k, v in by_torch.defaults.items() if k in taken})
+    for _ in range(2):
+        by_torch.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        if kind.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), kind.clip)
+        by_torch.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(state.params[name], value, atol=1e-10, rtol=0)
+
+
+def test_a_group_of_no_parameter_and_a_part_that_takes_one_rate_for_granted_are_refused():
+    with pytest.raises(ShoalError, match=r"lr_groups names 'head\.\*', and no parameter"):
+        assemble_run(Recipe().with_values(lr_groups={"head.*": 10.0}))
+    with pytest.raises(ShoalError, match="scaffold cannot be used with lr_groups"):
+        assemble_run(Recipe().with_values(lr_groups="fc2.*=10", method="scaffold"))
+    for text in ("head", "=2", "head=x", "head=-1", "head=nan"):
+        with pytest.raises(ShoalError, match="lr_groups is"):
+            Recipe().with_values(lr_groups=text)
+
+
+def test_groups_can_be_a_table_of_a_recipe_file(tmp_path):
+    (tmp_path / "recipe.toml").write_text('lr_groups = {"fc2.*" = 10.0, "fc1.*" = 1}\n')
+    assert read_recipe_file(tmp_path / "recipe.toml") == {"lr_groups": {"fc2.*": 10.0, "fc1.*": 1}}
+    recipe = Recipe().with_values(**read_recipe_file(tmp_path / "recipe.toml"))
+    assert recipe.lr_groups == "fc2.*=10.0,fc1.*=1"

@@ -24,9 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
-from shoal.data import cache, cifar, download, leaf, mnist, sources, svhn, tiny_imagenet, user_data, word_corpora
+from shoal.data import cache, cifar, csv_table, download, leaf, mnist, sources, svhn, tiny_imagenet, word_corpora
 from shoal.data.dataset import Dataset
 from shoal.data.download import SourceFile
+from shoal.data.table import ColumnRoles
+from shoal.data.table_dataset import build_table_dataset
 
 scipy_io = pytest.importorskip("scipy.io", reason="scipy writes the MATLAB files of these tests")
 Image = pytest.importorskip("PIL.Image", reason="images are read with Pillow")
@@ -664,9 +666,14 @@ def test_mutated_plays():
     survives(lambda content: leaf.split_by_role(content, HERE, 20), [PLAY.encode()[:600]])
 
 
+def build_from_csv(content: bytes) -> Dataset:
+    table = csv_table.read_csv_table(content, HERE, "mean")
+    return build_table_dataset(table, None, ColumnRoles(missing="flag"), 0.34, 0, 0, "own")
+
+
 def test_mutated_tables():
     content = b'a,"b",label,device\r\n1.5,2,cat,x\r\n-3e2,4,dog,y\r\n5,6,"cat",x\r\n'
-    survives(lambda content: user_data.read_csv_table(content, HERE), [content, b"1,2,0\n3,4,1\n"])
+    survives(build_from_csv, [content, b"1,2,0\n3,4,1\n5,6,1\n"])
 
 
 @settings(deadline=None, max_examples=300)
@@ -680,7 +687,7 @@ def test_any_bytes_at_all(content):
         lambda: word_corpora.assemble_corpus("ptb", content, HERE, content, HERE, 5),
         lambda: leaf.decode_leaf_json(content, HERE),
         lambda: leaf.split_by_role(content, HERE, 5),
-        lambda: user_data.read_csv_table(content, HERE),
+        lambda: build_from_csv(content),
     ):
         try:
             read()

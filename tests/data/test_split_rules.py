@@ -18,7 +18,7 @@ TEXT = np.arange(60).reshape(20, 3)
 
 KINDS = (
     "iid dirichlet:0.3 dirichlet:1:1 shards:1 shards:3 dominant:0 dominant:1.3 dominant:5 dominant:10 missing:0 "
-    "missing:4 missing:9 labels:1 labels:2 quantity:0.3 owner degree:0.2"
+    "missing:4 missing:9 labels:1 labels:2 quantity:0.3 quantity:1:1 owner domains time degree:0.2"
 ).split()
 
 labels = st.lists(st.sampled_from([0, 1, 2, 5, 9, 40]), min_size=1, max_size=60).map(np.array)
@@ -45,9 +45,9 @@ def refused(text: str, labels: np.ndarray, devices: int, owners: np.ndarray | No
 def test_every_sample_is_on_exactly_one_device(text, labels, devices, seed):
     owners = rng(seed).integers(0, devices, len(labels))
     try:
-        split = parse_split(text)(labels, devices, rng(seed), owners)
+        split = parse_split(text)(labels, devices, rng(seed), owners, rng(seed).random(len(labels)))
     except shoal.ShoalError as error:
-        assert error.kind.name == "bad-value" and text.split(":")[0] not in ("iid", "quantity", "owner")
+        assert error.kind.name == "bad-value" and text.split(":")[0] not in ("iid", "owner", "time")
         return
     assert len(split) == len(split.sizes) == devices
     assert split.sizes.tolist() == [len(rows) for rows in split]
@@ -57,9 +57,9 @@ def test_every_sample_is_on_exactly_one_device(text, labels, devices, seed):
 @pytest.mark.parametrize("text", [*KINDS, "virtual:7"])
 def test_a_split_follows_from_its_generator(text):
     owners = rng().integers(0, 30, len(BALANCED))
-    one, again, other = (parse_split(text)(BALANCED, 30, rng(seed), owners) for seed in (1, 1, 2))
+    one, again, other = (parse_split(text)(BALANCED, 30, rng(seed), owners, owners[::-1]) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(one, again))
-    assert text == "owner" or not all(np.array_equal(a, b) for a, b in zip(one, other))
+    assert text in ("owner", "time", "domains") or not all(np.array_equal(a, b) for a, b in zip(one, other))
 
 
 @pytest.mark.parametrize("text", ["iid", "virtual:5"])
@@ -173,13 +173,13 @@ def test_labels_that_do_not_occur_are_no_classes():
         ("dominant:2", BALANCED, 9, "Each of 10 classes must dominate a device, and there are 9 devices"),
         ("missing:9", BALANCED, 9, "9 devices with 1 classes each cannot hold all 10"),
         ("labels:11", BALANCED, 20, "cannot see 11 classes: the data has 10"),
-        ("labels:2", np.zeros(9), 3, "cannot see 2 classes: the data has 1"),
+        ("labels:2", np.zeros(9, int), 3, "cannot see 2 classes: the data has 1"),
         ("labels:2", BALANCED, 4, "4 devices with 2 classes each cannot hold all 10"),
         ("owner", BALANCED, 4, "does not say whose"),
         ("virtual:21", np.zeros(20), 4, "wants 21 samples, and there are 20"),
         ("degree:0.9", BALANCED, 20, "mean degree of 0.9; the nearest has 0.7"),
         ("degree:0", np.repeat(np.arange(10), 2), 20, "mean degree of 0; the nearest has 0."),
-        ("degree:0.5", np.zeros(50), 20, "the nearest has 0.000"),
+        ("degree:0.5", np.zeros(50, int), 20, "the nearest has 0.000"),
         ("iid", np.zeros(0), 3, "0 samples cannot be split over 3 devices"),
         ("iid", np.zeros(3), 0, "3 samples cannot be split over 0 devices"),
     ],
@@ -192,9 +192,9 @@ def test_more_owners_than_devices():
     assert "12 owners for 4 devices" in refused("owner", np.zeros(3), 4, np.array([0, 11, 2]))
 
 
-@pytest.mark.parametrize("text", "iid quantity:0.5 owner virtual:4".split())
+@pytest.mark.parametrize("text", "iid quantity:0.5 owner domains time virtual:4".split())
 def test_text_may_be_split_without_a_look_at_its_labels(text):
-    assert parse_split(text)(TEXT, 4, rng(), np.arange(20) % 4).sizes.sum() >= 16
+    assert parse_split(text)(TEXT, 4, rng(), np.arange(20) % 4, np.arange(20)).sizes.sum() >= 16
 
 
 @pytest.mark.parametrize("text", "dirichlet:1 shards:2 dominant:5 missing:5 labels:2 degree:0.2".split())
@@ -206,7 +206,7 @@ def test_text_has_no_classes(text):
 def test_one_class_or_one_device_or_one_sample(text):
     for labels, devices in ((np.full(30, 4), 6), (np.array([3]), 1), (BALANCED, 1)):
         try:
-            split = parse_split(text)(labels, devices, rng(), np.zeros(len(labels), dtype=int))
+            split = parse_split(text)(labels, devices, rng(), np.zeros(len(labels), dtype=int), labels)
         except shoal.ShoalError:
             assert text.split(":")[0] in ("labels", "missing", "shards", "degree", "dominant")
         else:
@@ -216,8 +216,8 @@ def test_one_class_or_one_device_or_one_sample(text):
 @pytest.mark.parametrize(
     "text",
     "shards shards:0 shards:-1 shards:2.5 shards:1e3 dominant dominant:11 dominant:-1 dominant:nan missing:10 "
-    "missing:x labels:0 labels: quantity quantity:0 quantity:1:2 owner:1 virtual virtual:0 virtual:5:5 degree "
-    "degree:1.1 degree:-0.1 degree:nan".split(),
+    "missing:x labels:0 labels: quantity quantity:0 quantity:1:0 owner:1 domains:2 time:3 virtual virtual:0 "
+    "virtual:5:5 degree degree:1.1 degree:-0.1 degree:nan".split(),
 )
 def test_a_text_that_cannot_be_read(text):
     with pytest.raises(shoal.ShoalError, match="cannot be read") as error:

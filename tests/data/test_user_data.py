@@ -116,12 +116,13 @@ NAN[3, 1] = float("nan")
         ("bad-value", "Input 3 ", (NAN, Y)),
         ("bad-value", "label -1", (X, Y - 1)),
         ("bad-value", "label 1000000002", (X, Y + 1_000_000_000)),
-        ("bad-value", "targets are", (X, Y.float())),
+        ("bad-value", "Target 2 is not a number or not finite", (X, Y.float() / (Y != 2))),
+        ("bad-value", "targets are", (X, Y[:, None] + torch.arange(2))),
         ("bad-value", "targets are", (X, torch.zeros(10, 2, 2, dtype=torch.int64))),
         ("bad-value", "single number", (X[:, 0], Y)),
-        ("bad-value", "not numbers", (X, ["a"] * 10)),
+        ("bad-value", "1 of 10 are texts", (X, ["a"] + [1] * 9)),
         ("bad-value", "not plain", (X.to(torch.complex64), Y)),
-        ("bad-value", "array", ([[1], [1, 2]], [0, 1])),
+        ("bad-value", "differ in more than their length", ([[1], [[1], [2]]], [0, 1])),
         ("no-data", "no samples", (X[:0], Y[:0])),
         ("no-data", "no samples|0 inputs", (X[:, :0], Y)),
         ("no-data", "list of devices is empty", []),
@@ -265,6 +266,7 @@ def test_a_table_that_is_no_text(tmp_path):
 FUNCTIONS = """
 import torch
 x, y = torch.arange(40.0).reshape(10, 4), torch.arange(10) % 3
+both = (x, y)
 def load(): return x, y
 def load_two(): return {"left": x[:, :1], "right": x[:, 1:]}, y
 def fail(): raise OSError("no such luck")
@@ -283,12 +285,19 @@ def test_a_recipe_may_name_a_function(tmp_path):
     own = load_by_recipe("load", tmp_path)
     assert own.inputs.shape == (8, 4) and own.test_inputs.shape == (2, 4) and own.classes == 3
     two = load_by_recipe("load_two", tmp_path)
+    assert torch.equal(load_by_recipe("both", tmp_path).inputs, own.inputs)
     assert torch.equal(torch.cat([two.inputs["left"], two.inputs["right"]], 1), own.inputs)
 
 
 @pytest.mark.parametrize(
     "name, words",
-    [("fail", "no such luck"), ("leave", "SystemExit"), ("take", "path"), ("x", "is no function"), ("z", "called 'z'")],
+    [
+        ("fail", "no such luck"),
+        ("leave", "SystemExit"),
+        ("take", "path"),
+        ("x", "A Tensor is no data set"),
+        ("z", "called 'z'"),
+    ],
 )
 def test_a_function_that_gives_no_data_is_told_in_one_sentence(name, words, tmp_path):
     with pytest.raises(ShoalError, match=words) as caught:

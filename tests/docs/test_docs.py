@@ -10,15 +10,16 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_blocks import Block, differ, run_block, run_page
+from doc_blocks import Block, differ, read_blocks, run_block, run_page
 from torch import nn
 
 import shoal
+from shoal.core.builtin_tasks import TASKS
 from shoal.models import MODELS, describe_model
 from shoal.parts import find_shipped_parts
 from shoal.parts.fedbr import FedBR
@@ -122,18 +123,19 @@ def test_tables_of_results_come_from_the_ledger_or_say_that_they_do_not():
 def test_history_columns_are_those_of_a_run(tmp_path):
     """The meanings are kept beside the generator, so the names are held against the rows of runs."""
     (tmp_path / "mine.py").write_text("def mine(logits, targets):\n    return 0.0\n")
-    metrics = ("top3", "perplexity", "per_class", "devices", "local", "class_kl", f"{tmp_path}/mine.py:mine")
+    metrics = (*TASKS["classify"].words, f"{tmp_path}/mine.py:mine")
     small = {"rounds": 1, "devices": 4, "sample": 4, "engine": "serial"}
-    full = shoal.run("fedbr", metrics=metrics, fleet="tiers", **small)
+    full = shoal.run("fedbr", metrics=metrics, fleet="tiers", local_test=0.25, **small)
     void = shoal.run(failures=1.0, **small)
-    found = {*full.history.rows[0], *void.history.rows[0]} - {"mine"}
+    regress = shoal.run(task="regress", metrics=TASKS["regress"].words, **small)
+    found = {*full.history.rows[0], *void.history.rows[0], *regress.history.rows[0]} - {"mine"}
     page = (DOCS / "reference/history.md").read_text()
     told, of_parts = (
         {name for row in table_rows(page, head) for name in re.findall(r"`([\w.]+)`", row[0]) if "NAME" not in name}
         for head in ("field", "column")
     )
     assert found <= told | of_parts and {f"fedbr.{m.name}" for m in FedBR.metrics} <= of_parts
-    assert told - found <= {"joules", "log", "bytes_down_by_blocks"}  # where a fleet knows, a part speaks, of 0.1
+    assert told - found <= {"joules", "log", "stopped", "bytes_down_by_blocks"}  # a fleet knows, a part speaks, of 0.1
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
@@ -175,11 +177,11 @@ def can_resolve(path: str) -> bool:
 
 def test_what_goes_with_what_is_what_compose_says():
     known = find_shipped_parts()
-    section = (DOCS / "methods/index.md").read_text().split("## What goes with what")[1].split("\n## ")[0]
+    section = (DOCS / "methods/choose.md").read_text().split("## What goes with what")[1].split("<!-- end -->")[0]
     told: set[frozenset[str]] = set()
-    for line in section.splitlines():
-        names = [name for name in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "") if name in known]
-        pairs = combinations(names, 2) if "one of them" in line else ((names[0], name) for name in names[1:])
+    for cell in (line.split("|")[1] for line in section.splitlines() if line.startswith("| ")):
+        left, right = (re.findall(r"`(\w+)`", side) for side in (cell + " with none of ").split(" with none of ")[:2])
+        pairs = combinations(left, 2) if cell.startswith(" one of") else product(left, right)
         told |= {frozenset(pair) for pair in pairs}
     refused = set()
     for a, b in combinations(known, 2):
@@ -220,8 +222,24 @@ def test_who_has_axes_is_not_told_to_install_what_finds_them():
     assert refusal.value.advice == "Write filters=True."
 
 
+def test_the_lines_of_everyday_tasks_are_those_of_the_blocks():
+    page = (DOCS / "explanation/other-frameworks.md").read_text()
+    rows = table_rows(page, "task")
+    assert len(rows) == 10
+    for cells in rows:
+        title = re.match(r"\[(.+?)\]", cells[0])
+        told = re.match(r"(\d+) line", cells[1])
+        assert title and told
+        name = title[1][0].upper() + title[1][1:]
+        place = DOCS / "how-to/devices.md" if name == "Deploy" else DOCS / "explanation/other-frameworks.md"
+        heading = "From a laptop to three devices, in ten commands" if name == "Deploy" else name
+        section = place.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        lines = [line for block in read_blocks(section) for line in block.body.splitlines()]
+        assert int(told[1]) == len([line for line in lines if line.strip() and not line.startswith("#")]), name
+
+
 @pytest.mark.whole
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/explanation/other-frameworks.md"])
 def test_what_a_page_shows_is_what_comes_out(page, tmp_path):
     for block, printed in run_page((ROOT / page).read_text(), tmp_path):
         if block.shown is not None:

@@ -24,6 +24,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"local_lr_schedule": "cosine", "local_lr_warmup": 2, "method": "scaffold"},
     {"local_lr_schedule": "step:2:0.5", "lr_schedule": "linear:5"},
     {"accumulate": 3, "method": "fedprox"},
+    {"lr_groups": "fc2.*=0.1,*.bias=3", "momentum": 0.5, "method": "feddyn"},
+    {"lr_groups": "fc1.weight=0", "optimiser": "adam", "method": "fjord"},
     {"optimiser": "adamw", "local_lr_schedule": "linear:20:0.1", "accumulate": 2, "method": "fjord"},
 ]
 

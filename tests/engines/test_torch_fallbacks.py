@@ -58,7 +58,6 @@ INTERFACES = {
         isinstance(program.module, UntracedStep) for program in engine.programs.values()
     ),
     ("torch._guards", "tracing"): lambda engine: not runs_in_python(engine),
-    ("torch._functorch.compile_utils", "fx_graph_cse"): lambda engine: not runs_in_python(engine),
     ("torch.jit._fuser", "optimized_execution"): runs_in_python,
     ("torch.utils._python_dispatch", "TorchDispatchMode"): lambda engine: not runs_in_python(engine),
 }

@@ -157,3 +157,45 @@ def test_the_mask_by_hand():
 def test_a_module_without_a_config_is_refused():
     with pytest.raises(ShoalError, match="no model of transformers"):
         TransformersModel(nn.Linear(2, 2))
+
+
+# as they come ---------------------------------------------------------------------------------------------------------
+def test_a_model_of_text_needs_no_wrapping():
+    data = make_raw_data()
+    torch.manual_seed(0)
+    module = build_encoder(0.0)
+    histories = [shoal.run(data=data, model=m, **RECIPE).history for m in (module, TransformersModel(module))]
+    assert histories[0]["loss"] == histories[1]["loss"] and histories[0]["loss"][0] is not None
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_model_of_pictures_gives_an_object_with_logits(engine):
+    config = transformers.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+        num_labels=10,
+    )
+    torch.manual_seed(0)
+    module = transformers.ViTForImageClassification(config)
+    result = shoal.run(model=module, engine=engine, split="iid", **RECIPE)
+    assert 2 < result.history["loss"][0] < 3
+
+
+def test_a_head_for_a_number():
+    inputs, labels = make_raw_data()
+    torch.manual_seed(0)
+    module = build_encoder(0.0)
+    module.classifier = nn.Linear(8, 1)
+    result = shoal.run(data=(inputs, labels + 0.5), model=module, split="iid", **RECIPE)
+    assert result.net.task.name == "regress" and result.net.classes == 1 and result.headline is not None
+
+
+def make_raw_data() -> tuple[dict[str, Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    words = torch.randint(1, WORDS, (COUNT, LENGTH), generator=generator)
+    return {"input_ids": words, "attention_mask": torch.ones_like(words)}, words[:, 0] % CLASSES

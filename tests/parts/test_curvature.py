@@ -114,7 +114,7 @@ def test_whole_runs_measure_models_with_attention(method, name, engine):
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_processes_measure_models_with_attention(method):
     torch.manual_seed(0)
-    setting = SETTING | {"model": Rows(encoder(dropout=0.0))}
+    setting: dict[str, Any] = SETTING | {"model": Rows(encoder(dropout=0.0))}
     ends = [shoal.run(method, engine=engine, **setting) for engine in ("serial", "pool")]
     for name, value in ends[0].params.items():
         torch.testing.assert_close(ends[1].params[name], value, rtol=1e-4, atol=1e-5)

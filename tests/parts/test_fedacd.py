@@ -14,7 +14,7 @@ import shoal
 from shoal.core.batch import Batch, BatchScore
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import compute_sample_losses
+from shoal.core.losses import compute_cross_entropy
 from shoal.core.measures.confusion import compute_class_matrix, measure_class_divergence, sum_by_class
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.measures.local_models import LocalModelEvaluator, rebuild_local_model
@@ -129,7 +129,7 @@ def test_a_symmetric_matrix_leaves_cross_entropy():
     f, y = logits_of(3)
     matrix = matrix_of(3)
     loss = scored_by(FedACD(), f, y, (matrix + matrix.T) / 2).loss
-    torch.testing.assert_close(loss, (compute_evenness_loss(f, y) + compute_sample_losses(f, y)).mean())
+    torch.testing.assert_close(loss, (compute_evenness_loss(f, y) + compute_cross_entropy(f, y)).mean())
 
 
 def test_margins_of_class_counts_are_the_balanced_softmax():
@@ -137,7 +137,7 @@ def test_margins_of_class_counts_are_the_balanced_softmax():
     f, y = logits_of(4)
     counts = torch.tensor([5.0, 1.0, 3.0, 1.0], dtype=DOUBLE)
     loss = scored_by(FedACD(), f, y, (counts / counts.sum()).expand(4, 4)).loss - compute_evenness_loss(f, y).mean()
-    torch.testing.assert_close(loss, compute_sample_losses(f + counts.log(), y).mean())
+    torch.testing.assert_close(loss, compute_cross_entropy(f + counts.log(), y).mean())
 
 
 def test_a_class_more_often_taken_for_another_is_held_to_a_larger_margin():

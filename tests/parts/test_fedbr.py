@@ -12,16 +12,18 @@ from torch import nn
 
 import shoal
 from shoal.core.batch import Batch, BatchScore
+from shoal.core.builtin_tasks import CLASSIFY
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.local.device import receive_model
-from shoal.core.local.step import compute_autograd_gradient, compute_mean_loss
+from shoal.core.local.step import compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import Local
 from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import parse_fleet
 from shoal.models import build_model
 from shoal.models.lenet import lenet
@@ -39,6 +41,7 @@ from shoal.parts.lib.gmbs import (
 )
 from shoal.parts.lib.hybrid_paths import add_hybrid_paths, find_block_ends
 from shoal.plugins.smoke_run import build_tiny_run
+from shoal.runs.build import assemble_run
 from shoal.testing.hosts import RecordingHost
 from shoal.testing.rounds import assert_trees_close, play_rounds
 
@@ -77,7 +80,7 @@ def scene():
 
     def inner(params, b) -> BatchScore:
         logits, features, taps, buffers = net.forward(params, b.inputs, find_block_ends(net), training=True)
-        return BatchScore(compute_mean_loss(logits, b), logits, features, taps, buffers, {})
+        return BatchScore(CLASSIFY.compute_mean_loss(logits, b), logits, features, taps, buffers, {})
 
     return net, received, own, batch, inner, local
 
@@ -104,6 +107,32 @@ def test_where_local_and_received_blocks_are_equal_paths_are_the_local_one():
     net, received, _, batch, inner, local = scene()
     found = add_hybrid_paths(inner, local, (1, 2, 3), 1.0, 1.0, 1.0)(received, batch)
     torch.testing.assert_close(found.loss, 2 * inner(received, batch).loss)
+
+
+@pytest.mark.parametrize("alpha", [1, 2, 3])
+def test_padded_paths_come_to_the_loss_and_gradient_of_those_that_a_device_has(alpha):
+    net, _, own, batch, inner, local = scene()
+    got = FedBR().pad_extras({"blocks": torch.ones(alpha, dtype=torch.uint8)}, net)
+    assert got["path_shares"].tolist() == pytest.approx([1 / alpha] * alpha + [0.0] * (len(net.blocks) - 1 - alpha))
+    results = []
+    for extras in ({"blocks": torch.ones(alpha)}, got):
+        scorer = FedBR(cross=0.7, distil=0.3, heat=2.0).objective(inner, local._replace(got=extras))
+        grads, scored = compute_autograd_gradient(scorer, own, batch)
+        results.append([grads, scored.loss])
+    assert_trees_close(results[0], results[1], 1e-12, "padded paths are not those of the device")
+
+
+def test_a_path_that_a_device_does_not_have_may_overflow():
+    net, received, own, batch, inner, local = scene()
+    first = net.names_by_block[1][0]  # the received block after the first: only the longest path goes through it
+    local = local._replace(anchor=received | {first: received[first] * 1e308})
+    own = own | {"conv1.weight": own["conv1.weight"] * 1e3}
+    longest = len(net.blocks) - 1
+    for alpha, is_finite in ((longest, False), (longest - 1, True)):
+        got = FedBR().pad_extras({"blocks": torch.ones(alpha, dtype=torch.uint8)}, net)
+        scorer = FedBR().objective(inner, local._replace(got=got))
+        grads, scored = compute_autograd_gradient(scorer, own, batch)
+        assert tree.is_tree_finite([grads, scored.loss]) == is_finite
 
 
 def test_gradients_go_through_received_blocks_into_the_local_ones_before_them():
@@ -196,6 +225,26 @@ def test_devices_with_different_numbers_of_blocks_train_alike_on_every_engine():
     sizes = [row["bytes_down"] for row in rows["serial"].history.rows]
     assert sizes == [row["bytes_down"] for row in rows["batched"].history.rows] and len(set(sizes)) > 2
     assert_trees_close(rows["serial"].params, rows["batched"].params, 1e-9, "fedbr trains to other numbers")
+
+
+def test_devices_with_different_numbers_of_blocks_share_one_program():
+    values = dict(method="fedbr", model="lenet", devices=6, sample=3, steps="2", batch=4)
+    assembly = assemble_run(shoal.Recipe().with_values(**values))
+    loop = assembly.loop
+    engine = loop.host.engine = BatchedEngine(3)
+    _, rows = play_rounds(loop, loop.start(assembly.net), 0, 4)
+    assert len({row["fedbr.picked_blocks"] for row in rows}) > 1, "the devices must differ for this to show anything"
+    assert len(engine.programs) == 1
+
+
+def test_costs_are_those_of_the_paths_that_a_device_has():
+    assembly = assemble_run(shoal.Recipe().with_values(method="fedbr", model="lenet", devices=6, steps="2", batch=4))
+    loop, work = assembly.loop, {}
+    pending = loop.open_round(loop.start(assembly.net), 0)
+    for engine in (SerialEngine(), BatchedEngine(6)):
+        loop.host.engine = engine
+        work[type(engine)] = [outcome.macs_work for outcome in train_jobs(loop.host, pending.jobs)]
+    assert work[SerialEngine] == work[BatchedEngine] and len(set(work[SerialEngine])) > 1
 
 
 def test_a_bandit_on_lanes_of_different_forms():

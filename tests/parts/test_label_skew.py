@@ -21,8 +21,8 @@ from shoal.core.local.step import (
     StepRule,
     advance,
     compute_autograd_gradient,
-    compute_sample_losses,
 )
+from shoal.core.losses import compute_cross_entropy
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
@@ -138,7 +138,7 @@ def test_margins_of_fedlc_by_hand():
 def test_even_labels_leave_cross_entropy(part: Part):
     f, y = drawn(5, 3), torch.tensor([0, 1, 2, 2, 1])
     loss = seen(part, Batch(f, ((y, None),)), [0, 1, 2] * 4).loss
-    torch.testing.assert_close(loss, compute_sample_losses(f, y).mean())
+    torch.testing.assert_close(loss, compute_cross_entropy(f, y).mean())
 
 
 @pytest.mark.parametrize("part", [BalancedSoftmax(), FedLC(), FedROD()], ids=str)
@@ -378,7 +378,7 @@ def test_the_head_moves_by_cross_entropy_of_the_sum_and_the_model_does_not_feel_
     prior = torch.tensor([0.5, 0.25, 0.25], dtype=DOUBLE)
     generic = ((f + prior.log()).softmax(-1) - nn.functional.one_hot(y, 3)) / 4
     torch.testing.assert_close(grads["fc.bias"], generic.sum(0))
-    expected = compute_sample_losses(f + prior.log(), y).mean() + compute_sample_losses(both, y).mean()
+    expected = compute_cross_entropy(f + prior.log(), y).mean() + compute_cross_entropy(both, y).mean()
     torch.testing.assert_close(loss.detach(), expected)
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import shoal
 from shoal.core.batch import Batch
+from shoal.core.builtin_tasks import CLASSIFY
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.model.tree import Tree
@@ -96,7 +97,7 @@ def test_squared_losses_leave_padding_out():
     # logits 0 and log 3: the losses are log(4 / 3) and log 4
     logits = torch.tensor([[0.0, log(3)], [0.0, log(3)], [5.0, 5.0]])
     batch = Batch(logits, ((torch.tensor([1, 0, 0]), None),), torch.tensor([1.0, 1.0, 0.0]))
-    squares, samples = sum_squared_losses(logits, batch)
+    squares, samples = sum_squared_losses(CLASSIFY, logits, batch)
     assert float(squares) == pytest.approx(log(4 / 3) ** 2 + log(4) ** 2) and float(samples) == 2
 
 

@@ -334,7 +334,7 @@ def test_stacks_share_a_scale_that_holds_the_tallest():
 def test_every_shipped_part_says_which_papers_it_comes_from():
     parts = find_shipped_parts()
     assert all("cite" in vars(part) for part in parts.values()), "an empty tuple says that there is no paper"
-    assert {name for name, part in parts.items() if not part.cite} == {"half", "uniform", "weighted"}
+    assert {name for name, part in parts.items() if not part.cite} == {"finetune", "half", "uniform", "weighted"}
     assert set(ENTRIES) == {FEDAVG_KEY, *(key for part in parts.values() for key in part.cite)}
     for key, entry in ENTRIES.items():
         assert entry.count("{") == entry.count("}") and re.match(rf"@\w+\{{{key},\n", entry)
@@ -357,7 +357,7 @@ def test_a_real_browser_draws_it_without_complaint(place, no_pictures):
     for size, scheme in (("1200,900", 1), ("1200,900", 0), ("500,900", 1)):
         dom, log = browsed(page.as_uri() + "#selftest", place, size, scheme)
         assert selftest(dom) == "selftest ok"
-        assert dom.count('class="curve c') == 5, "three methods, and the devices of two"
+        assert dom.count('class="curve c') == 7, "three methods, devices of two, and two numbers of SCAFFOLD"
         assert "CONSOLE" not in log
 
     text = page.read_text()

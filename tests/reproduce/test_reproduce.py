@@ -37,9 +37,10 @@ from shoal.reproduce.table_file import SHIPPED, build_table, list_tables, read_t
 from shoal.runs.build import assemble_run
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
-ROUNDS = {"FedDHAD": 500, "FedBIAD": 60, "FedACD": 200, "FedDUMAP": 500, "FedBR": 200}
-LOST = ("FedACD",)
-"""Papers of which some cells could not be read."""
+ROUNDS = {"FedDHAD": (500,), "FedBIAD": (60,), "FedACD": (200,), "FedDUMAP": (500,), "FedBR": (200,)}
+ROUNDS |= {"NIID-Bench": (50, 500)}
+LOST = ("FedACD", "NIID-Bench")
+"""Papers of which some cells could not be read, or have no figure."""
 FILE = """
 paper = "FedDHAD"
 table = "3"
@@ -53,6 +54,9 @@ rounds = 3
 steps = "1"
 batch = 8
 engine = "serial"
+[fair]
+seeds = 1
+last = 1
 [[column]]
 name = "LeNet on C10"
 set = { target = 0.54, split = "iid" }
@@ -112,7 +116,7 @@ def test_a_shipped_table_has_the_rows_of_the_paper(name):
                 told = find_published(table, column, row)
                 assert told and None not in told.values(), (column.name, row.method)
             if row.find_expression(column):
-                assert table.make_recipe(column, row, "full", {}).rounds == ROUNDS[table.paper]
+                assert table.make_recipe(column, row, "full", {}).rounds in ROUNDS[table.paper]
 
 
 def list_runs(name: str) -> list[Recipe]:
@@ -131,7 +135,7 @@ WHOLE = [pytest.param(name, marks=pytest.mark.whole) for name in NAMES if name n
 def test_a_shipped_table_runs_without_data(name):
     sheet = reproduce_table(name, "smoke")
     assert sheet.remarks[0] == MEANINGLESS
-    for figure in sheet.figures:
+    for figure in (f for f in sheet.figures if not f.metric.startswith("best_acc")):  # picks a round: not under fair
         missing = next(row.missing for row in sheet.table.rows if row.method == figure.method)
         assert (figure.measured is None) == bool(missing) and figure.seeds == (0 if missing else 1)
 
@@ -312,7 +316,7 @@ def test_accuracy_and_target_are_of_the_three_likeliest_where_a_run_looked_at_th
     sheet = Sheet(table, "full", 2, tuple(both))
     (_, heads, lines), *_ = sheet.make_sections()
     assert heads == "method|top-3 %|paper|gap|s to 0.31|upload|paper|gap".split("|")
-    assert lines[0][1:4] == ["31.00 ± 1.41", "31.86 ± 0.05", "-0.86"]
+    assert lines[0][1:4] == ["31.00 ± 12.71", "31.86 ± 0.05", "-0.86"]
     assert SIZES in sheet.remarks and SIMULATED in sheet.remarks and SECONDS not in sheet.remarks
 
 
@@ -642,9 +646,15 @@ rows = st.fixed_dictionaries(
     {"method": names},
     optional={"run": names | values, "missing": names, "set": recipe_keys, "published": values, "table": values},
 )
+protocols = values | st.dictionaries(
+    st.sampled_from(["set", "seeds", "last", "maximum", "smooth", "run", "tuned", "variants", "clock", "notes"]),
+    values | recipe_keys | st.dictionaries(names, names, max_size=2) | st.lists(st.integers(1, 50), max_size=2),
+    max_size=3,
+)
 files = st.fixed_dictionaries(
     {"column": st.lists(columns, max_size=3), "row": st.lists(rows, max_size=3)},
-    optional={"paper": values, "table": names, "title": names, "notes": values, "base": recipe_keys, "smoke": values},
+    optional={"paper": values, "table": names, "title": names, "notes": values, "base": recipe_keys, "smoke": values}
+    | {"fair": protocols, "authors": protocols | names},
 )
 
 
@@ -653,6 +663,7 @@ files = st.fixed_dictionaries(
 def test_any_file_is_a_table_or_refused_in_a_sentence(found, scale):
     try:
         table = build_table("x", found)
+        table = table.apply_protocol("authors" if table.authors else "fair")
         for column in table.columns:
             assert Path(column.folder).name == column.folder not in ("", ".", "..")
             for row in table.rows:

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 import shoal
 from shoal.cli.commands import run_command_line
 from shoal.core.errors import ERROR_KINDS
+from shoal.data import dataset as datasets
 from shoal.data.dataset import DATASETS
 from shoal.runs.export import ExportedModel
 from shoal.storage.files import read_tree, write_tree
@@ -473,11 +474,11 @@ def test_a_model_that_no_program_can_be_made_of(run, refused, tmp_path, name, wh
     assert not list(tmp_path.glob("*model*"))
 
 
-def test_data_that_went_with_a_program(refused, tmp_path, monkeypatch):
+def test_data_that_went_with_a_program(refused, tmp_path):
     x, y = torch.rand(40, 3), torch.arange(40) % 2
     shoal.run(**TINY, data=(x, y), out=str(tmp_path / "x"))
     assert shoal.export(tmp_path / "x", tmp_path / "model.pt2").about["input_shape"] == [3]
-    monkeypatch.setattr("shoal.data.dataset.HANDED_OVER", {})
+    datasets.HANDED_OVER.clear()
     refused("no-data", [tmp_path / "x", tmp_path / "other.pt2"], "Python program", "shoal.export(", "data=...")
     assert shoal.export(tmp_path / "x", tmp_path / "other.pt2", data=(x, y)).about["input_shape"] == [3]
     with pytest.raises(shoal.ShoalError, match="data are not those"):

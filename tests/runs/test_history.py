@@ -14,8 +14,8 @@ from shoal.core.metric import COLUMNS, METRICS, Metric
 from shoal.runs.history import (
     clear_nonfinite_values,
     encode_row,
+    encode_rows,
     read_history,
-    write_history,
 )
 
 
@@ -185,7 +185,7 @@ def test_what_is_no_number_is_nothing():
 
 
 def test_rewrite_and_read(tmp_path):
-    write_history(tmp_path / "h.jsonl", History(ROWS))
+    (tmp_path / "h.jsonl").write_bytes(encode_rows(ROWS))
     assert read_history(tmp_path / "h.jsonl").rows == ROWS
     assert read_history(tmp_path / "h.jsonl", 2).rows == ROWS[:2]
     assert read_history(tmp_path / "h.jsonl", 0).rows == []
@@ -216,7 +216,7 @@ def file(tmp_path_factory) -> Path:
 @given(tables)
 def test_any_table_comes_back(file, table):
     rows = [{**cells, **COSTS, "round": number} for number, cells in enumerate(table)]
-    write_history(file, History(rows))
+    file.write_bytes(encode_rows(rows))
     assert read_history(file).rows == rows
 
 

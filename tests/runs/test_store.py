@@ -381,6 +381,7 @@ def test_a_finished_run_leaves_nothing_unneeded(folder):
             "metrics.json",
             "recipe.toml",
             "split.json",
+            "task.json",
             *memories,
         ]
     )

@@ -9,8 +9,8 @@ from shoal.parts import find_shipped_parts
 from shoal.testing.frozen_law import check_frozen_tensors_stay
 
 FEW = ("scaffold", "fedrod", "topk")
-OTHER_NUMBERS = ("datasharing", "fedmp", "oort")
-"""The first sends inputs as they are before any layer, the others go by costs, which the frozen layer has too."""
+OTHER_NUMBERS = ("cutmix", "datasharing", "fedmp", "oort")
+"""Two work on inputs as they are before any layer, the others go by costs, which the frozen layer has too."""
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.whole) for name in find_shipped_parts()]
 
 

@@ -1,6 +1,7 @@
-"""The command line `shoal`: run, compare, reproduce, resume and export, and how errors become exit codes."""
+"""The command line `shoal`: run, compare, tune, reproduce, resume and export, and how errors become exit codes."""
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -11,33 +12,40 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from shoal.cli import federation, read_only
-from shoal.cli.comparison_tables import print_comparison
+from shoal.cli import federation, model_check, read_only, tuning
+from shoal.cli.common_flags import Json, Log, Quiet, Sets, Workers
+from shoal.cli.comparison_tables import print_comparison, warn_without_matplotlib
 from shoal.cli.listings import make_listing
+from shoal.cli.plan_table import make_plan_tables, summarise_plan
 from shoal.cli.progress import Progress, combine_watchers, hide_finished_bars
 from shoal.cli.recipe_flags import add_recipe_flags, resolve_recipe
-from shoal.cli.render import make_sheet_tables, make_summary_table
+from shoal.cli.render import make_profile_table, make_sheet_tables, make_summary_table
 from shoal.core.errors import ERROR_KINDS, ShoalError
 from shoal.core.interrupts import stop_on_sigterm, was_terminated
-from shoal.reproduce.run import reproduce_table
+from shoal.core.version import VERSION
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
-from shoal.runs.recipe_files import parse_recipe_pairs
+from shoal.runs.recipe_files import TUNING_FILE, parse_recipe_pairs
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Federated learning when neither data nor devices are alike.",
 )
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
-Log = Annotated[
-    str | None, typer.Option(help="Also log to tensorboard:DIR, mlflow:URI or wandb:PROJECT.", metavar="KIND:WHERE")
-]
-Workers = Annotated[
-    int, typer.Option(help="Divide the runs among so many processes; pays for small models on a GPU.", min=1, max=256)
-]
-Sets = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the recipe.")]
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"shoal {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def take_common_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning when neither data nor devices are alike."""
 
 
 @app.command("run")
@@ -48,17 +56,27 @@ def run_command(
     quiet: Quiet = False,
     as_json: Json = False,
     log: Log = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Print where the time goes, and trace a round: trace.json in the run's folder, or here."
+        ),
+    ] = False,
     *,
     given: dict[str, Any],
 ) -> None:
     """Run one method."""
     from shoal.runs.start import run_recipe
 
+    recipe = resolve_recipe(file, sets, given)
+    trace = Path(recipe.out) / "trace.json" if profile else ""
     with Progress(quiet or as_json, as_json, quiet=quiet) as progress:
-        result = run_recipe(resolve_recipe(file, sets, given), combine_watchers(progress, log))
+        result = run_recipe(recipe, combine_watchers(progress, log), trace)
         warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if not (quiet or as_json):
         Console().print(make_summary_table(result))
+        if result.profile:
+            Console().print(make_profile_table(result.profile))
     refuse_all_void([result.history])
 
 
@@ -73,7 +91,7 @@ def compare_command(
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2,...", help="Run each method with each of these values of a recipe key."),
     ] = None,
-    workers: Workers = 1,
+    workers: Workers = 0,
     budget_seconds: Annotated[
         list[float] | None,
         typer.Option(metavar="X", help="Show the accuracies within X simulated seconds; may be given several times."),
@@ -94,17 +112,17 @@ def compare_command(
     from shoal.compare.budgets import Budgets
     from shoal.compare.comparison import run_comparison
     from shoal.compare.spec import ComparisonSpec
-    from shoal.report.write import require_matplotlib
 
     if "method" in given:
         raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
     recipe = resolve_recipe(file, sets, given)
     budgets = Budgets(tuple(budget_seconds or ()), tuple(budget_bytes or ()))
-    if recipe.out:
-        require_matplotlib()
     runs = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary or ())).make_recipes()
     varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
+        progress.plan_comparison(runs)
+        if recipe.out:
+            warn_without_matplotlib()
         comparison = run_comparison(
             methods, recipe, seeds, combine_watchers(progress, log), vary or (), budgets, workers
         )
@@ -116,22 +134,59 @@ def compare_command(
 def reproduce_command(
     table: Annotated[str | None, typer.Argument(help="The name of a table, or a TOML file.")] = None,
     scale: Annotated[str, typer.Option(help="full: as in the paper; smoke: two rounds on a sliver.")] = "full",
-    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1, max=1000)] = 1,
+    protocol: Annotated[
+        str, typer.Option(help="fair: one recipe, several seeds, means; authors: as their code has it.")
+    ] = "fair",
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Seeds per cell. [dim]\\[as the protocol asks for][/dim]", min=1, max=1000, show_default=False
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Run these methods of the paper alone.")
     ] = None,
     out: Annotated[str, typer.Option(help="Folder of the runs and of the table. [dim]\\[runs/TABLE][/dim]")] = "",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say which cells are there and what the others take; run none.")
+    ] = False,
+    until_minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="Run missing cells by what they decide, for N minutes.", min=0)
+    ] = None,
+    results: Annotated[
+        str, typer.Option(help="Ledger whose runs need not be run again. [dim]\\[results, if there][/dim]")
+    ] = "",
+    record: Annotated[bool, typer.Option("--record", help="Add cells that are complete to the ledger.")] = False,
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run a table of a paper and put what comes out beside what was published; without a table, list them."""
+    from shoal.reproduce.plan import plan_table, reproduce_in_order
+    from shoal.reproduce.run import reproduce_table
+
     if table is None:
         return Console().print(make_listing("tables", ()))
+    changes = parse_recipe_pairs(sets or [])
+    if scale == "smoke" and (plan or record or until_minutes is not None):
+        raise ShoalError("bad-value", "The scale smoke means nothing worth planning.", "Leave out --scale.")
+    if plan:
+        with Progress(quiet or as_json, False, runs=2, quiet=quiet):
+            found = plan_table(table, seeds, only or (), out, changes, results, protocol=protocol)
+        if as_json:
+            return typer.echo(json.dumps(found.to_dict()))
+        return None if quiet else Console().print(*make_plan_tables(found))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
-        sheet = reproduce_table(
-            table, scale, seeds, only or (), out, parse_recipe_pairs(sets or []), hide_finished_bars(progress)
-        )
+        watch = hide_finished_bars(progress)
+        if scale == "full":
+            told = plan_table(table, seeds, only or (), out, changes, results, with_trials=False, protocol=protocol)
+            logging.getLogger("shoal").info(summarise_plan(told))
+        if record or until_minutes is not None:
+            sheet = reproduce_in_order(
+                table, seeds, only or (), out, changes, watch, results, until_minutes, record, protocol
+            )
+        else:
+            sheet = reproduce_table(table, scale, seeds, only or (), out, changes, watch, protocol, results)
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:
@@ -141,21 +196,24 @@ def reproduce_command(
 
 @app.command("resume")
 def resume_command(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, of a comparison or of a tuning.")],
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Other budgets, for example rounds=100."),
+        typer.Option(
+            "--set", "-s", metavar="KEY=VALUE", help="Other budgets, for example rounds=100, or data_dir=FOLDER."
+        ),
     ] = None,
-    workers: Workers = 1,
+    workers: Workers = 0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run or a comparison that was stopped."""
-    from shoal.compare.comparison import resume_comparison
-    from shoal.compare.spec import COMPARISON_FILE
-    from shoal.report.write import require_matplotlib
+    """Go on with a run, a comparison or a tuning that was stopped."""
+    from shoal.compare.comparison import count_rows_on_disk, resume_comparison
+    from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
     from shoal.runs.start import resume_run
 
+    if (folder / TUNING_FILE).is_file():
+        return tuning.resume_tuning_folder(folder, parse_recipe_pairs(sets or []), workers, quiet, as_json)
     is_comparison = (folder / COMPARISON_FILE).is_file()
     if workers > 1 and not is_comparison:
         raise ShoalError("bad-value", f"{folder} is no comparison: there is one run to do.", "Leave out --workers.")
@@ -163,7 +221,9 @@ def resume_command(
         quiet or as_json, as_json and not is_comparison, runs=2 if is_comparison else 1, quiet=quiet
     ) as progress:
         if is_comparison:
-            require_matplotlib()
+            warn_without_matplotlib()
+            runs = read_comparison_file(folder).make_recipes()
+            progress.plan_comparison(runs, lambda recipe: count_rows_on_disk(Path(recipe.out)))
             comparison = resume_comparison(folder, progress.show_row, parse_recipe_pairs(sets or []), workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
@@ -188,6 +248,9 @@ def export_command(
     with_frozen: Annotated[
         bool, typer.Option("--with-frozen", help="Write frozen tensors into a .safetensors file, too.")
     ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The model of the best validation metric, of a run with --keep-best.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the trained model to a file that needs no shoal.
@@ -202,11 +265,13 @@ def export_command(
     """
     from shoal.runs.export import export
 
-    exported = export(run, file, force=force, with_frozen=with_frozen)
+    exported = export(run, file, force=force, with_frozen=with_frozen, best=best)
     if not quiet:
         typer.echo(exported)
 
 
+app.command("tune")(add_recipe_flags(tuning.tune_command))
+app.command("check")(add_recipe_flags(model_check.check_command))
 app.command("list")(read_only.list_command)
 app.command("keys")(federation.keys_command)
 app.command("server")(federation.server_command)

@@ -1,10 +1,12 @@
 """What the command line prints about a comparison: methods side by side, their accuracy at equal cost, a picture."""
 
 import json
+import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,12 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.compare.comparison import Comparison
-from shoal.report.quantities import format_by_unit, format_number, format_seconds, format_size
+from shoal.display.quantities import format_by_unit, format_number, format_seconds, format_size
 from shoal.runs.failed_runs import refuse_all_void
 
+if TYPE_CHECKING:
+    from shoal.compare.comparison import Comparison
 
-def print_comparison(comparison: Comparison, out: str, quiet: bool, as_json: bool) -> None:
+log = logging.getLogger("shoal")
+
+
+def print_comparison(comparison: "Comparison", out: str, quiet: bool, as_json: bool) -> None:
     """Print the tables of a comparison, and draw its picture into the folder `out` where there is one."""
     if as_json:
         typer.echo(json.dumps(comparison.table()))
@@ -25,10 +31,10 @@ def print_comparison(comparison: Comparison, out: str, quiet: bool, as_json: boo
         console = Console()
         console.print(make_comparison_table(comparison))
         if tables := make_budget_tables(comparison):
-            console.print(*tables, comparison.budgets.describe(), sep="", highlight=False)
+            console.print(*tables, comparison.budgets.describe(comparison.headline), sep="", highlight=False)
         for line in format_further_metrics(comparison):
             console.print(line, markup=False, highlight=False)
-    if out:
+    if out and has_matplotlib():
         from shoal.report.write import draw_comparison
 
         picture = Path(out) / "comparison.png"
@@ -38,7 +44,17 @@ def print_comparison(comparison: Comparison, out: str, quiet: bool, as_json: boo
     refuse_all_void(result.history for results in comparison.results.values() for result in results)
 
 
-def make_comparison_table(comparison: Comparison) -> Table:
+def has_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def warn_without_matplotlib() -> None:
+    """Say before anything is computed that no picture will be drawn."""
+    if not has_matplotlib():
+        log.warning("matplotlib is not installed, so that no picture is drawn: pip install 'shoal[plot]'.")
+
+
+def make_comparison_table(comparison: "Comparison") -> Table:
     """Accuracy and costs of every method; the best accuracy is bold."""
     rows = comparison.table()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -66,7 +82,7 @@ def format_cost_to_target(row: dict[str, Any]) -> str:
     return cost if row["reached"] == row["seeds"] else f"{row['reached']}/{row['seeds']}: {cost}"
 
 
-def make_budget_tables(comparison: Comparison) -> list[Table]:
+def make_budget_tables(comparison: "Comparison") -> list[Table]:
     """The accuracy of methods at equal cost, in tables of at most four budgets; the best at each budget is bold."""
     reached = comparison.at_budgets()
     if len(reached) < 2 and not comparison.budgets:
@@ -101,7 +117,7 @@ def format_mean_accuracy(row: Mapping[str, Any]) -> str:
     return format_number(row["accuracy"], 3) + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
 
 
-def format_further_metrics(comparison: Comparison) -> list[str]:
+def format_further_metrics(comparison: "Comparison") -> list[str]:
     """A line for each metric to compare that only some runs have: its title, and its value by method."""
     rows, lines = comparison.table(), []
     for column, metric in comparison.metrics.items():

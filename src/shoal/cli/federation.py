@@ -1,4 +1,7 @@
-"""The commands for training on real devices: keys, server, proxy and join."""
+"""The commands for training on real devices: keys, server, proxy and join.
+
+What runs them is imported by each command, so that other commands start without it.
+"""
 
 import time
 from ipaddress import ip_address
@@ -12,23 +15,11 @@ from shoal.core.errors import ShoalError
 from shoal.core.interrupts import stop_error
 from shoal.core.ledger import Row
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES
-from shoal.remote.keys import AUTHORITY, make_keys
 from shoal.runs.failed_runs import refuse_all_void
 from shoal.runs.history import read_history
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
-from shoal.service.client import DeviceClient
-from shoal.service.private_socket import PrivateFolder
-from shoal.service.processes import (
-    DEPARTURE_SECONDS,
-    FlowerServer,
-    build_proxy_config,
-    end_processes,
-    explain_refusal,
-    start_supernode,
-)
-from shoal.service.server_run import adapt_recipe_to_devices
-from shoal.service.supervisor import FLOWER_FOLDER, DeviceTerms, Supervisor, check_key_folder, prepare_run_folder
+from shoal.runs.store import RunFolder
 from shoal.storage.files import explain_disk_errors
 
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
@@ -43,6 +34,8 @@ def keys_command(
     days: Annotated[int, typer.Option(help="How long the certificates are good.", metavar="N", min=1)] = 730,
 ) -> None:
     """Make the certificates of a server and a key for every device."""
+    from shoal.remote.keys import AUTHORITY, make_keys
+
     written = make_keys(folder, host, devices, days)
     console = Console(soft_wrap=True)
     console.print(f"{len(written)} files written to {folder}." if written else f"Everything was in {folder} already.")
@@ -56,6 +49,9 @@ def proxy_command(
     folder: Annotated[Path, typer.Option(help="For nginx's own files.")] = Path("proxy"),
 ) -> None:
     """Print the configuration of an nginx that lets devices in, and nobody else."""
+    from shoal.service.processes import build_proxy_config
+    from shoal.service.supervisor import check_key_folder
+
     check_key_folder(keys, 0)
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +77,10 @@ def server_command(
     insecure: Insecure = False,
 ) -> None:
     """Run a recipe on real devices, which come by `shoal join`."""
+    from shoal.service.processes import FlowerServer
+    from shoal.service.server_run import adapt_recipe_to_devices
+    from shoal.service.supervisor import FLOWER_FOLDER, DeviceTerms, Supervisor, check_key_folder, prepare_run_folder
+
     if not behind_proxy and not is_loopback(host):
         problem = f"--host {host} can be reached from other machines, and a server is not to be reached directly."
         advice = "Leave it out and let devices in by `shoal proxy`; --behind-proxy is for a proxy on another machine."
@@ -94,8 +94,9 @@ def server_command(
     terms = DeviceTerms(patience, bound, wait, max_samples)
 
     def print_round(row: Row) -> None:
-        accuracy = "" if row.get("accuracy") is None else f", accuracy {row['accuracy']:.3f}"
-        console.print(f"round {row['round'] + 1}{accuracy}, {row['wall_seconds']:.0f} s")
+        headline = RunFolder(path, None).read_headline(settings)
+        reached = "" if row.get(headline) is None else f", {headline} {row[headline]:.3f}"
+        console.print(f"round {row['round'] + 1}{reached}, {row['wall_seconds']:.0f} s")
         for reply in row.get("dropped", ()):
             console.print(f"  device {reply['device']}: {reply['why']}")
 
@@ -118,6 +119,11 @@ def join_command(
     insecure: Insecure = False,
 ) -> None:
     """Take part as a device: train on what is here, and send only what was learnt."""
+    from shoal.remote.keys import AUTHORITY
+    from shoal.service.client import DeviceClient
+    from shoal.service.private_socket import PrivateFolder
+    from shoal.service.processes import DEPARTURE_SECONDS, end_processes, explain_refusal, start_supernode
+
     if insecure:
         key = authority = None
     elif key is None or not key.is_file():

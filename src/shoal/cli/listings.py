@@ -1,7 +1,8 @@
-"""What `shoal list` shows: methods, data sets, models, splits, fleets and tables of papers, a sentence for each."""
+"""What `shoal list` shows: methods, data sets, models, tasks, splits, fleets, tables of papers, a sentence for each."""
 
 from collections.abc import Callable
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import Any
 
 from rich.markup import escape
@@ -9,10 +10,15 @@ from rich.table import Table
 
 from shoal.core.errors import unknown_name_error
 
+MODEL_LIBRARIES = ("torchvision", "timm", "transformers")
+"""Packages whose modules can be trained; they are named where they are installed."""
+
 
 def make_listing(what: str, files: tuple[str, ...]) -> Table:
     """One row for each name of a kind, such as `methods`, with the first sentence of its description."""
+    from shoal.core.builtin_tasks import TASKS
     from shoal.data.dataset import DATASETS
+    from shoal.data.feature_skew import SKEWS
     from shoal.data.sources import SOURCES
     from shoal.data.splits import SPLITS
     from shoal.fleet.fleets import FLEET_FORMS
@@ -25,7 +31,11 @@ def make_listing(what: str, files: tuple[str, ...]) -> Table:
             | {name: source.doc for name, source in SOURCES.items()}
         ),
         "models": describe_models,
-        "splits": lambda: {name: read_first_sentence(function) for name, (function, _, _) in SPLITS.items()},
+        "tasks": lambda: {name: f"{task.about}; judged by {task.headline}" for name, task in TASKS.items()},
+        "splits": lambda: (
+            {name: read_first_sentence(function) for name, (function, _, _) in SPLITS.items()}
+            | {f"...+{name}": read_first_sentence(kind) for name, (kind, _, _) in SKEWS.items()}
+        ),
         "tables": lambda: {escape(name): escape(title) for name, title in list_table_titles().items()},
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FLEET_FORMS.values()},
     }
@@ -45,7 +55,9 @@ def describe_models() -> dict[str, str]:
     for name, make in MODELS.items():
         parameters, macs = describe_model(name)
         descriptions[name] = f"{parameters:,} parameters, {macs:,} MACs. {read_first_sentence(make)}"
-    return descriptions
+    libraries = [name for name in MODEL_LIBRARIES if find_spec(name)]
+    installed = f" Installed to take one from: {', '.join(libraries)}." if libraries else ""
+    return descriptions | {"FILE.py:NAME": f"A module of your own, which `shoal check FILE.py:NAME` tries.{installed}"}
 
 
 def describe_methods(files: tuple[str, ...]) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """Commands that change no run: `list`, `report` and `data show`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from shoal.cli.listings import make_listing
+from shoal.cli.recipe_flags import add_recipe_flags
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_files import parse_recipe_pairs
 
@@ -32,21 +33,31 @@ def report_command(
         typer.echo(path)
 
 
-@data.command("show")
 def show_split_command(
     sets: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="data, split, devices, seed ...")
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
+    *,
+    given: dict[str, Any],
 ) -> None:
-    """Draw how a data set is spread over devices: shoal data show split=dirichlet:0.1 devices=20."""
+    """Draw how a data set is spread over devices: shoal data show --split dirichlet:0.1 --devices 20.
+
+    The same can be said as split=dirichlet:0.1 devices=20.
+    """
     from shoal.report.plots import draw_split
     from shoal.runs.recipe_data import describe_split
 
-    recipe = Recipe().with_values(**parse_recipe_pairs(sets or []))
+    recipe = Recipe().with_values(**{"sample": 1} | parse_recipe_pairs(sets or []) | given)
     split = describe_split(recipe)
     draw_split(split, out)
     sizes = split["sizes"]
-    typer.echo(f"{recipe.data}, {recipe.split}: {recipe.devices} devices, {min(sizes)} to {max(sizes)} samples each")
+    devices = split["devices"]
+    typer.echo(f"{recipe.data}, {recipe.split}: {devices} devices, {min(sizes)} to {max(sizes)} samples each")
     typer.echo(f"mean non-IID degree {split['degree']:.4f} (0: all alike, 1: nothing in common)")
     typer.echo(f"picture: {out}")
+
+
+SPLIT_KEYS = ("data", "data_dir", "split", "server_data", "devices", "seed", "validation", "stratify_validation")
+"""Recipe keys that decide who holds what."""
+data.command("show")(add_recipe_flags(show_split_command, only=SPLIT_KEYS))

@@ -1,7 +1,7 @@
 """Recipe fields as flags of the command line, and the recipe that a file, `-s key=value` and flags make together."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,31 +12,34 @@ from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 PANELS = {
-    "What to run": "method parts data data_dir model split server_data devices sample rounds seed",
-    "Local training": "epochs steps batch accumulate normalise augment init",
-    "Optimiser": "optimiser lr lr_decay lr_schedule lr_warmup local_lr_schedule local_lr_warmup momentum nesterov "
-    "beta1 beta2 eps weight_decay clip",
-    "When to look": "eval_every metrics validation headline target",
-    "When to stop": "until_accuracy until_seconds until_bytes until_macs",
+    "What to run": "method parts data data_dir model task split server_data devices sample rounds seed",
+    "Columns of a table": "label owner order missing",
+    "Local training": "epochs steps batch accumulate loss label_smoothing focal class_weights normalise augment init",
+    "Optimiser": "optimiser lr lr_decay lr_schedule lr_warmup local_lr_schedule local_lr_warmup lr_groups momentum "
+    "nesterov beta1 beta2 eps weight_decay clip",
+    "When to look": "eval_every metrics validation stratify_validation evaluate_test local_test local_test_of headline "
+    "target",
+    "When to stop": "until_accuracy patience until_seconds until_bytes until_macs",
     "Where it runs": "engine width threads address compute precision deterministic fleet failures deadline over_select",
-    "What is kept": "out checkpoint_every memory_mb",
+    "What is kept": "out keep_best checkpoint_every memory_mb",
 }
 """Recipe keys by the panel of the help page that shows their flags."""
 METAVARS = {str: "TEXT", int: "N", float: "X", bool: "", tuple: "FILE"}
 """What stands for the value of a flag in the help, by the type of the field's default."""
 
 
-def add_recipe_flags(command: Callable) -> Callable:
-    """Give a command a flag for every recipe field; the values of flags in use arrive as the keyword `given`."""
+def add_recipe_flags(command: Callable, only: Collection[str] = ()) -> Callable:
+    """Give a command a flag for every recipe field, or `only` these; those in use arrive as the keyword `given`."""
+    shown = [f for f in fields(Recipe) if not only or f.name in only]
     own_parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
     panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
     flags = []
-    for f in fields(Recipe):
+    for f in shown:
         kind = list[str] if isinstance(f.default, tuple) else type(f.default)
         name = "--" + f.name.replace("_", "-")
         default = "" if f.default in ("", ()) else f" [dim]\\[{f.default}][/dim]"
         option = typer.Option(
-            f"{name}/--no-{f.name}" if kind is bool else name,
+            f"{name}/--no-{name[2:]}" if kind is bool else name,
             help=f.metadata["help"] + default,
             show_default=False,
             metavar=METAVARS[type(f.default)],
@@ -46,7 +49,7 @@ def add_recipe_flags(command: Callable) -> Callable:
         flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
 
     def call_command(**values: Any) -> None:
-        given = {f.name: values.pop(f.name) for f in fields(Recipe)}
+        given = {f.name: values.pop(f.name) for f in shown}
         command(**values, given={k: v for k, v in given.items() if v not in (None, [])})
 
     call_command.__signature__ = inspect.Signature([*own_parameters, *flags])  # type: ignore[attr-defined]

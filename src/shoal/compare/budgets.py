@@ -6,9 +6,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from shoal.core.errors import ShoalError
+from shoal.runs.curves import SPENT_COLUMNS
 from shoal.runs.session import Result
 
-COST_COLUMNS = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up")}
+COST_COLUMNS = {kind: SPENT_COLUMNS[kind] for kind in ("seconds", "bytes")}
 """The columns of a history that count against a budget."""
 MOST = 1e30
 """Budgets must be below it."""
@@ -38,14 +39,14 @@ class Budgets:
     def __bool__(self) -> bool:
         return bool(self.seconds or self.bytes)
 
-    def describe(self) -> str:
-        """Where the budgets come from, in words."""
+    def describe(self, headline: str = "accuracy") -> str:
+        """Where the budgets come from, in words; `headline` is the metric that is compared."""
         cheapest = [kind for kind in COST_COLUMNS if not getattr(self, kind)]
         cheapest_text = "within what the cheapest method spent in all"
         if not self:
-            return f"The last accuracy {cheapest_text}."
+            return f"The last {headline} {cheapest_text}."
         return (
-            "The last accuracy within the budgets given"
+            f"The last {headline} within the budgets given"
             + "".join(f"; for {kind}, {cheapest_text}" for kind in cheapest)
             + "."
         )
@@ -55,7 +56,7 @@ CHEAPEST = Budgets()
 
 
 def summarise_at_budget(results: Sequence[Result], kind: str, budget: Mapping[int, float]) -> dict[str, Any]:
-    """The mean accuracy of one method within a budget, which is given by seed, and its deviation over seeds."""
+    """The mean headline of one method within a budget, which is given by seed, and its deviation over seeds."""
     ends = [r.history.accuracy_at_budget(budget[r.recipe.seed], *COST_COLUMNS[kind]) for r in results]
     accuracies = [end for end in ends if end is not None]
     return {

@@ -53,7 +53,8 @@ def follow_processes(
         process.start()
         sender.close()
         started[receiver] = process
-    histories, open_ends = {recipe: History(headline=recipe.headline) for recipe in recipes}, set(started)
+    histories: dict[Recipe, History] = {}
+    open_ends = set(started)
     playing: set[Connection] = set()
     try:
         while open_ends:
@@ -69,10 +70,11 @@ def follow_processes(
                     warn_once(message.text)
                     continue
                 playing.add(end)
-                recipe, row = message
-                histories[recipe].append(row)
+                recipe, row, headline = message
+                history = histories.setdefault(recipe, History(headline=headline))
+                history.append(row)
                 if watch:
-                    watch(recipe, row, histories[recipe])
+                    watch(recipe, row, history)
     except KeyboardInterrupt as error:
         raise stop_error(error, "Stopped.", "What was reached is in the folders of the runs.") from None
     finally:
@@ -108,7 +110,7 @@ def drain_pipe(end: Connection) -> bool:
 
 
 def receive_message(end: Connection):
-    """A recipe with a row, a warning, an error, or None when a process is done."""
+    """A recipe with a row and the name of its headline, a warning, an error, or None when a process is done."""
     try:
         return end.recv()
     except EOFError:
@@ -147,7 +149,7 @@ def run_worker(end: Connection, recipes: Sequence[Recipe], objects: TransferredO
         try:
             unpack_objects(objects)
             for group in group_similar_recipes(recipes):
-                finish_group(group, lambda recipe, row, history: end.send((recipe, row)))
+                finish_group(group, lambda recipe, row, history: end.send((recipe, row, history.headline)))
             end.send(None)
         except BrokenPipeError:
             raise

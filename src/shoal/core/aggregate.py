@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from shoal.core.model.foreach import add_to_each
 from shoal.core.model.tree import Params
+from shoal.core.stacked_sums import add_weighted
 from shoal.core.types import Reply, Round
 
 
@@ -24,8 +24,8 @@ def average_replies(round: Round) -> Params:
         if anchor[k].is_floating_point() and all(k in r.delta and k not in r.covered for r, _ in weighed)
     ]
     sums = [torch.zeros_like(anchor[k]) for k in complete]
-    for reply, weight in weighed if complete else ():
-        add_to_each(sums, [reply.delta[k] for k in complete], weight)
+    if complete:
+        add_weighted(sums, [[r.delta[k] for k in complete] for r, _ in weighed], [w for _, w in weighed])
     changes = dict(zip(complete, sums))
     partial = {k: average_tensor_delta(k, anchor[k], round.replies, weights) for k in shared if k not in changes}
     return anchor | {k: anchor[k] + change for k, change in (changes | partial).items()}

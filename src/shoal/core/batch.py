@@ -7,8 +7,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from shoal.core.model.inputs import Inputs, take_rows
+from shoal.core.model.inputs import Inputs, scale_pixels, take_rows
 from shoal.core.model.tree import Params
+from shoal.core.phases import in_phase
+from shoal.core.short_repr import make_short_repr
 
 
 class Batch(NamedTuple):
@@ -21,6 +23,9 @@ class Batch(NamedTuple):
     inputs: Inputs
     targets: tuple[tuple[Tensor, Tensor | None], ...]
     weight: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over samples of one value each, without padding."""
@@ -44,6 +49,9 @@ class BatchScore(NamedTuple):
     buffers: dict[str, Tensor]
     aux: dict[str, Tensor]
 
+    def __repr__(self) -> str:
+        return make_short_repr(self)
+
 
 class Scorer(Protocol):
     """The local objective: loss and outputs of a batch at given parameters."""
@@ -63,13 +71,17 @@ class Samples:
     targets: Tensor
     index: Tensor
 
-    def __len__(self) -> int:
-        return len(self.index)
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
+    def __len__(self) -> int:
+        return self.index.numel()
+
+    @in_phase("data")
     def take_batch(self, rows: Tensor) -> Batch:
         """The rows of the data set with these numbers."""
         rows = rows.to(self.targets.device)
-        return Batch(take_rows(self.inputs, rows), ((self.targets.index_select(0, rows), None),))
+        return Batch(scale_pixels(take_rows(self.inputs, rows)), ((self.targets.index_select(0, rows), None),))
 
     def take_all(self) -> Batch:
         """All samples as one batch."""

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from shoal.core.errors import ShoalError
 from shoal.core.extras import READABLE
+from shoal.core.learning_task import LearningTask
 from shoal.core.metric import Metric
 from shoal.core.part import Part
 from shoal.core.wire import STAGES
@@ -50,12 +51,33 @@ def refuse_clashes(parts: Sequence[Part]) -> None:
         "both decide where the gradient is taken",
         "Keep one of them.",
     )
+    _refuse_two(
+        parts,
+        lambda p: "finetune" if p.acts_at("finetune") else None,
+        "both say how long a device trains its own model before it uses it",
+        "Keep one of them.",
+    )
     for direction in ("up", "down"):
         _refuse_two(
             parts,
             lambda p, d=direction: p.stage if p.stage and d in p.directions else None,
             "both are codecs of the same stage, and the second would code the first one's code",
             "Keep one codec of each stage (rows, sparsify, quantise, pack).",
+        )
+    _refuse_two(
+        parts,
+        lambda p: "layers" if p.keeps_layers in ("head", "body") else None,
+        "both divide the model into layers that stay on devices and layers that travel",
+        "Keep one of them.",
+    )
+    own = next((p for p in parts if p.keeps_layers), None)
+    served = next((p for p in parts if p.needs_server_model), None)
+    if own and served:
+        raise make_clash_error(
+            own,
+            served,
+            f"{own.name()} keeps layers on devices, and {served.name()} works with the whole model on the server",
+            "Keep one of them.",
         )
     whole = next((p for p in parts if p.needs_whole), None)
     partial = next((p for p in parts if "plan" in p.sets or p.stage == "rows"), None)
@@ -77,6 +99,20 @@ def refuse_clashes(parts: Sequence[Part]) -> None:
         )
 
 
+def refuse_task(parts: Sequence[Part], task: LearningTask) -> None:
+    """Refuse parts that need class labels where the task has none."""
+    part = next((p for p in parts if p.needs_class_logits), None)
+    if part is None or task.has_class_logits:
+        return
+    problem = (
+        f"{part} cannot be used with the task {task.name}: it needs targets that are classes, and a logit for each."
+    )
+    advice = f"Leave {part.name()} out" + (
+        ", or use the task classify with 2 classes." if task.predict_classes else "."
+    )
+    raise ShoalError("clash", problem, advice)
+
+
 def _check_claims(part: Part) -> None:
     """Raise where a class attribute of a part (stage, sets, directions, carries, reads) has an unknown value."""
     stages = STAGES if part.acts_at("encode") or part.acts_at("decode") else ("", *STAGES)
@@ -86,6 +122,7 @@ def _check_claims(part: Part) -> None:
         ("directions", part.directions, ("up", "down")),
         ("carries", {part.carries}, ("delta", "values")),
         ("reads", part.reads, READABLE),
+        ("keeps_layers", {part.keeps_layers}, ("", "head", "body", "norms")),
     ):
         for word in value:
             if word not in known:

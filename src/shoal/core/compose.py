@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.core.clashes import refuse_clashes
+from shoal.core.clashes import refuse_clashes, refuse_task
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -45,7 +45,7 @@ class Method:
     @cached_property
     def stepping_parts(self) -> tuple[str, ...]:
         """The parts that act inside a local step, in the order of listing."""
-        points = ("objective", "gradient", "step")
+        points = ("mask", "objective", "gradient", "step")
         return tuple(p.name() for p in self.parts if any(p.acts_at(point) for point in points))
 
     def codecs_for(self, direction: str) -> tuple[Part, ...]:
@@ -75,6 +75,7 @@ class Method:
     # the points ---------------------------------------------------------------------------------------------------
     def model(self, net: Net) -> Net:
         """The model as the parts make it, from a copy: a call may have left other tensors in its module."""
+        refuse_task(self.parts, net.task)
         parts = self.parts_at("model")
         if parts:
             net = replace(net, module=copy_module(net))

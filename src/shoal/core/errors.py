@@ -121,7 +121,8 @@ ERROR_KINDS = {
             30,
             "missing-extra",
             "an optional package is not installed",
-            "`compare --out` without matplotlib, `to_pandas()` without pandas, `export` to .onnx without its packages",
+            "`report` without matplotlib, `tune --sampler tpe` without Optuna, `to_pandas()` without pandas, "
+            "`export` to .onnx without its packages",
             "the `pip install` line it prints",
         ),
         ErrorKind(

@@ -17,6 +17,7 @@ from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
+from shoal.core.phases import in_phase
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Job, Outcome, Reply, Round, Work
 
@@ -55,6 +56,7 @@ class Exchange:
             jobs.append(Job(device, round.number, plan, message, self.work(round.number, device)))
         return jobs, states
 
+    @in_phase("pack")
     def decode_replies(
         self, jobs: Sequence[Job], outcomes: Sequence[Outcome], round: Round, late_devices: set[int]
     ) -> tuple[list[Reply], list[Row]]:
@@ -80,11 +82,9 @@ class Exchange:
                     faults.append(error)
         if not self.is_untrusted and 2 * len(faults) > len(replies) + len(faults):
             raise faults[0]
-        known_finite = [not codecs and r.outcome.finite for r in replies.values()]
-        finite = tree.check_each_finite(
-            [[] if is_known else [r.delta, r.report] for r, is_known in zip(replies.values(), known_finite)]
-        )
-        usable = {device for device, is_finite in zip(replies, finite) if is_finite}
+        unknown = {device: reply for device, reply in replies.items() if codecs or not reply.outcome.finite}
+        finite = tree.check_each_finite([[reply.delta, reply.report] for reply in unknown.values()])
+        usable = replies.keys() - {device for device, is_finite in zip(unknown, finite) if not is_finite}
         reasons = {
             o.device: "it was late" if o.device in late_devices else problems.get(o.device, o.problem) for o in outcomes
         }
@@ -99,9 +99,8 @@ class Exchange:
             raise ShoalError("damaged", fault, "It was not used.")
         message = wire.decode_message(message, codecs, self.make_link(round, "up", job.device)) if codecs else message
         delta, covered, report = wire.unpack_message(message, like, job.plan, net.slicer)
-        misshapen = [k for k, v in delta.items() if v.shape != like[k].shape or v.dtype != like[k].dtype]
-        if self.is_untrusted and misshapen:
-            problem = f"A message has values of another form for {misshapen[0]}."
+        if self.is_untrusted and (misshapen := find_misshapen(delta, like)):
+            problem = f"A message has values of another form for {misshapen}."
             raise ShoalError("damaged", problem, "It was not used.")
         if self.method.carries == "values":
             delta = tree.subtract_params(delta, round.anchor)
@@ -140,3 +139,8 @@ class Exchange:
             frozenset(net.trainable),
             blocks=net.names_by_block,
         )
+
+
+def find_misshapen(values: Params, like: Params) -> str:
+    """The first tensor that has another shape or type than it should; "" where none has."""
+    return next((k for k, v in values.items() if v.shape != like[k].shape or v.dtype != like[k].dtype), "")

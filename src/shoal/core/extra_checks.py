@@ -39,7 +39,9 @@ def find_reply_fault(method: Method, job: Job, message: Message, net: Net) -> st
             fault = find_fault(message.beside.get(name, {}), declared, asked, net, job.plan)
             if fault:
                 return f"its extras for {name} are not as declared: {fault}"
-    fault = find_fault(message.beside.get(TOLD, {}), declare_told_numbers(method), (), net, job.plan)
+    if TOLD not in message.beside:
+        return ""
+    fault = find_fault(message.beside[TOLD], declare_told_numbers(method), (), net, job.plan)
     return f"the numbers that it tells are not as declared: {fault}" if fault else ""
 
 

@@ -75,10 +75,12 @@ def compute_round_cost(
     fleet: Fleet,
     times: dict[int, DeviceTimes],
     end: float,
+    judged: Sequence[str] = ("accuracy", "loss"),
 ) -> Row:
     """The row of a round with its costs: bytes of encoded messages, multiply-accumulates, simulated seconds, joules.
 
-    `enrolment` are the bytes of enrolment cards received in it, `end` the seconds after which it ended.
+    `enrolment` are the bytes of enrolment cards received in it, `end` the seconds after which it ended. `judged`
+    are the columns that an evaluation fills.
     """
     down: dict[str, int] = {}
     up: dict[str, int] = {"enrol": enrolment} if enrolment else {}
@@ -100,8 +102,7 @@ def compute_round_cost(
     return {
         "round": number,
         "devices": [j.device for j in jobs],
-        "accuracy": None,
-        "loss": None,
+        **dict.fromkeys(judged),
         "train_loss": loss / samples if samples else None,
         "bytes_down": sum(down.values()),
         "bytes_up": sum(up.values()),

@@ -4,7 +4,7 @@ History, tables, plots, the page, comparisons, loggers, the help of `--metrics` 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,9 @@ class Metric:
     """A few words for buttons and heads of tables; without one, its name."""
     judge: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
     """For means over the test set: (logits, targets) -> a number for each target. A note of a registry has none."""
+    make: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    """For other numbers: makes an object with `update(predictions, targets)` and `compute()` for one evaluation, or is
+    a function of all predictions and targets. A note has none."""
 
     def __post_init__(self):
         for choice, known in CHOICES.items():
@@ -93,7 +96,8 @@ EVALUATED = (
     Metric("accuracy", "test accuracy", "share", "up", drawn=True, compared=True, label="Accuracy",
            about="share of test samples that the judged model gets right; null in rounds that are not evaluated"),
     Metric("loss", "test loss", "", "down", drawn=True, compared=True, label="Loss",
-           about="its mean cross-entropy on the test samples; null likewise"),
+           about="its mean loss on the test samples: the cross-entropy, or what the [task](../how-to/tasks.md) has; "
+           "null likewise"),
     Metric("top3", "top-3 accuracy", "share", "up", drawn=True, compared=True, asked="top3", label="Top-3",
            about="share of samples whose class is among the three likeliest",
            judge=partial(is_among_likeliest, 3)),
@@ -114,6 +118,29 @@ EVALUATED = (
            label="Unevenness",
            about="how far those models are from doing equally well on each class of their own samples: the mean over "
            "classes of KL(P ‖ Q), P the mean probabilities by class, Q nearly the identity"),
+    Metric("balanced_accuracy", "balanced accuracy", "share", "up", drawn=True, compared=True,
+           asked="balanced_accuracy", label="Balanced accuracy", about="the mean over classes of the accuracy on each"),
+    Metric("f1_macro", "F1, mean over classes", "share", "up", drawn=True, compared=True, asked="f1_macro",
+           label="F1 macro", about="the mean over classes, or labels, of the F1 score"),
+    Metric("f1_micro", "F1 over all", "share", "up", drawn=True, compared=True, asked="f1_micro", label="F1 micro",
+           about="the F1 score of all classes, or labels, counted together"),
+    Metric("auroc", "area under the ROC curve", "share", "up", drawn=True, compared=True, asked="auroc", label="AUROC",
+           about="the area under the ROC curve; with several classes or labels, the mean over them"),
+    Metric("average_precision", "average precision", "share", "up", drawn=True, compared=True,
+           asked="average_precision", label="Average precision",
+           about="the area under the curve of precision and recall; with several classes or labels, their mean"),
+    Metric("log_loss", "log loss", "", "down", drawn=True, compared=True, asked="log_loss", label="Log loss",
+           about="the cross-entropy without label smoothing, focal exponent or class weights"),
+    Metric("calibration_error", "calibration error", "share", "down", drawn=True, compared=True,
+           asked="calibration_error", label="Calibration error",
+           about="how far the probability of the likeliest class is from the share that is right, over 15 bins"),
+    Metric("mae", "mean absolute error", "", "down", drawn=True, compared=True, when="of the task `regress`",
+           label="MAE", about="mean absolute error"),
+    Metric("rmse", "root mean squared error", "", "down", drawn=True, compared=True, asked="rmse", label="RMSE",
+           about="root of the mean squared error, over all numbers of all samples"),
+    Metric("r2", "R²", "", "up", drawn=True, compared=True, asked="r2", label="R²",
+           about="the share of the targets' variance that is explained; with several numbers per sample, the mean "
+           "over them"),
 )  # fmt: skip
 """Judgements of models."""
 COSTS = (
@@ -140,7 +167,23 @@ COSTS = (
            about="bytes sent to devices, all blocks counted alike; a part tells it now"),
 )  # fmt: skip
 """What rounds cost."""
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*EVALUATED, *COSTS)}
+DEVICE_TESTS = (
+    Metric("personal_mean", "accuracy on devices' own tests, mean over devices", "share", "up", drawn=True,
+           compared=True, when="with `local_test`", label="Own tests, mean",
+           about="accuracy, or the headline of the [task](../how-to/tasks.md), of the model that each device would use "
+           "on its [own test samples](../how-to/personal.md): the mean over devices (the first 1,000 that test)"),
+    Metric("personal_pooled", "accuracy on devices' own tests, over all samples", "share", "up", drawn=True,
+           compared=True, when="with `local_test`", label="Own tests, pooled",
+           about="the same over all test samples of these devices together"),
+    Metric("personal_worst", "accuracy on devices' own tests, worst tenth", "share", "up", drawn=True, compared=True,
+           when="with `local_test`", label="Own tests, worst 10 %", about="the mean of the worst tenth of devices"),
+    Metric("personal_spread", "spread of accuracy on devices' own tests", "share", "down", drawn=True,
+           when="with `local_test`", label="Own tests, spread", about="the standard deviation over devices"),
+    Metric("personal_loss", "loss on devices' own tests", "", "down", drawn=True, when="with `local_test`",
+           label="Own tests, loss", about="the mean loss over all test samples of these devices"),
+)  # fmt: skip
+"""Judgements of the models that devices would use, on samples of their own."""
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*EVALUATED, *DEVICE_TESTS, *COSTS)}
 """The loop's own metrics, by column."""
 COLUMNS: dict[str, Column] = {
     "round": Column("int", "the number of the round, from 0"),
@@ -166,11 +209,21 @@ COLUMNS: dict[str, Column] = {
     "log": Column(
         "list, only if any", 'words of parts to the user: `[["damp", "the share is 1"]]`, each text once in a run'
     ),
+    "stopped": Column(
+        "text, only then", "why the run ended with this round: a callback stopped it, or its `patience` was over"
+    ),
     "per_class": Column("list of float", "the accuracy on each class", asked="per_class"),
+    "confusion": Column(
+        "list of lists of int", "how many test samples of each true class (row) got each class", asked="confusion"
+    ),
 }
 """The columns that hold no single number."""
 ASKED = tuple(dict.fromkeys(known.asked for known in (*METRICS.values(), *COLUMNS.values()) if known.asked))
 """The words that `--metrics` knows."""
+
+
+ON_ONE_HALF = ("devices", "local", "class_kl", "per_class", "confusion")
+"""Words of `--metrics` for what is measured on validation samples alone where there are any, not on the test half."""
 
 
 def list_part_metrics(method: "Method") -> dict[str, Metric]:
@@ -184,11 +237,40 @@ def list_part_metrics(method: "Method") -> dict[str, Metric]:
     return found
 
 
-def list_run_metrics(method: "Method", asked: Iterable[str] = ()) -> dict[str, Metric]:
-    """The registry of a run, by column: the loop's own metrics, those of its parts, and the user's of `--metrics`."""
-    own = {spec.rpartition(":")[2]: spec for spec in asked if ".py:" in spec}
+def list_run_metrics(
+    method: "Method", asked: Iterable[str] = (), evaluated: Iterable[Metric] = (*EVALUATED, *DEVICE_TESTS)
+) -> dict[str, Metric]:
+    """The registry of a run, by column: what its task is judged by (`evaluated`), costs, what its parts tell, and the
+    user's own of `--metrics`."""
+    own = {spec.rpartition(":")[2]: spec for spec in asked if is_own_metric(spec)}
     custom = {k: Metric(k, k, "", "up", drawn=True, asked=spec) for k, spec in own.items() if k not in METRICS}
-    return METRICS | list_part_metrics(method) | custom
+    known = {metric.name: metric for metric in (*evaluated, *COSTS)}
+    return known | list_part_metrics(method) | custom
+
+
+def add_test_metrics(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """The registry of a run that is judged on validation samples, and on the test half in columns `test_NAME`."""
+    costs = {metric.name for metric in COSTS}
+    judged = {k: m for k, m in metrics.items() if "." not in k and k not in costs and m.asked not in ON_ONE_HALF}
+    held = {k: replace(m, title=name_half(m.title, "validation")) for k, m in judged.items()}
+    tested = {
+        f"test_{k}": replace(
+            m, name=f"test_{k}", title=name_half(m.title, "test"), label=f"Test {m.label.lower() or m.name}",
+            when="where samples are held back for validation", judge=None,
+        )
+        for k, m in judged.items()
+    }  # fmt: skip
+    return {**metrics, **held, **tested}
+
+
+def name_half(title: str, half: str) -> str:
+    """The title of a metric with the half of the data that it is measured on."""
+    return f"{half} {title.removeprefix('test ')}"
+
+
+def is_own_metric(spec: str) -> bool:
+    """Whether a word of `--metrics` names one of the user's own: `FILE.py:NAME`, or `own-...:NAME` of a program."""
+    return ":" in spec
 
 
 def find_metric(column: str, metrics: Mapping[str, Metric]) -> Metric | None:
@@ -206,7 +288,7 @@ def encode_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 def list_noted_fields(metric: Metric) -> dict[str, Any]:
     """The fields of a metric that a note can hold, by name."""
-    return {name: value for name, value in asdict(metric).items() if name != "judge"}
+    return {f.name: getattr(metric, f.name) for f in fields(metric) if f.name not in ("judge", "make")}
 
 
 def decode_metrics(note: Any) -> dict[str, Metric]:
@@ -214,10 +296,10 @@ def decode_metrics(note: Any) -> dict[str, Metric]:
     known, found = list_noted_fields(Metric("", "")), dict(METRICS)
     if not isinstance(note, Mapping):
         raise ValueError("it is not a table of metrics")
-    for column, fields in note.items():
-        if not isinstance(fields, dict) or fields.get("name") != column or "title" not in fields:
+    for column, noted in note.items():
+        if not isinstance(noted, dict) or noted.get("name") != column or "title" not in noted:
             raise ValueError(f"{column} is not a metric")
-        kept = {key: value for key, value in fields.items() if key in known}
+        kept = {key: value for key, value in noted.items() if key in known}
         if any(type(value) is not type(known[key]) for key, value in kept.items()):
             raise ValueError(f"{column} has a value of another type than a metric has")
         try:

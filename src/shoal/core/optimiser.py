@@ -1,6 +1,7 @@
 """The optimiser of local training: SGD, Adam and AdamW as pure functions of tensors."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import log
 
 import torch
@@ -35,6 +36,8 @@ class Optimiser:
     """The learning rate over the local steps of a round."""
     micro_batch: int = 0
     """Samples whose gradient is computed at once; gradients of larger batches are added up. 0: the whole batch."""
+    lr_groups: tuple[tuple[str, float], ...] = ()
+    """(pattern, factor): the learning rate of parameters whose name fits; the first pattern that does counts."""
 
     def __post_init__(self):
         if self.kind not in OPTIMISER_KINDS:
@@ -51,6 +54,15 @@ class Optimiser:
     def is_adaptive(self) -> bool:
         """Whether steps are scaled coordinate by coordinate, so that they say little of the size of gradients."""
         return self.kind != "sgd"
+
+    def get_lr_factor(self, name: str) -> float:
+        """The factor on the learning rate of a parameter: that of its group, or 1."""
+        return next((factor for pattern, factor in self.lr_groups if fnmatchcase(name, pattern)), 1.0)
+
+    def scale_groups(self, update: Params) -> Params:
+        """The direction of a step with every parameter's part times the factor of its group."""
+        factors = {name: self.get_lr_factor(name) for name in update}
+        return {k: u if factors[k] == 1 else u * factors[k] for k, u in update.items()}
 
     def init_slots(self, params: Params) -> Tree:
         """The state before the first step, with the names that torch.optim has for it."""

@@ -13,7 +13,7 @@ from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
-from shoal.core.types import Device, Local, Reply, Round
+from shoal.core.types import Device, Local, Reply, Round, Work
 from shoal.core.wire import CodecLink, Message
 
 
@@ -34,9 +34,9 @@ class Part:
 
     once     model, enrol
     server   select -> plan -> send -> encode ------------------------------------------> (downlink)
-    device        decode -> data -> begin -> (objective -> gradient -> step)* -> end -> measure -> encode -> (uplink)
+    device   decode -> data -> begin -> (mask -> objective -> gradient -> step)* -> end -> measure -> encode -> (uplink)
     server                  decode -> sift -> weigh -> combine -> serve -> prune -> observe -> evaluate
-    a device's own model    personal
+    a device's own model    personal -> finetune
     """
 
     sets: ClassVar[frozenset[str]] = frozenset()
@@ -73,6 +73,15 @@ class Part:
     """Whether it is wrong where the learning rate changes over the local steps of a round."""
     mixes_batch: ClassVar[bool] = False
     """Whether its loss of a batch, or what it puts into `aux`, is not a mean over samples."""
+    keeps_layers: ClassVar[str] = ""
+    """Which layers of the model stay on devices by its `model`: "head", "body" or "norms".
+
+    A method has at most one part that divides head and body; all are refused with parts that say `needs_server_model`.
+    """
+    needs_server_model: ClassVar[bool] = False
+    """Whether it runs the model on the server, or makes layers there, for which the server must have all of it."""
+    needs_class_logits: ClassVar[bool] = False
+    """Whether it needs targets that are classes and a logit for each; it is refused with tasks that have none."""
     keeps_slots: ClassVar[bool] = False
     """Whether devices remember the optimiser's state (momentum, moments) from round to round."""
     cite: ClassVar[tuple[str, ...]] = ()
@@ -130,6 +139,20 @@ class Part:
 
     def draw(self, generator: torch.Generator, device: Device, step: int) -> dict[str, Tensor]:
         """Random tensors for one local step, which reads them in `Local.draws`."""
+        return {}
+
+    def pad_extras(self, got: dict[str, Any], net: Net) -> dict[str, Any]:
+        """What `send` put beside the model, padded to shapes that are the same on all devices, where they were not.
+
+        Devices can then train in one call. Steps find it in `Local.got` instead, and must come to the same numbers.
+        """
+        return got
+
+    def mask(self, local: Local) -> Params:
+        """By tensor, 1 where this local step trains and 0 where it does not; tensors that it trains whole are left out.
+
+        What a step does not train has no gradient, no momentum and no decay in it.
+        """
         return {}
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
@@ -213,6 +236,14 @@ class Part:
         """The model that a device uses itself, from the shared tensors of now and what it remembers."""
         return params
 
+    def finetune(self, work: Work) -> Work:
+        """How long a device trains its own model before it uses it, made from its work in a round.
+
+        It trains without parts, and nothing of it is kept; without a part that acts here it does not train. A method
+        has at most one such part.
+        """
+        return work
+
     # the part as a value ------------------------------------------------------------------------------------------
     @classmethod
     def name(cls) -> str:
@@ -232,6 +263,6 @@ class Part:
 
 
 POINTS = (
-    "model enrol select plan send data begin draw objective gradient step end measure encode decode sift weigh combine "
-    "serve prune observe evaluate personal"
+    "model enrol select plan send data begin draw mask objective gradient step end measure encode decode sift weigh "
+    "combine serve prune observe evaluate personal finetune"
 ).split()

@@ -28,6 +28,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Params, Tree
 from shoal.core.optimiser import Optimiser
+from shoal.core.phases import in_phase
 from shoal.core.server_state import EnrolmentRegister, MissingEnrolment, ServerState
 from shoal.core.server_update import ServerUpdate, update_with_usable
 from shoal.core.streams import RandomStreams
@@ -80,6 +81,8 @@ class Loop(Generic[Host]):
     server: Samples | None = None
     measure_replies: Callable[[Round], Row] = lambda round: {}
     """Metrics of a round's replies (of local models), in rounds that are evaluated."""
+    test_devices: Callable[[ServerState, Params, int], Row] = lambda server_state, params, number: {}
+    """(server state, judged model, round) -> metrics on the devices' own test samples, in rounds that are evaluated."""
     tells: bool = True
     """Whether what parts tell is kept."""
     tell_every: int = 1
@@ -186,10 +189,13 @@ class Loop(Generic[Host]):
         self.host.forget([gone["device"] for gone in dropped if gone["device"] not in late_devices])
         enrolment = server_state.owed + register.nbytes
         round, server_state = update.round, replace(update.after, cards=register.cards, owed=0)
-        if update.void:  # what was told after training belongs to an update that was thrown away
+        if update.void:  # what was told and remembered after training belongs to an update that was thrown away
+            self.host.forget([job.device for job in jobs])
             round = replace(round, telling=pending.round.telling.copy())
 
-        row = compute_round_cost(jobs, outcomes, enrolment, round.number, self.fleet, times, end)
+        row = compute_round_cost(
+            jobs, outcomes, enrolment, round.number, self.fleet, times, end, round.net.task.columns
+        )
         if self.evaluates(row):
             row |= self.evaluate_state(
                 server_state, replace(round, net=server_state.net, params=server_state.params)
@@ -250,10 +256,13 @@ class Loop(Generic[Host]):
             telling=Telling(self.part_metrics, silent=not self.tells),
         )
 
+    @in_phase("evaluate")
     def evaluate_state(self, server_state: ServerState, round: Round) -> Row:
         """The metrics of the global model, and of further models that parts evaluate, with _NAME behind theirs."""
         metrics: Row = {}
         for name, params in self.method.evaluate({"": server_state.params}, server_state.states, round).items():
             suffix = f"_{name}" if name else ""
             metrics |= {f"{k}{suffix}": v for k, v in self.evaluate_model(server_state.net, params).items()}
+            if not name:
+                metrics |= self.test_devices(server_state, params, round.number)
         return metrics

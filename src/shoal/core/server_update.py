@@ -14,6 +14,7 @@ from shoal.core.faulty_replies import NotFinite, use_without_culprits
 from shoal.core.model import tree
 from shoal.core.model.plan import WHOLE_MODEL
 from shoal.core.model.tree import Tree
+from shoal.core.phases import in_phase
 from shoal.core.server_state import MissingEnrolment, ServerState
 from shoal.core.types import SERVER, Reply, Round
 
@@ -30,6 +31,7 @@ class ServerUpdate:
     """Whether no reply could be used: the model and the states are those before the round."""
 
 
+@in_phase("combine")
 def update_with_usable(
     method: Method,
     server_state: ServerState,

@@ -9,6 +9,7 @@ from time import perf_counter
 from shoal.core.device_host import DeviceHost
 from shoal.core.ledger import Row
 from shoal.core.model.net import Net
+from shoal.core.phases import in_phase
 from shoal.core.round import Loop, PendingRound
 from shoal.core.server_state import ServerState
 from shoal.core.task import Engine, JobResult, Task, TaskResult
@@ -26,6 +27,7 @@ class Session:
         self.pending: PendingRound | None = None
         self.outcomes: list[Outcome] = []
 
+    @in_phase("pack")
     def open_round(self) -> None:
         """Select the devices of the next round and pack what they are sent."""
         self.server_state = self.server_state or self.loop.start(self.net)
@@ -62,12 +64,19 @@ def play_round_of_each(sessions: Sequence[Session], engine: Engine) -> list[Row]
     for session in sessions:
         session.open_round()
     start = perf_counter()
+    counts = train_opened_rounds(sessions, engine)
+    wall, total = perf_counter() - start, max(1, sum(counts))
+    return [session.close_round(wall * count / total) for session, count in zip(sessions, counts)]
+
+
+@in_phase("train")
+def train_opened_rounds(sessions: Sequence[Session], engine: Engine) -> list[int]:
+    """Train the devices of all sessions, whose rounds are open, in one call; how many devices each session has."""
     tasks = [session.make_tasks() for session in sessions]
     results = iter(engine.train([task for tasks_of_session in tasks for task in tasks_of_session]))
     for session, tasks_of_session in zip(sessions, tasks):
         session.store_results([next(results) for _ in tasks_of_session])
-    wall, total = perf_counter() - start, max(1, sum(map(len, tasks)))
-    return [session.close_round(wall * len(of_session) / total) for session, of_session in zip(sessions, tasks)]
+    return [len(tasks_of_session) for tasks_of_session in tasks]
 
 
 def play_round(session: Session) -> Row:

@@ -14,6 +14,7 @@ from shoal.core.fleet_protocol import Fleet
 from shoal.core.model.plan import WHOLE_MODEL, Plan
 from shoal.core.model.tree import Params, Tree
 from shoal.core.optimiser import Optimiser
+from shoal.core.short_repr import make_short_repr
 from shoal.core.streams import RandomStreams, part_stream_name
 from shoal.core.telling import Telling, make_told_key
 
@@ -49,6 +50,9 @@ class Local(NamedTuple):
     state: Tree
     loss_at: Callable[[Params], Tensor] = raise_outside_step
 
+    def __repr__(self) -> str:
+        return make_short_repr(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Device:
@@ -70,6 +74,9 @@ class Device:
     """The server's samples, if it has any; only at `data`."""
     told: dict[str, Tensor] | None = None
     """What parts have told on this device in this round; None where the server did not ask."""
+
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
     def tell(self, name: str, value: float | Tensor) -> None:
         """Put a number beside the reply, where the server asks for it; the part's `metrics` must have it `on_device`.
@@ -133,6 +140,9 @@ class Outcome:
     finite: bool = False
     """Whether the sender, if it is trusted, has checked before encoding that all numbers are finite."""
 
+    def __repr__(self) -> str:
+        return make_short_repr(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Reply:
@@ -156,6 +166,9 @@ class Reply:
     """The round in which it was sent."""
     count: int = 1
     """For how many devices it stands."""
+
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
 
 class Roster(Protocol):
@@ -201,6 +214,9 @@ class Round:
     """Whether a part sets the weights of replies; otherwise they start from numbers of samples."""
     telling: Telling = field(default_factory=Telling)
     """What parts have told in this pass of the round."""
+
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
     def tell(self, name: str, value: float | Tensor) -> None:
         """Put a number into the row of this round, as the column `part.name`; it must be among the part's `metrics`.

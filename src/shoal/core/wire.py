@@ -43,11 +43,12 @@ class Message:
     @cached_property
     def bytes_by(self) -> dict[str, int]:
         """Bytes by cause: the model, and each part that sends something beside it."""
-        return {"model": tree.count_tree_bytes(self.body)} | {
-            p.removeprefix("."): tree.count_tree_bytes(o) for p, o in self.beside.items()
-        }
+        nbytes = {"model": sum(tensor.nbytes for entry in self.body.values() for tensor in entry.values())}
+        for part, extras in self.beside.items():
+            nbytes[part.removeprefix(".")] = tree.count_tree_bytes(extras)
+        return nbytes
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(self.bytes_by.values())
 
@@ -137,7 +138,8 @@ def pack_message(
     params: Mapping[str, Tensor], beside: dict[str, dict[str, Any]], plan: Plan, slicer: Slicer, names: Sequence[str]
 ) -> Message:
     """A message with the named tensors, cut by the plan, before any codec; what parts send beside it is cut too."""
-    body = slicer.take({k: params[k] for k in names}, plan)
+    named = {k: params[k] for k in names}
+    body = slicer.take(named, plan) if plan else named
     cut = lambda t: slicer.take(t, plan), lambda t: slicer.take_units(t, plan)
     return Message(
         {k: {"value": v} for k, v in body.items()},

@@ -1,12 +1,27 @@
-"""Augmentation of images by flips and crops; drawing and applying are separate, so that engines share the draws."""
+"""Augmentation of images, as a recipe names it; drawing and applying are separate, so that engines share the draws."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.model.inputs import Inputs
+from shoal.data.affine_augment import Rotate, Shear, Zoom
+from shoal.data.colour_augment import Brightness, Contrast, Erase
+from shoal.data.dataset import get_single_tensor
+from shoal.data.rand_augment import STRONGEST, RandAugment
+
+
+class AugmentStep(Protocol):
+    """One kind of random change: `draw` gives a row for each image, `transform_images` changes them by it."""
+
+    def draw(self, generator: torch.Generator, images: int, /) -> Tensor: ...
+
+    def transform_images(self, x: Tensor, drawn: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class Crop:
 class ImageAugmentation:
     """A sequence of augmentations, applied one after the other."""
 
-    steps: tuple[Flip | Crop, ...]
+    steps: tuple[AugmentStep, ...]
 
     @property
     def count(self) -> int:
@@ -58,17 +73,64 @@ class ImageAugmentation:
         return x
 
 
+@dataclass(frozen=True)
+class AugmentForm:
+    """How a kind of augmentation is written: its class, and the lowest and highest value of each of its numbers."""
+
+    make: Callable[..., AugmentStep]
+    numbers: tuple[tuple[type, float, float], ...]
+    form: str
+
+
+AUGMENTATIONS = {
+    "flip": AugmentForm(Flip, (), "flip"),
+    "crop": AugmentForm(Crop, ((int, 1, 999),), "crop:PIXELS"),
+    "rotate": AugmentForm(Rotate, ((float, 0, 180),), "rotate:DEGREES"),
+    "shear": AugmentForm(Shear, ((float, 0, 80),), "shear:DEGREES"),
+    "zoom": AugmentForm(Zoom, ((float, 0, 0.9),), "zoom:SHARE"),
+    "brightness": AugmentForm(Brightness, ((float, 0, 1),), "brightness:SHARE"),
+    "contrast": AugmentForm(Contrast, ((float, 0, 1),), "contrast:SHARE"),
+    "erase": AugmentForm(Erase, ((float, 0, 1),), "erase:CHANCE"),
+    "rand": AugmentForm(RandAugment, ((int, 1, 10), (float, 0, STRONGEST)), "rand:COUNT:STRENGTH"),
+}
+"""Kinds of augmentation by their names in recipes."""
+
+
 def parse_augment(text: str) -> ImageAugmentation | None:
-    """`flip`, `crop:4` (shift by up to 4 pixels), or both with a comma between."""
-    steps: list[Flip | Crop] = []
-    for word in filter(None, text.split(",")):
-        name, _, given = word.strip().partition(":")
-        if name == "flip" and not given:
-            steps.append(Flip())
-        elif name == "crop" and given.isdecimal() and 0 < int(given) < 1000:
-            steps.append(Crop(int(given)))
-        else:
-            raise ShoalError(
-                "bad-value", f"The augmentation {word[:40]!r} cannot be read.", "Write flip, crop:4 or flip,crop:4."
-            )
-    return ImageAugmentation(tuple(steps)) if steps else None
+    """`flip`, `crop:4` (shift by up to 4 pixels), `rotate:15` and others, with + or commas between."""
+    words = [word.strip() for word in text.replace("+", ",").split(",")]
+    steps = tuple(parse_augment_step(word) for word in words if word)
+    return ImageAugmentation(steps) if steps else None
+
+
+def parse_augment_step(word: str) -> AugmentStep:
+    """The augmentation that a word like `crop:4` names."""
+    name, *given = word.split(":")
+    known = AUGMENTATIONS.get(name)
+    try:
+        if known and len(given) == len(known.numbers):
+            values = [kind(number) for number, (kind, _, _) in zip(given, known.numbers)]
+            if all(low <= value <= high for value, (_, low, high) in zip(values, known.numbers)):
+                return known.make(*values)
+    except ValueError:
+        pass
+    wanted = describe_augment_form(known) if known else ", ".join(f.form for f in AUGMENTATIONS.values())
+    advice = f"Write {wanted}; several with + between them." if not known else f"Write {wanted}."
+    raise ShoalError("bad-value", f"The augmentation {word[:40]!r} cannot be read.", advice)
+
+
+def describe_augment_form(known: AugmentForm) -> str:
+    """How a kind of augmentation is written, with the ranges of its numbers."""
+    ranges = [f"{low:g} to {high:g}" for _, low, high in known.numbers]
+    return f"{known.form}, from {' and '.join(ranges)}" if ranges else known.form
+
+
+def refuse_augmenting(inputs: Inputs) -> None:
+    """Refuse augmentation of what is no batch of images."""
+    tensor = get_single_tensor(inputs, "augment")
+    if tensor.dim() != 4:
+        raise ShoalError(
+            "bad-value",
+            f"augment is for images, and the data has samples of shape {tuple(tensor.shape[1:])}.",
+            "Leave augment out, or give images as (channels, height, width).",
+        )

@@ -6,10 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from shoal.core.model.inputs import Inputs, count_samples
 from shoal.data.dataset import Dataset
 
 VERSION = 1
@@ -53,13 +56,17 @@ def store_dataset(dataset: Dataset, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        arrays = {field: getattr(dataset, field).numpy() for field in ARRAYS}
-        if dataset.owners is not None:
-            arrays["owners"] = dataset.owners
+        arrays: dict[str, np.ndarray] = {}
+        for field in ARRAYS:
+            arrays |= {name: tensor.numpy() for name, tensor in name_tensors(field, getattr(dataset, field))}
+        arrays |= {field: own for field in ("owners", "order") if (own := getattr(dataset, field)) is not None}
         for field, array in arrays.items():
-            np.save(temporary / f"{field}.npy", array, allow_pickle=False)
+            np.save(temporary / make_file_name(field), array, allow_pickle=False)
         shapes = {field: [str(array.dtype), list(array.shape)] for field, array in arrays.items()}
         about = {"name": dataset.name, "classes": dataset.classes, "arrays": shapes}
+        about |= {
+            key: getattr(dataset, key) for key in ("task", "class_names", "mapped", "remarks") if getattr(dataset, key)
+        }
         (temporary / "about.json").write_text(json.dumps(about), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
@@ -76,15 +83,56 @@ def read_stored_dataset(folder: Path) -> Dataset | None:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         arrays: dict[str, np.ndarray] = {}
         for field, (dtype, shape) in about["arrays"].items():
-            array = np.load(folder / f"{field}.npy", mmap_mode="c", allow_pickle=False)
+            array = np.load(folder / make_file_name(field), mmap_mode="c", allow_pickle=False)
             if [str(array.dtype), list(array.shape)] != [dtype, shape]:
                 return None
             arrays[field] = array
         name, classes = str(about["name"]), int(about["classes"])
-        halves = [torch.from_numpy(arrays[field]) for field in ARRAYS]
+        halves = [gather_tensors(field, arrays) for field in ARRAYS]
         for inputs, targets in (halves[:2], halves[2:]):
-            if not 0 < len(inputs) == len(targets) or targets.min() < 0 or targets.max() >= classes:
+            if not 0 < count_samples(inputs) == len(targets):
                 return None
-        return Dataset(name, *halves, classes=classes, owners=arrays.get("owners"))
+            if targets.dtype == torch.int64 and (targets.min() < 0 or targets.max() >= classes):
+                return None
+        (x, y), (test_x, test_y) = halves[:2], halves[2:]
+        return Dataset(
+            name,
+            x,
+            y,
+            test_x,
+            test_y,
+            classes,
+            arrays.get("owners"),
+            str(about.get("task", "")),
+            tuple(about.get("class_names", ())),
+            arrays.get("order"),
+            bool(about.get("mapped")),
+            tuple(about.get("remarks", ())),
+        )
     except Exception:  # a cache that cannot be read, for whatever reason, is made again
         return None
+
+
+def name_tensors(field: str, inputs: Inputs) -> list[tuple[str, Tensor]]:
+    """The tensors of inputs with a name each: `inputs`, or `inputs.NAME` of a dict, or `inputs:0` of a tuple."""
+    if isinstance(inputs, Tensor):
+        return [(field, inputs)]
+    if isinstance(inputs, dict):
+        return [(f"{field}.{name}", tensor) for name, tensor in inputs.items()]
+    return [(f"{field}:{i}", tensor) for i, tensor in enumerate(inputs)]
+
+
+def gather_tensors(field: str, arrays: dict[str, np.ndarray]) -> Inputs:
+    """The inputs that `name_tensors` has named."""
+    if field in arrays:
+        return torch.from_numpy(arrays[field])
+    places = [array for name, array in arrays.items() if name.startswith(f"{field}:")]
+    if places:
+        return tuple(map(torch.from_numpy, places))
+    start = f"{field}."
+    return {name[len(start) :]: torch.from_numpy(own) for name, own in arrays.items() if name.startswith(start)}
+
+
+def make_file_name(array: str) -> str:
+    """The file of an array, whatever characters the name of a user's input has."""
+    return f"{quote(array, safe='')}.npy"

@@ -1,20 +1,34 @@
-"""A CSV table: one sample in a line, one column with its label, perhaps one with its device."""
+"""A CSV table: one sample in a line, columns of numbers, categories, dates or yes and no."""
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from shoal.core.errors import ShoalError, describe_error
-from shoal.data.user_split import LARGEST, UserSamples, make_data_error, number_owners
+from shoal.data.table import (
+    SampleColumn,
+    Table,
+    assemble_table,
+    make_category_column,
+    make_date_column,
+    make_number_column,
+)
+from shoal.data.user_split import LARGEST, make_data_error
+
+NO_NUMBER = ("na", "n/a", "nan", "null", "none", "?")
+"""What stands for a missing number in files, whatever its case."""
+TRUTH = {"true": 1.0, "false": 0.0}
+DATE = r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?Z?)?"
 
 
-def read_csv_table(content: bytes, path: Path) -> UserSamples:
-    """A CSV table of numbers, with a head unless its first line is all numbers.
+def read_csv_table(content: bytes, path: Path, missing: str = "refuse") -> Table:
+    """The columns of a CSV file, with a head unless its first line is all numbers.
 
-    The target is the column `label` or `target`, or else the last; `device` or `owner` gives the device.
+    An empty cell is missing, and so are words like NA among numbers unless `missing` is `refuse`. Text among numbers
+    or a row of another length is refused with its line.
     """
     try:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
@@ -30,39 +44,48 @@ def read_csv_table(content: bytes, path: Path) -> UserSamples:
         rows = rows[1:]
     if not rows:
         raise ShoalError("no-data", f"{path} has no rows.", "Give at least one line below the head.")
-    if len(set(names)) != len(names):
-        raise make_data_error(f"{path} has two columns of one name.", "Name each column once.")
-    special = {key: i for i, key in enumerate(names) if key.lower() in ("device", "owner")}
-    device = next(iter(special.values()), None)
-    marked = [i for i, key in enumerate(names) if key.lower() in ("label", "target")]
-    target = marked[0] if marked else max((i for i in range(len(names)) if i != device), default=0)
-    columns = [i for i in range(len(names)) if i not in (target, device)]
-    if len(special) > 1 or len(marked) > 1 or not columns:
-        raise make_data_error(
-            f"{path} has the columns {', '.join(names)[:80]!r}.",
-            "It needs one column for the target, at most one for the device, and at least one more.",
-        )
-    x = np.empty((len(rows), len(columns)), np.float32)
-    for at, (line, row) in enumerate(rows):
+    refuse_other_delimiter(names, path)
+    for line, row in rows:
         if len(row) != len(names):
             raise make_data_error(
                 f"{path}, line {line}: {len(row)} cells instead of {len(names)}.", "Complete the row."
             )
-        for i, cell in enumerate(row):
-            if not cell.strip():
+    lines = [line for line, _ in rows]
+    columns = []
+    for i, name in enumerate(names):
+        columns.append(read_text_column([row[i].strip() for _, row in rows], name, path, lines, missing))
+    return assemble_table(names, columns, str(path), lines)
+
+
+def refuse_other_delimiter(names: list[str], path: Path) -> None:
+    """A head of one cell that would be several with another delimiter."""
+    for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and mark in names[0]:
+            raise make_data_error(f"{path} has {called} between its cells.", "Save it with commas.")
+
+
+def read_text_column(cells: list[str], name: str, path: Path, lines: list[int], missing: str) -> SampleColumn:
+    """What the cells of a column are: numbers where at least half of those that are not empty are."""
+    given = [cell for cell in cells if cell]
+    numbers = [parse_finite_number(cell) for cell in cells]
+    usable = sum(number is not None for number in numbers)
+    if usable and 2 * usable >= len(given):
+        for cell, number, line in zip(cells, numbers, lines):
+            if number is None and cell and (missing == "refuse" or cell.lower() not in NO_NUMBER):
                 raise make_data_error(
-                    f"{path}, line {line}, column {names[i]!r}: the cell is empty.", "Fill it or drop the row."
+                    f"{path}, line {line}, column {name!r}: {cell[:40]!r} is not a usable number.",
+                    "Correct it or drop the column.",
                 )
-        for to, i in enumerate(columns):
-            value = parse_finite_number(row[i])
-            if value is None:
-                where = f"{path}, line {line}, column {names[i]!r}"
-                raise make_data_error(
-                    f"{where}: {row[i][:40]!r} is not a usable number.", "Correct it or drop the column."
-                )
-            x[at, to] = value
-    owners = None if device is None else number_owners([row[device].strip() for _, row in rows])
-    return UserSamples(torch.from_numpy(x), [row[target].strip() for _, row in rows], owners)
+        whole = all(re.fullmatch(r"[+-]?\d{1,15}", cell) for cell in given if cell.lower() not in NO_NUMBER)
+        return make_number_column([np.nan if number is None else number for number in numbers], whole)
+    if given and all(cell.lower() in TRUTH for cell in given):
+        return make_number_column([TRUTH.get(cell.lower(), np.nan) for cell in cells], True)
+    if given and all(re.fullmatch(DATE, cell) for cell in given):
+        try:
+            return make_date_column([np.datetime64(cell.rstrip("Z") or "NaT") for cell in cells])
+        except ValueError:
+            pass
+    return make_category_column([cell or None for cell in cells])
 
 
 def parse_finite_number(cell: str) -> float | None:

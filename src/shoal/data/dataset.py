@@ -11,14 +11,16 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, get_input_shape
+from shoal.core.short_repr import cut_text
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Inputs (samples first: measurements, pixels as bytes, or word numbers) and integer targets.
+    """Inputs (samples first: measurements, pixels as bytes, or word numbers) and targets.
 
-    Inputs are one tensor, or a dict or tuple of tensors where a sample has several. For sequences a target has one
-    number per position, and `classes` is the size of the vocabulary.
+    Inputs are one tensor, or a dict or tuple of tensors where a sample has several. Targets are numbers of classes, for
+    sequences one per position, and `classes` is then the size of the vocabulary; or real numbers, one or a row per
+    sample; or rows of 0 and 1 where a sample has any number of labels.
     """
 
     name: str
@@ -29,6 +31,24 @@ class Dataset:
     classes: int
     owners: np.ndarray | None = None
     """The device that each training sample belongs to, from 0 up, where the data itself says so."""
+    task: str = ""
+    """The name of the learning task that the targets are for, where the data say so."""
+    class_names: tuple[str, ...] = ()
+    """What the classes are called, in the order of their numbers, where they have names."""
+    order: np.ndarray | None = None
+    """When each training sample was taken, the newest largest, where the data itself says so."""
+    mapped: bool = False
+    """Whether inputs are arrays in files, which are read where they are needed."""
+    remarks: tuple[str, ...] = ()
+    """What its reader found that is probably not meant, to be told before a run."""
+    final_inputs: Inputs | None = None
+    """The test half, where validation samples have taken its place and it is judged beside them."""
+    final_targets: Tensor | None = None
+
+    def __repr__(self) -> str:
+        owners = "" if self.owners is None else f", of {len(np.unique(self.owners))} owners"
+        samples = f"{len(self.targets):,} training and {len(self.test_targets):,} test samples{owners}"
+        return f"Dataset({self.name}: {samples}, inputs {cut_text(str(self.input_shape))}, {self.classes} classes)"
 
     @property
     def input_shape(self) -> InputShape:
@@ -47,7 +67,13 @@ class Dataset:
             return self
         mean, std = self.moments
         x, test_x = (get_single_tensor(own, "normalise") for own in (self.inputs, self.test_inputs))
-        return replace(self, inputs=(x - mean) / std, test_inputs=(test_x - mean) / std)
+        final = self.final_inputs
+        return replace(
+            self,
+            inputs=(x - mean) / std,
+            test_inputs=(test_x - mean) / std,
+            final_inputs=None if final is None else (get_single_tensor(final, "normalise") - mean) / std,
+        )
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
         def move(t: Tensor) -> Tensor:
@@ -55,13 +81,28 @@ class Dataset:
                 return t.to(device=device).to(dtype) / 255
             return t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
 
+        def move_targets(t: Tensor) -> Tensor:
+            return t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
+
         return replace(
             self,
             inputs=tree.map_tensors(move, self.inputs),
-            targets=move(self.targets),
+            targets=move_targets(self.targets),
             test_inputs=tree.map_tensors(move, self.test_inputs),
-            test_targets=move(self.test_targets),
+            test_targets=move_targets(self.test_targets),
+            final_inputs=None if self.final_inputs is None else tree.map_tensors(move, self.final_inputs),
+            final_targets=None if self.final_targets is None else move_targets(self.final_targets),
         )
+
+    def keep_test_half(self, whole: "Dataset") -> "Dataset":
+        """The data set with the test half of the one that validation samples were taken from."""
+        return replace(self, final_inputs=whole.test_inputs, final_targets=whole.test_targets)
+
+    def take_test_half(self) -> "Dataset | None":
+        """The data set to be judged on the test half again; None where that was not kept."""
+        if self.final_inputs is None or self.final_targets is None:
+            return None
+        return replace(self, test_inputs=self.final_inputs, test_targets=self.final_targets)
 
 
 def has_moments(inputs: Inputs) -> bool:

@@ -44,7 +44,13 @@ def group_by_class(labels: np.ndarray) -> list[np.ndarray]:
         raise ShoalError(
             "bad-value",
             "Samples with several labels each, such as text, cannot be told apart by label.",
-            "Use the split iid, quantity:BETA, owner or virtual:N, and server data share:P.",
+            "Use the split iid, quantity:BETA, owner, domains, time or virtual:N, and server data share:P.",
+        )
+    if labels.dtype.kind == "f":
+        raise ShoalError(
+            "bad-value",
+            "The targets are numbers to predict, and samples cannot be told apart by class.",
+            "Use the split iid, quantity:BETA, owner, domains, time or virtual:N, and server data share:P.",
         )
     _, counts = np.unique(labels, return_counts=True)
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])

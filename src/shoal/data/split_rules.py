@@ -23,12 +23,7 @@ def split_dirichlet(
 
     All proportions are drawn again until every device has at least `least` samples.
     """
-    if least * devices > len(labels):
-        raise ShoalError(
-            "bad-value",
-            f"{devices} devices cannot have {least} samples each: there are {len(labels)} samples.",
-            "Give a smaller MIN or fewer devices.",
-        )
+    refuse_too_few_samples(labels, devices, least)
     rows, counts = [], []
     for held in group_by_class(labels):
         rows.append(generator.permutation(held))
@@ -37,11 +32,7 @@ def split_dirichlet(
         if least == 0 or np.sum(counts, axis=0).min() >= least:
             return hand_out_samples(rows, counts)
         counts = [draw_portions(len(held), devices, beta, generator) for held in rows]
-    raise ShoalError(
-        "bad-value",
-        f"In {TRIES} draws of dirichlet:{beta:g} not every one of {devices} devices had {least} samples.",
-        "Give a smaller MIN, a larger BETA or fewer devices.",
-    )
+    raise too_many_draws_error(f"dirichlet:{beta:g}", devices, least)
 
 
 def split_shards(labels: np.ndarray, devices: int, generator: np.random.Generator, each: int) -> StoredPopulation:
@@ -109,19 +100,60 @@ def split_labels(labels: np.ndarray, devices: int, generator: np.random.Generato
     return deal_out_classes(rows, assign_classes(devices, len(rows), seen, generator).astype(float), generator)
 
 
-def split_quantity(labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float) -> StoredPopulation:
-    """Samples are dealt out at random, sizes in proportions drawn from Dirichlet(beta); small beta, uneven sizes."""
+def split_quantity(
+    labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float, least: int = 0
+) -> StoredPopulation:
+    """Samples are dealt out at random, sizes in proportions drawn from Dirichlet(beta); small beta, uneven sizes.
+
+    Sizes are drawn again until every device has at least `least` samples.
+    """
+    refuse_too_few_samples(labels, devices, least)
     order = generator.permutation(len(labels))
-    return StoredPopulation(order, np.cumsum(draw_portions(len(labels), devices, beta, generator)))
+    for _ in range(TRIES):
+        sizes = draw_portions(len(labels), devices, beta, generator)
+        if sizes.min() >= least:
+            return StoredPopulation(order, np.cumsum(sizes))
+    raise too_many_draws_error(f"quantity:{beta:g}", devices, least)
+
+
+def split_by_time(order: np.ndarray | None, devices: int, generator: np.random.Generator) -> StoredPopulation:
+    """Samples are cut into even periods in the order of their times; the first device holds the oldest."""
+    if order is None:
+        problem = "This data does not say when samples were taken."
+        raise ShoalError("bad-value", problem, "Name the column of a table with order = COLUMN, or use another split.")
+    sizes = len(order) // devices + (np.arange(devices) < len(order) % devices)
+    return StoredPopulation(np.argsort(order, kind="stable"), np.cumsum(sizes))
+
+
+def split_domains(owners: np.ndarray | None, devices: int, generator: np.random.Generator) -> StoredPopulation:
+    """Each device holds samples of one owner, which several devices share evenly; larger owners have more devices."""
+    if owners is None:
+        return split_by_owner(owners, devices, generator)
+    rows = group_by_class(owners)
+    if devices < len(rows):
+        problem = f"The data has {len(rows)} domains for {devices} devices."
+        raise ShoalError("bad-value", problem, f"Give {len(rows)} devices or more.")
+    shares = np.ones(len(rows), dtype=np.int64)
+    for _ in range(devices - len(rows)):  # the next device goes where a device has most samples
+        shares[np.argmax([len(held) / count for held, count in zip(rows, shares)])] += 1
+    owner = np.empty(len(owners), dtype=np.int64)
+    for held, first, count in zip(rows, np.cumsum(shares) - shares, shares):
+        owner[generator.permutation(held)] = first + np.arange(len(held)) % count
+    return group_by_owner(owner, devices)
 
 
 def split_by_owner(owners: np.ndarray | None, devices: int, generator: np.random.Generator) -> StoredPopulation:
     """Each sample is on the device that the data names as its owner."""
     if owners is None:
-        raise ShoalError("bad-value", "This data does not say whose samples are whose.", "Use another split.")
+        problem = "This data does not say whose samples are whose."
+        raise ShoalError("bad-value", problem, "Name the column of a table with owner = COLUMN, or use another split.")
     if int(owners.max()) >= devices:
         count = int(owners.max()) + 1
-        raise ShoalError("bad-value", f"The data has {count} owners for {devices} devices.", f"Give {count} devices.")
+        raise ShoalError(
+            "bad-value",
+            f"The data has {count} owners for {devices} devices.",
+            f"Give {count} devices, or 0 to find their number.",
+        )
     return group_by_owner(owners, devices)
 
 
@@ -138,6 +170,20 @@ def split_to_degree(
 
 
 # what the kinds share -------------------------------------------------------------------------------------------------
+def refuse_too_few_samples(labels: np.ndarray, devices: int, least: int) -> None:
+    if least * devices > len(labels):
+        raise ShoalError(
+            "bad-value",
+            f"{devices} devices cannot have {least} samples each: there are {len(labels)} samples.",
+            "Give a smaller MIN or fewer devices.",
+        )
+
+
+def too_many_draws_error(text: str, devices: int, least: int) -> ShoalError:
+    problem = f"In {TRIES} draws of {text} not every one of {devices} devices had {least} samples."
+    return ShoalError("bad-value", problem, "Give a smaller MIN, a larger BETA or fewer devices.")
+
+
 def draw_portions(total: int, devices: int, beta: float, generator: np.random.Generator) -> np.ndarray:
     """How many of `total` samples each device has, in proportions drawn from Dirichlet(beta)."""
     shares = generator.dirichlet(np.full(devices, beta))

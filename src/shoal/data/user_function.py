@@ -1,4 +1,4 @@
-"""Data that a function in a user's Python file gives: `file.py:function`."""
+"""Data that a user's Python file holds, or that a function in it gives: `file.py:name`."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from shoal.storage.python_file import load_named_object
 
 
 def call_data_function(spec: str) -> Any:
-    """What the function returns, in any of the forms that `build_user_dataset` takes."""
+    """The object of that name, or what it returns where it is a function, in any form for `build_user_dataset`."""
     thing = load_named_object(spec)
     if not callable(thing):
-        raise make_data_error(f"{spec} is no function.", "Name a function that takes nothing and returns the data.")
+        return thing
     try:
         return thing()
     except ShoalError:

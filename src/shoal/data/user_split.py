@@ -1,5 +1,6 @@
 """The training or the test samples of a user's data: inputs and targets, checked and numbered."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.losses import IGNORED_TARGET
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs
 
@@ -23,6 +25,20 @@ class UserSamples(NamedTuple):
     x: Inputs
     y: Tensor | list[str]
     owners: np.ndarray | None = None
+    order: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+
+
+def list_class_names(parts: list[UserSamples]) -> tuple[str, ...]:
+    """What the classes are called, in the order in which `number_classes` numbers them; nothing for whole numbers."""
+    if parts[0].class_names:
+        return parts[0].class_names
+    texts = {label for part in parts if isinstance(part.y, list) for label in part.y}
+    return () if all(map(is_short_decimal, texts)) else tuple(sorted(texts))
+
+
+def is_short_decimal(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def number_classes(parts: list[UserSamples]) -> list[tuple[Inputs, Tensor]]:
@@ -30,7 +46,7 @@ def number_classes(parts: list[UserSamples]) -> list[tuple[Inputs, Tensor]]:
     texts = {label for part in parts if isinstance(part.y, list) for label in part.y}
     if texts and not all(isinstance(part.y, list) for part in parts):
         raise make_data_error("One half has names of classes, the other numbers.", "Give both halves the same form.")
-    if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in texts):
+    if all(map(is_short_decimal, texts)):
         place = {label: int(label) for label in texts}
     else:
         place = {label: i for i, label in enumerate(sorted(texts))}
@@ -61,8 +77,11 @@ def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
     return part
 
 
-def check_samples(part: tuple[Inputs, Tensor]) -> None:
-    """Refuses samples that training would fail on: none at all, values that are not finite, targets of a wrong kind."""
+def check_samples(part: tuple[Inputs, Tensor], finite: bool = False) -> None:
+    """Refuses samples that training would fail on: none at all, values that are not finite, targets of a wrong kind.
+
+    Inputs that are known to be `finite` are not looked through again.
+    """
     inputs, y = part
     tensors = tree.collect_tensors(inputs)
     if not all(x.numel() for x in tensors) or not y.numel():
@@ -71,17 +90,21 @@ def check_samples(part: tuple[Inputs, Tensor]) -> None:
         raise make_data_error(
             "Each input is a single number.", "Give inputs with at least two dimensions, samples first."
         )
-    if y.is_floating_point() or not 1 <= y.dim() <= 2:
+    if not 1 <= y.dim() <= 2:
         raise make_data_error(
             f"The targets are {tuple(y.shape)} {y.dtype}.", "Give whole numbers from 0 up, one per sample."
         )
-    if y.dim() == 2 and not list_sequences(inputs, y):
+    if y.is_floating_point() and not tree.is_tree_finite(y):
+        row = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).nonzero()[0])
+        raise make_data_error(f"Target {row} is not a number or not finite.", "Replace it or drop the sample.")
+    if y.dim() == 2 and y.dtype == torch.int64 and not list_sequences(inputs, y):
         raise make_data_error(
             f"The targets are {tuple(y.shape)} for inputs {' and '.join(str(tuple(x.shape)) for x in tensors)}.",
-            "Give one target per sample, or for sequences of word numbers one per position.",
+            "Give one target per sample, for sequences of word numbers one per position, and several of yes and no as "
+            "True and False.",
         )
     for x in tensors:
-        if x.is_floating_point() and not tree.is_tree_finite(x):
+        if not finite and x.is_floating_point() and not tree.is_tree_finite(x):
             row = int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
             raise make_data_error(
                 f"Input {row} holds a value that is not a number or not finite.", "Replace it or drop the sample."
@@ -94,9 +117,12 @@ def list_sequences(inputs: Inputs, targets: Tensor) -> list[Tensor]:
 
 
 def count_classes(parts: list[tuple[Inputs, Tensor]], classes: int) -> int:
-    """The number of classes, or of words where the targets are sequences."""
-    marks = [v for x, y in parts for v in ((*list_sequences(x, y), y) if y.dim() == 2 else (y,))]
-    low, high = min(int(v.min()) for v in marks), max(int(v.max()) for v in marks)
+    """The number of classes, of words where the targets are sequences, or of numbers or yes and no to predict."""
+    y = parts[0][1]
+    if y.dtype != torch.int64:
+        return 1 if y.dim() == 1 else y.shape[1]
+    marks = [v for x, y in parts for v in ((*list_sequences(x, y), y[y != IGNORED_TARGET]) if y.dim() == 2 else (y,))]
+    low, high = min(int(v.min()) for v in marks if len(v)), max(int(v.max()) for v in marks if len(v))
     largest = (classes or CLASSES) - 1
     if low < 0 or high > largest:
         raise make_data_error(
@@ -111,7 +137,7 @@ def number_owners(owners: Any) -> np.ndarray:
     names = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
     if names.ndim != 1 or names.dtype.kind not in "iuU":
         raise make_data_error("The owners are not a list of numbers or names.", "Give one number or name per sample.")
-    if names.dtype.kind == "U" and all(n.isascii() and n.isdecimal() and len(n) < 10 for n in names.tolist()):
+    if names.dtype.kind == "U" and all(map(is_short_decimal, names.tolist())):
         names = names.astype(np.int64)
     return np.unique(names, return_inverse=True)[1].reshape(-1)
 
@@ -128,6 +154,24 @@ def convert_inputs(value: Any, what: str) -> Inputs:
     if isinstance(value, tuple) and value and all(isinstance(own, Tensor | np.ndarray) for own in value):
         return tuple(convert_entry(own, f"{what}, number {i}") for i, own in enumerate(value))
     return convert_tensor(value, what)
+
+
+def convert_targets(value: Any, what: str = "y") -> Tensor | list[str]:
+    """Targets as numbers, or as names of classes; several of yes and no per sample stay that."""
+    if not isinstance(value, Tensor | np.ndarray | list | tuple) and hasattr(value, "to_numpy"):  # pandas, polars
+        value = value.to_numpy()
+    plain = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OU" else value
+    if isinstance(plain, list | tuple) and plain:
+        texts = sum(isinstance(own, str) for own in plain)
+        if texts == len(plain):
+            return [str(own) for own in plain]
+        if texts:
+            row = next(i for i, own in enumerate(plain) if not isinstance(own, str))
+            problem = f"Of {what}, {texts} of {len(plain)} are texts, and number {row} is {str(plain[row])[:40]!r}."
+            raise make_data_error(problem, "Give all names of classes, or all numbers.")
+    targets = convert_tensor(value, what)
+    yes_or_no = isinstance(value, np.ndarray | Tensor) and str(value.dtype) in ("bool", "torch.bool")
+    return targets.bool() if yes_or_no and targets.dim() == 2 and targets.shape[1] > 1 else targets
 
 
 def convert_entry(value: Any, what: str) -> Tensor:
@@ -148,6 +192,12 @@ def convert_tensor(value: Any, what: str) -> Tensor:
             raise make_data_error(
                 f"The {what} cannot be made into an array ({describe_error(error)[:80]}).", "Give a tensor."
             ) from error
+        if (
+            isinstance(value, np.memmap)
+            and array.dtype in (np.float32, np.uint8, np.int64)
+            and array.flags.c_contiguous
+        ):
+            return wrap_mapped_array(array)
         if array.dtype.kind not in "buif":
             raise make_data_error(
                 f"The {what} holds {array.dtype}, not numbers.", "Give a tensor or an array of numbers."
@@ -167,7 +217,14 @@ def convert_tensor(value: Any, what: str) -> Tensor:
         return value.to(torch.float32)
     if what.startswith("x") and value.dtype in (torch.uint8, torch.bool):
         return value.to(torch.uint8)
-    return value.to(torch.int64)
+    return value if value.dtype == torch.bool and value.dim() > 1 else value.to(torch.int64)
+
+
+def wrap_mapped_array(array: np.ndarray) -> Tensor:
+    """A tensor on an array in a file, not copied; nothing here writes to inputs, so it may be one to read only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def make_data_error(problem: str, advice: str) -> ShoalError:

@@ -17,7 +17,7 @@ def explain_fault(error: Exception, method: Method) -> ShoalError | None:
     """
     if fault := explain_nondeterminism(error):
         return fault
-    files = {inspect.getfile(type(p)): p for p in list_foreign_parts(method)}
+    files = {file: part for part in list_foreign_parts(method) for file in list_code_files(type(part))}
     for frame in reversed(extract_tb(error.__traceback__)):
         if frame.filename in files:
             why = f"raises {describe_error(error)} in `{frame.name}`, line {frame.lineno}"
@@ -25,6 +25,14 @@ def explain_fault(error: Exception, method: Method) -> ShoalError | None:
                 files[frame.filename].name(), f"it {why}", "Correct it there; a run with --out can be resumed."
             )
     return None
+
+
+def list_code_files(cls: type[Part]) -> set[str]:
+    """Where the methods of a part were written; of a cell of a notebook, what Python calls the cell."""
+    own = [vars(base).values() for base in cls.__mro__ if issubclass(base, Part) and base is not Part]
+    functions = [getattr(value, "__func__", value) for values in own for value in values]
+    # what `dataclass` makes of the fields is in no file
+    return {f.__code__.co_filename for f in functions if inspect.isfunction(f)} - {"<string>"}
 
 
 def list_foreign_parts(method: Method) -> list[Part]:

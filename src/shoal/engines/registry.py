@@ -30,6 +30,8 @@ class EngineChoice:
     """Threads of every process, the main one included; 0: as many as the program has."""
     deterministic: bool = False
     """Only operations that give the same bits every time."""
+    native: bool = False
+    """With kernels of our own on a processor, where they can be built."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,7 +40,7 @@ class EngineChoice:
         devices = f"{self.width} devices" if self.width > 1 else "one device"
         cluster = f"the cluster at {self.address}" if self.address else "on this machine"
         text = ENGINES[self.engine].shown.format(devices=devices, workers=self.workers, cluster=cluster) or self.engine
-        text += ", compiled" if self.compiled else ""
+        text += ", compiled" if self.compiled else ", own kernels" if self.native else ""
         text += f", {self.threads} threads" if self.threads > 1 else ""
         text += ", deterministic" if self.deterministic else ""
         return text + (f" ({self.why})" if self.why else "")
@@ -54,6 +56,8 @@ class EngineKind:
     """What the help says of it beside its name."""
     shown: str = ""
     """What results say of a choice, with {devices}, {workers} and {cluster}; without one, its name."""
+    has_native: bool = False
+    """Whether it may train with kernels of our own on a processor."""
     has_width: bool = False
     """Whether it may train several devices in one call; one that does not takes no settings but `threads`."""
 
@@ -63,11 +67,11 @@ def build_serial_engine(pick: EngineChoice, runs: int) -> Engine:
 
 
 def build_batched_engine(pick: EngineChoice, runs: int) -> Engine:
-    return BatchedEngine(pick.width * runs, compiled=pick.compiled)
+    return BatchedEngine(pick.width * runs, compiled=pick.compiled, native=pick.native)
 
 
 def build_pool_engine(pick: EngineChoice, runs: int) -> Engine:
-    return PoolEngine(pick.workers, pick.width, lambda: BatchedEngine(pick.width))
+    return PoolEngine(pick.workers, pick.width, lambda: BatchedEngine(pick.width, native=pick.native))
 
 
 def build_ray_engine(pick: EngineChoice, runs: int) -> Engine:
@@ -88,9 +92,15 @@ def build_ray_engine(pick: EngineChoice, runs: int) -> Engine:
 
 ENGINES = {
     "serial": EngineKind(build_serial_engine),
-    "batched": EngineKind(build_batched_engine, "many in one call", "batched, {devices} in a call", has_width=True),
+    "batched": EngineKind(
+        build_batched_engine, "many in one call", "batched, {devices} in a call", has_native=True, has_width=True
+    ),
     "pool": EngineKind(
-        build_pool_engine, "many processes", "pool, {workers} processes with {devices} in a call", has_width=True
+        build_pool_engine,
+        "many processes",
+        "pool, {workers} processes with {devices} in a call",
+        has_native=True,
+        has_width=True,
     ),
     "ray": EngineKind(build_ray_engine, "many machines", "ray, {cluster}, {devices} in a call", has_width=True),
     "flower": EngineKind(build_serial_engine, "real devices, by shoal server", "flower, real devices"),

@@ -65,5 +65,6 @@ class SlicedSetups:
 
     def is_sliceable(self, plan: Plan) -> bool:
         """Whether a plan is one of a few levels, and made of axes alone: rows cannot be cut out."""
-        axes = {axis.name for axis in self.setup.net.axes}
-        return plan.level and bool(plan.kept) and not plan.masks and axes >= plan.kept.keys()
+        if not plan.level or not plan.kept or plan.masks:
+            return False
+        return {axis.name for axis in self.setup.net.axes} >= plan.kept.keys()

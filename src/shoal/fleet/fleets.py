@@ -9,6 +9,7 @@ from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.streams import RandomStreams
 from shoal.fleet.profile import DeviceProfile
 from shoal.fleet.trace import TraceFleet
+from shoal.fleet.user_fleet import GivenFleet, ListedFleet, find_given_fleet
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class IntermittentFleet:
         return available if inner_available is None else available & inner_available
 
 
-AnyFleet = UniformFleet | RangeFleet | TierFleet | IntermittentFleet | TraceFleet
+AnyFleet = UniformFleet | RangeFleet | TierFleet | IntermittentFleet | TraceFleet | ListedFleet | GivenFleet
 FLEET_FORMS = {
     "uniform": ("uniform or uniform:MACS:DOWN:UP, in operations and Mbit a second", UniformFleet.__doc__),
     "5g": ("5g", "Every device on the 5G link that FedBIAD measured: 110.6 Mbit/s down, 14.0 Mbit/s up."),
@@ -86,9 +87,11 @@ FLEET_FORMS = {
 
 
 def parse_fleet(text: str, streams: RandomStreams, devices: int, rounds: int) -> AnyFleet:
-    """The fleet that a text like `fedbr:2.0:10.0` or `5g?0.9` names."""
+    """The fleet that a text like `fedbr:2.0:10.0` or `5g?0.9` names, or that the program gave under this name."""
     body, has_chance, chance = text.partition("?")
     name, *arguments = body.split(":")
+    if name.startswith("own-"):
+        return find_given_fleet(name, devices)
     if name not in FLEET_FORMS:
         raise unknown_name_error("fleet", name, FLEET_FORMS)
     try:

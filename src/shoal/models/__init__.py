@@ -11,7 +11,7 @@ from shoal.core.model.net import Net
 from shoal.models import user_model
 from shoal.models.cnn import cnn
 from shoal.models.conv2cifar import conv2cifar
-from shoal.models.lenet import lenet
+from shoal.models.lenet import lenet, lenet_relu_logits
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp, mlp_256, mlp_1024, mlp_1024_256
 from shoal.models.resnet import (
@@ -31,6 +31,7 @@ MODELS: dict[str, Callable[..., Net]] = {
     "mlp-1024": mlp_1024,
     "mlp-1024-256": mlp_1024_256,
     "lenet": lenet,
+    "lenet-relu-logits": lenet_relu_logits,
     "cnn": cnn,
     "conv2cifar": conv2cifar,
     "vgg11": vgg11,
@@ -72,6 +73,9 @@ def find_model_maker(name: str) -> Callable[..., Net]:
     if ".py:" in name:
         return user_model.load_model_maker(name)
     known = MODELS | HANDED_OVER
+    if name.endswith(".py"):
+        problem = f"The model {name} is a file, and says not which class or function of it."
+        raise ShoalError("unknown-name", problem, f"Write {name}:NAME.")
     if name not in known:
         raise unknown_name_error("model", name, MODELS)
     return known[name]

@@ -51,6 +51,11 @@ class TransformersModel(nn.Module):
         return self.model(**given, **cache, return_dict=True).logits
 
 
+def takes_token_dict(module: nn.Module) -> bool:
+    """Whether a module is a model of transformers for text, which takes `input_ids` by name."""
+    return hasattr(module, "config") and "input_ids" in inspect.signature(module.forward).parameters
+
+
 def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
     """What is added to attention scores, (batch, 1, to, from): 0 where a token is seen, else the least number there is.
 

@@ -15,7 +15,7 @@ def call_model_maker(spec: str, thing: Any, input_shape: InputShape, classes: in
         takes = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
         takes = ()
-    offered = {"input_shape": input_shape, "classes": classes, "num_classes": classes}
+    offered = {"input_shape": input_shape, "classes": classes, "num_classes": classes, "outputs": classes}
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     given = {p.name: offered[p.name] for p in takes if p.name in offered and p.kind not in fixed}
     needed = [p for p in takes if p.default is p.empty and p.kind not in fixed[:2]]

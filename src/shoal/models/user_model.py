@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shoal.core.errors import describe_error
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, repeat_example
 from shoal.core.model.net import Net
+from shoal.core.model.outputs import read_logits
 from shoal.models.axes_trace import trace_axes
 from shoal.models.chain import find_blocks
+from shoal.models.transformers_model import TransformersModel, takes_token_dict
 from shoal.models.user_call import call_model_maker, make_model_error
 from shoal.storage.python_file import load_named_object
 
@@ -44,9 +46,9 @@ def build_user_net(
     """A copy of a user's module as a net, after one pass of two samples has shown that it is one.
 
     Its inputs are taken for words where it has an embedding and a sample is a sequence, or where the module says
-    `token_inputs = True`. Its axes are found by tracing it, where torch_pruning is installed and inputs are one tensor.
-    An `nn.Sequential` has one block for each child with parameters. `example` is one sample where inputs are a dict or
-    tuple of tensors.
+    `token_inputs = True`. A model of transformers that reads text is made into a `TransformersModel`. Axes are found by
+    tracing it, where torch_pruning is installed and inputs are one tensor. An `nn.Sequential` has one block for each
+    child with parameters. `example` is one sample where inputs are a dict or tuple of tensors.
 
     Parameters that need no gradient are frozen, and a tensor that several layers hold is one tensor; see `Net`.
     """
@@ -57,14 +59,16 @@ def build_user_net(
         raise make_model_error(
             name, f"it is {name_type(module)} and no torch.nn.Module", "Give a module or what makes one."
         )
-    embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in module.modules())
-    tokens = bool(getattr(module, "token_inputs", embeds and example is None and len(input_shape) == 1))
     try:
         module = deepcopy(module)
     except Exception as error:
         raise make_model_error(
             name, f"it cannot be copied ({describe_error(error)})", "Keep locks and open files out of it."
         ) from error
+    if isinstance(example, dict) and takes_token_dict(module):
+        module = TransformersModel(module)
+    embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in module.modules())
+    tokens = bool(getattr(module, "token_inputs", embeds and example is None and len(input_shape) == 1))
     check_forward_pass(name, module, input_shape, classes, tokens, example)
     if not any(p.requires_grad for p in module.parameters()):
         raise make_model_error(name, "it has no parameters to train", "Give it a layer with weights.")
@@ -91,17 +95,21 @@ def check_forward_pass(
         inputs, form = repeat_example(example, 2, first.dtype, first.device), f"that are {describe_inputs(example)}"
     try:
         with torch.no_grad():
-            logits = module.eval()(inputs)
+            returned = module.eval()(inputs)
     except (Exception, SystemExit) as error:
         why = f"it raises {describe_error(error)} on inputs {form}"
         raise make_model_error(name, why, "Correct its forward, or choose data of another shape.") from error
-    if not isinstance(logits, Tensor):
-        raise make_model_error(name, f"it returns {name_type(logits)} and no tensor", "Return the logits alone.")
+    try:
+        logits = read_logits(returned)
+    except TypeError as error:
+        raise make_model_error(name, str(error), "Return the logits alone, or in a dict under `logits`.") from error
     shape = tuple(logits.shape)
     if not logits.is_floating_point():
         raise make_model_error(name, "it returns whole numbers", "Return a logit for each class, and not the class.")
+    if classes == 1 and shape == (2,):
+        return
     if not (len(shape) in (2, 3) and shape[0] == 2 and shape[-1] == classes):
-        why = f"it returns {shape} for 2 samples and {classes} classes"
+        why = f"it returns {shape} for 2 samples and {classes} {'class' if classes == 1 else 'classes'}"
         raise make_model_error(
             name, why, f"Return logits of shape (batch, {classes}), or (batch, positions, {classes})."
         )

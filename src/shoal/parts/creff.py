@@ -31,7 +31,9 @@ class CReFF(Part):
     batches of `batch` at the rate `lr`. The copy is evaluated, and sent to devices to take the next gradients with.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("shang2022creff",)
+    needs_class_logits: ClassVar = True
     reads: ClassVar = frozenset({"extras"})
     neutral: ClassVar = Neutral({"epochs": 0})
 

@@ -87,6 +87,8 @@ def quantise_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shrink_integers(whole: Tensor) -> Tensor:
-    """Whole numbers in the fewest bytes."""
+    """Whole numbers in the fewest bytes; real ones, the targets of a regression, as they are."""
+    if whole.is_floating_point():
+        return whole
     low, high = int(whole.min()), int(whole.max())
     return whole.to(next(t for t in WHOLE_NUMBERS if torch.iinfo(t).min <= low and high <= torch.iinfo(t).max))

@@ -9,7 +9,7 @@ Learning". Its symbols:
     Q, V     the template matrix (tau on its diagonal, the rest alike), and the weight of a reply, eq. (10)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import ClassVar
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
 from shoal.core.extras import Declaration, Extra
-from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.confusion import (
     average_class_rows,
     compute_class_matrix,
@@ -28,6 +27,7 @@ from shoal.core.measures.confusion import (
     sum_by_class,
 )
 from shoal.core.metric import Metric
+from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -52,6 +52,7 @@ class FedACD(Part):
     """
 
     cite: ClassVar = ("zhou2025fedacd",)
+    needs_class_logits: ClassVar = True
     metrics: ClassVar = (
         Metric(
             "v",
@@ -83,11 +84,12 @@ class FedACD(Part):
         require(self, f"weights in {known}", self.weights in known)
 
     def model(self, net: Net) -> Net:
-        if net.token_inputs or net.classes < 2:
-            found = "words" if net.token_inputs else "one class"
+        has_positions = net.forward(net.initial, net.make_example_inputs(1))[0].dim() > 2
+        if net.token_inputs or has_positions or net.classes < 2:
+            found = "words" if net.token_inputs else "several targets per sample" if has_positions else "one class"
             problem = f"fedacd compares every class with every other one, and the task has {found}."
             raise ShoalError("bad-part", problem, "Use it to tell two or more classes apart, or leave it out.")
-        return net
+        return replace(net, module=copy_module(net))  # of the module that was called, other parts see no parameters
 
     # on a device: the local loss, eq. (7)-(9) -------------------------------------------------------------------------
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
@@ -105,7 +107,7 @@ class FedACD(Part):
             scored = inner(params, batch)
             total = torch.zeros_like(scored.loss)
             for targets, weight in batch.targets:
-                l2 = compute_sample_losses(scored.logits + margins[targets], targets)
+                l2 = local.net.task.compute_sample_losses(scored.logits + margins[targets], targets)
                 losses = compute_evenness_loss(scored.logits, targets) + self.lam * l2
                 total = total + batch.mean(losses if weight is None else losses * weight)
             sums, counts = sum_by_class(scored.logits, batch)

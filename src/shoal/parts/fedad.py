@@ -29,7 +29,7 @@ from shoal.core.part import Neutral, Part
 from shoal.core.types import SERVER, Device, Local, Round
 from shoal.core.wire import REQUEST
 from shoal.parts.lib.checks import require, require_axes, require_curvature
-from shoal.parts.lib.curvature import PRUNING_RATE, RULES, FlatLoss, estimate_pruning_rate
+from shoal.parts.lib.curvature import PRUNING_RATE, RULES, estimate_held_rate
 from shoal.parts.lib.dropout_rates import (
     compute_device_rates,
     compute_neuron_rates,
@@ -123,12 +123,7 @@ class FedAD(Part):
         if device.has_request("scores"):
             report["scores"] = score_neurons(device.net, device.anchor, batch.inputs)
         if device.has_request("rate"):
-            like = device.anchor
-            cover = {k: device.covered.get(k, torch.ones_like(like[k])) for k in device.net.shared_trainable}
-            loss = FlatLoss(device.net, params, batch)
-            # what the device does not hold never moves, so it must not count in the spectrum
-            loss.held = loss.flatten(cover).to(loss.flatten(params)) if device.covered else None
-            d_k = estimate_pruning_rate(self.rule, loss, like, params, self.steps, device.generator("probe"))
+            d_k = estimate_held_rate(device, params, batch, self.rule, self.steps)
             report |= {} if d_k is None else {"rate": torch.tensor(d_k, device=device.net.place)}
         return report
 

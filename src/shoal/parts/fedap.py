@@ -46,7 +46,9 @@ class FedAP(Part):
     device's labels counts. Ranks are taken over `images` samples.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("liu2024feddumap",)
+    needs_class_logits: ClassVar = True
     metrics: ClassVar = (
         Metric(
             "pruned_share",

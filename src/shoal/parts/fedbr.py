@@ -23,7 +23,6 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.extras import Declaration, Extra
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -109,6 +108,11 @@ class FedBR(Part):
         require(self, f"choose in {CHOICES} and 0 <= rate <= 1", self.choose in CHOICES and 0 <= self.rate <= 1)
         require(self, "tau and max_age from 0 up", all(0 <= n < 10**9 for n in (self.tau, self.max_age)))
 
+    @property
+    def needs_class_logits(self) -> bool:
+        """What is distilled are probabilities of classes."""
+        return self.distil > 0
+
     def model(self, net: Net) -> Net:
         require_blocks(self, net)
         return net
@@ -124,7 +128,7 @@ class FedBR(Part):
     def send(self, state: Tree, round: Round) -> tuple[dict[int, dict], Tree]:
         """alpha_k (Algorithm 1, lines 4-7), drawn at a device's first time; sent as the length of a tensor of bytes.
 
-        A length is known before anything runs, so that devices with the same alpha share one compiled program.
+        A length is known before anything runs, so that a device computes no path that it does not have.
         """
         most, draw, alphas = len(round.net.blocks) - 1, round.generator(), {}
         for device in round.devices:
@@ -191,9 +195,18 @@ class FedBR(Part):
 
         def score_local_path(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            return scored._replace(aux=scored.aux | {"fedbr loss": compute_mean_loss(scored.logits, batch)})
+            return scored._replace(
+                aux=scored.aux | {"fedbr loss": local.net.task.compute_mean_loss(scored.logits, batch)}
+            )
 
-        return add_hybrid_paths(score_local_path, local, paths, self.cross, self.distil, self.heat)
+        shares = local.got.get("path_shares")
+        return add_hybrid_paths(score_local_path, local, paths, self.cross, self.distil, self.heat, shares)
+
+    def pad_extras(self, got: dict, net: Net) -> dict:
+        """All M - 1 paths, each with its share in the means of eq. (16) and (17), 0 for j > alpha_k."""
+        alpha, most = len(got["blocks"]), len(net.blocks) - 1
+        shares = (torch.arange(most) < alpha).to(net.dtype) / alpha
+        return {"blocks": got["blocks"].new_ones(most), "path_shares": shares}
 
     def step(self, update: Params, state: Tree, scored: BatchScore, local: Local) -> tuple[Params, Tree]:
         """Sums zeta_L over the steps of the present epoch: both sums start anew when the epoch changes."""

@@ -32,7 +32,9 @@ class FedDF(Part):
     running statistics, as in evaluation.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("lin2020feddf",)
+    needs_class_logits: ClassVar = True
     reads: ClassVar = frozenset({"updates"})
     neutral: ClassVar = Neutral({"steps": 0})
 

@@ -62,6 +62,7 @@ class FedDH(Part):
     """
 
     cite: ClassVar = ("liu2025feddhad",)
+    needs_class_logits: ClassVar = True
     metrics: ClassVar = (
         Metric("largest_weight", "largest weight of a reply", "share", drawn=True, about="the largest weight q_k"),
         Metric("smallest_weight", "smallest weight of a reply", "share", drawn=True, about="the smallest weight q_k"),

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shoal.core.batch import Samples
 from shoal.core.extras import Declaration
-from shoal.core.local.step import compute_sample_losses
 from shoal.core.measures.divergence import measure_label_degree
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
@@ -50,7 +49,9 @@ class FedDU(Part):
     is taken to the power of the round. `steps` above 0 is a constant tau_eff (FedDU-S).
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("liu2024feddumap",)
+    needs_class_logits: ClassVar = True
     metrics: ClassVar = (
         Metric(
             "alpha",
@@ -167,6 +168,6 @@ def evaluate_on_server(net: Net, params: Params, samples: Samples) -> tuple[floa
         batch = samples.take_batch(rows)
         logits, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
         correct.append((logits.argmax(-1) == targets).double().sum())
-        loss.append(compute_sample_losses(logits, targets).double().sum())
+        loss.append(net.task.compute_sample_losses(logits, targets).double().sum())
         count += targets.numel()
     return float(torch.stack(correct).sum()) / count, float(torch.stack(loss).sum()) / len(samples)

@@ -29,7 +29,9 @@ class FedKT(Part):
     server's own labels are not used.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("li2021fedkt",)
+    needs_class_logits: ClassVar = True
     reads: ClassVar = frozenset({"updates"})
     neutral: ClassVar = Neutral({"epochs": 0})
 

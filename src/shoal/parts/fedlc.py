@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.core.batch import Batch, BatchScore, Scorer
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
@@ -20,6 +19,7 @@ class FedLC(Part):
     """
 
     cite: ClassVar = ("zhang2022fedlc",)
+    needs_class_logits: ClassVar = True
     replaces_loss: ClassVar = True
     neutral: ClassVar = Neutral({"tau": 0.0})
 
@@ -35,6 +35,8 @@ class FedLC(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def score_calibrated(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            return scored._replace(loss=compute_mean_loss(scored.logits - self.tau * local.state["margin"], batch))
+            return scored._replace(
+                loss=local.net.task.compute_mean_loss(scored.logits - self.tau * local.state["margin"], batch)
+            )
 
         return score_calibrated

@@ -29,6 +29,11 @@ class FedMLB(Part):
     def __post_init__(self):
         require(self, "cross and distil >= 0, heat > 0", min(self.cross, self.distil) >= 0 and self.heat > 0)
 
+    @property
+    def needs_class_logits(self) -> bool:
+        """What is distilled are probabilities of classes."""
+        return self.distil > 0
+
     def model(self, net: Net) -> Net:
         require_blocks(self, net)
         return net

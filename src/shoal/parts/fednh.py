@@ -34,7 +34,9 @@ class FedNH(Part):
     every reply alike.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("dai2023fednh",)
+    needs_class_logits: ClassVar = True
     reads: ClassVar = frozenset({"extras"})
     sets: ClassVar = frozenset({"weigh"})
 

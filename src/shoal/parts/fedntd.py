@@ -24,6 +24,7 @@ class FedNTD(Part):
     """
 
     cite: ClassVar = ("lee2022fedntd",)
+    needs_class_logits: ClassVar = True
     neutral: ClassVar = Neutral({"beta": 0.0})
 
     beta: float = 1.0

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.heads import add_side_tensors, find_head_layer
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
@@ -27,6 +26,7 @@ class FedROD(Part):
     """
 
     cite: ClassVar = ("chen2022fedrod",)
+    needs_class_logits: ClassVar = True
     replaces_loss: ClassVar = True
 
     def model(self, net: Net) -> Net:
@@ -40,15 +40,21 @@ class FedROD(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def score_both_heads(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            generic = compute_mean_loss(scored.logits + local.state["prior"], batch)
+            generic = local.net.task.compute_mean_loss(scored.logits + local.state["prior"], batch)
             known = local.anchor | params
             own = F.linear(scored.features.detach(), find_head_tensor(known, "weight"), find_head_tensor(known, "bias"))
             if own.shape != scored.logits.shape:
                 problem = f"fedrod adds logits of shape {tuple(own.shape)} to the model's {tuple(scored.logits.shape)}."
                 raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
-            return scored._replace(loss=generic + compute_mean_loss(own + scored.logits.detach(), batch))
+            return scored._replace(loss=generic + local.net.task.compute_mean_loss(own + scored.logits.detach(), batch))
 
         return score_both_heads
+
+    def personal(self, params: Params, memory: Tree, device: Device) -> Params:
+        """Both heads are linear in the same features: their summed tensors give their summed logits."""
+        name, layer = find_head_layer(device.net, self.name())
+        keys = ("weight", "bias") if layer.bias is not None else ("weight",)
+        return params | {f"{name}.{k}": params[f"{name}.{k}"] + find_head_tensor(params, k) for k in keys}
 
 
 def find_head_tensor(params: Params, key: str) -> Tensor:

@@ -38,6 +38,11 @@ class FjORD(Part):
             self, "widths such as '0.2,0.6,1', different and 0 < width <= 1", bool(own) and 0 < own[0] <= own[-1] <= 1
         )
 
+    @property
+    def needs_class_logits(self) -> bool:
+        """What is distilled are probabilities of classes."""
+        return self.distil
+
     def init_server(self, round: Round) -> Tree:
         require_axes(self, round.net, round.net.axes)
         return {}

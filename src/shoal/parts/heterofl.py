@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.plan import Plan, Slicer
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Neutral, Part
@@ -48,6 +47,11 @@ class HeteroFL(Part):
         """Masked logits make a loss of their own; without them the given one is only scaled."""
         return self.mask_loss
 
+    @property
+    def needs_class_logits(self) -> bool:
+        """Logits are masked by class."""
+        return self.mask_loss
+
     def init_server(self, round: Round) -> Tree:
         require_axes(self, round.net, round.net.axes)
         return {}
@@ -70,7 +74,7 @@ class HeteroFL(Part):
         def score_present_classes(params: Params, batch: Batch) -> BatchScore:
             scored = score_scaled(params, batch)
             return scored._replace(
-                loss=compute_mean_loss(torch.where(local.state["present"], scored.logits, 0.0), batch)
+                loss=local.net.task.compute_mean_loss(torch.where(local.state["present"], scored.logits, 0.0), batch)
             )
 
         return score_present_classes if self.mask_loss else score_scaled

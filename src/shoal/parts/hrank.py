@@ -21,6 +21,7 @@ class HRank(Part):
     That is round `at`, the first being 1, and `rate` the share. Ranks are means over `images` samples of the server.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("lin2020hrank",)
     neutral: ClassVar = Neutral({"rate": 0.0})
 

@@ -37,6 +37,7 @@ class IMC(Part):
     `steps` Lanczos steps, and `fixed` is `rate`.
     """
 
+    needs_server_model: ClassVar = True
     cite: ClassVar = ("zhang2021imc",)
     sets: ClassVar = frozenset({"plan"})
     neutral: ClassVar = Neutral({"rule": "fixed", "rate": 0.0})

@@ -13,6 +13,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
+from shoal.parts.lib.batch_partners import add_partner_targets, find_partners
 from shoal.parts.lib.checks import require, require_one_tensor
 
 
@@ -54,15 +55,7 @@ class Mixup(Part):
 def blend_batch(batch: Batch, share: Tensor, shift: Tensor) -> Batch:
     """Each sample with its partner's; both count for what they are in it. Padding is behind the samples and stays."""
     x = batch.inputs
-    here = torch.arange(len(x), device=x.device)
-    count = torch.full_like(here[0], len(x)) if batch.weight is None else (batch.weight > 0).sum()
-    # a batch of padding alone has no samples to go round
-    partner = (here + (shift * count).long()).remainder(count.clamp(min=1))
-    own = share.to(x.dtype)
+    assert isinstance(x, Tensor)
+    partner, own = find_partners(batch, shift), share.to(x.dtype)
     mixed = own * x + (1 - own) * x.index_select(0, partner)
-    first, second = [], []
-    for targets, weight in batch.targets:
-        weight = torch.ones(len(x), dtype=x.dtype, device=x.device) if weight is None else weight
-        first.append((targets, own * weight))
-        second.append((targets.index_select(0, partner), (1 - own) * weight.index_select(0, partner)))
-    return batch._replace(inputs=mixed, targets=(*first, *second))
+    return batch._replace(inputs=mixed, targets=add_partner_targets(batch, partner, own))

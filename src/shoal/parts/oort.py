@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.extras import Declaration, Extra
-from shoal.core.local.step import compute_sample_losses
+from shoal.core.learning_task import LearningTask
 from shoal.core.metric import Metric
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -88,7 +88,7 @@ class Oort(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def score_with_squares(params: Params, batch: Batch) -> BatchScore:
             scored = inner(params, batch)
-            squares, samples = sum_squared_losses(scored.logits.detach(), batch)
+            squares, samples = sum_squared_losses(local.net.task, scored.logits.detach(), batch)
             return scored._replace(aux=scored.aux | {"oort squares": squares, "oort samples": samples})
 
         return score_with_squares
@@ -159,11 +159,11 @@ def draw_best(
     return devices[draw.choice(order, count, replace=False, p=chances / chances.sum())].tolist()
 
 
-def sum_squared_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def sum_squared_losses(task: LearningTask, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The sum of the squared losses of the samples of a batch, and how many they are, without padding."""
     losses = torch.zeros(logits.shape[0], dtype=logits.dtype, device=logits.device)
     for targets, weight in batch.targets:
-        own = compute_sample_losses(logits, targets)
+        own = task.compute_sample_losses(logits, targets, batch.weight)
         losses = losses + (own if weight is None else own * weight)
     there = torch.ones_like(losses) if batch.weight is None else batch.weight.to(losses.dtype)
     return (losses.square() * there).sum(), there.sum()

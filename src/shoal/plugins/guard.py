@@ -47,7 +47,7 @@ def guard_part(part: Part) -> Part:
 
         return call_point
 
-    points = [p for p in (*POINTS, "init_server", "init_device", "outline", "taps") if part.acts_at(p)]
+    points = [p for p in (*POINTS, "init_server", "init_device", "pad_extras", "outline", "taps") if part.acts_at(p)]
     body: dict[str, Any] = {point: make_point_guard(point) for point in points}
     body["name"] = classmethod(lambda _: cls.name())
     kind = type(cls.__name__, (cls,), body)

@@ -1,5 +1,6 @@
-"""Parts from outside the package: a user's own file, or an installed package that offers them."""
+"""Parts from outside the package: a user's file or program, or an installed package that offers them."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -14,9 +15,14 @@ from shoal.parts import PRESETS, find_parts_in, find_shipped_parts
 from shoal.plugins.smoke_run import SmokeSetup, smoke_test_part
 from shoal.storage.python_file import load_python_file
 
+GIVEN_NAME = r"own-[0-9a-f]{16}:\w+"
+"""What recipes call a part or a metric of a program: a fingerprint of its code, and its name."""
+HANDED_OVER_PARTS: dict[str, type[Part]] = {}
+"""Parts that a program gave as classes or objects, by `own-...:NAME`; they live as long as it does."""
+
 
 def load_method(expression: str, files: Sequence[str] = ()) -> Method:
-    """The method of an expression, with the parts of these files.
+    """The method of an expression, with the parts of these files, or of the program under these names.
 
     Installed packages are asked only for names that nobody else knows, so a broken one harms nobody else.
     """
@@ -50,8 +56,24 @@ def load_packaged_parts() -> dict[str, type[Part]]:
 
 
 def load_part_files(files: Iterable[str]) -> dict[str, type[Part]]:
-    """Parts of the user's own files."""
-    return collect_parts((file, read_part_file(Path(file))) for file in files)
+    """Parts of the user's own files, and those that the program gave."""
+    return collect_parts(
+        (file, [find_given_part(file)] if re.fullmatch(GIVEN_NAME, file) else read_part_file(Path(file)))
+        for file in files
+    )
+
+
+def find_given_part(name: str) -> type[Part]:
+    """The part that a program gave, by the name that recipes have for it."""
+    if name not in HANDED_OVER_PARTS:
+        raise make_lost_object_error("part", name, "parts=[...]")
+    return HANDED_OVER_PARTS[name]
+
+
+def make_lost_object_error(what: str, name: str, argument: str) -> ShoalError:
+    """The error for an object that only the program which gave it had; `name` is that of recipes."""
+    problem = f"The recipe names a {what} ({name.partition(':')[2]}) that a Python program had made."
+    return ShoalError("no-data", problem, f"It went with the program: give it again, by {argument}.")
 
 
 def collect_parts(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, type[Part]]:

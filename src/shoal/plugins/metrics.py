@@ -1,4 +1,7 @@
-"""Metrics of the user's own: a function of all logits and targets, or an object with `update` and `compute`."""
+"""Metrics of the user's own: a function of all logits and targets, or an object with `update` and `compute`.
+
+They come from a Python file, or from the program that runs shoal.
+"""
 
 import inspect
 import logging
@@ -16,10 +19,13 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.learning_task import LearningTask
+from shoal.core.library_metrics import LibraryMetric
 from shoal.core.measures.evaluate import StreamingMetric
 from shoal.core.metric import COLUMNS, METRICS
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import make_model_error
+from shoal.plugins.load import make_lost_object_error
 from shoal.storage.python_file import load_named_object
 
 log = logging.getLogger("shoal")
@@ -29,13 +35,15 @@ FORMS = (
     "Name a function of (logits, targets), an object with update(logits, targets) and compute(), "
     "or what makes one from nothing, `classes` or `num_classes`."
 )
+HANDED_OVER_METRICS: dict[str, Any] = {}
+"""Metrics that a program gave as objects, by `own-...:NAME`; they live as long as it does."""
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def load_metric_factories(
-    specs: Sequence[str], dataset: Dataset, dtype: torch.dtype
+    specs: Sequence[str], dataset: Dataset, outputs: int, dtype: torch.dtype
 ) -> dict[str, Callable[[], StreamingMetric]]:
-    """By name, what makes the metric `FILE.py:NAME` for one evaluation of a model whose logits have this type.
+    """By name, what makes the metric `FILE.py:NAME` for one evaluation of a model with so many outputs of this type.
 
     A function of (logits, targets) is given those of the whole test set at once. Anything else is an object with
     `update(logits, targets)` and `compute()`, or a class or a function that makes one, from the number of classes
@@ -44,21 +52,77 @@ def load_metric_factories(
     makers: dict[str, Callable[[], StreamingMetric]] = {}
     functions, undefined = 0, set[str]()
     for spec in specs:
-        name, thing = spec.rpartition(":")[2], load_named_object(spec)
+        name, thing = spec.rpartition(":")[2], load_metric(spec)
+        spec = name if spec in HANDED_OVER_METRICS else spec
         if name in METRICS or name in COLUMNS or name in makers:
             why = "another metric has that name" if name in makers else "the history has a column of that name"
             raise make_model_error(spec, why, "Give it another name.")
-        if is_streaming_metric(thing):
-            make = partial(reset_metric, spec, thing)
-        elif takes_logits_and_targets(thing):
-            functions += 1
-            refuse_large_logits(spec, functions, dataset.test_targets, dataset.classes, dtype)
-            make = partial(WholeSetMetric, thing, len(dataset.test_targets))
-        else:
-            make = partial(make_metric, spec, thing, dataset.classes)
-            make()
+        functions += takes_logits_and_targets(thing)
+        make = find_metric_maker(spec, thing, dataset.test_targets, outputs, dtype, functions)
         makers[name] = partial(GuardedMetric, spec, make, undefined)
     return makers
+
+
+def find_metric_maker(
+    spec: str, thing: Any, targets: Tensor, outputs: int, dtype: torch.dtype, functions: int = 1
+) -> Callable[[], StreamingMetric]:
+    """What makes a metric for one evaluation, from an object, a function of everything, or what makes an object."""
+    if is_streaming_metric(thing):
+        return partial(reset_metric, spec, thing)
+    if takes_logits_and_targets(thing):
+        refuse_large_logits(spec, functions, targets, outputs, dtype)
+        return partial(WholeSetMetric, thing, len(targets))
+    make = partial(make_metric, spec, thing, outputs)
+    make()
+    return make
+
+
+def make_task_metrics(
+    task: LearningTask, asked: Sequence[str], dataset: Dataset, outputs: int, dtype: torch.dtype
+) -> dict[str, Callable[[], StreamingMetric]]:
+    """By name, what makes those metrics of a task that are no means over the test set, for one evaluation.
+
+    They are given predictions in place of outputs. The loss of a task that mixes a batch is one of them: it is taken
+    over the whole test set.
+    """
+    makers: dict[str, Callable[[], StreamingMetric]] = {}
+    for metric in task.metrics:
+        if metric.make is None or (metric.asked and metric.asked not in asked):
+            continue
+        if isinstance(metric.make, LibraryMetric):
+            make = partial(metric.make, outputs)
+            make()
+        else:
+            spec = f"{metric.name} of the task {task.name}"
+            own = find_metric_maker(spec, metric.make, dataset.test_targets, outputs, dtype)
+            make = partial(GuardedMetric, spec, own, set())
+        makers[metric.name] = partial(PredictionMetric, task.predict, make)
+    if task.mixes_batch:
+        mean_loss = lambda outputs, targets: float(task.compute_sample_losses(outputs, targets).double().mean())  # noqa: E731
+        makers["loss"] = partial(WholeSetMetric, mean_loss, len(dataset.test_targets))
+    return makers
+
+
+class PredictionMetric:
+    """A metric that is given what a task reads in a model's outputs, such as probabilities."""
+
+    def __init__(self, predict: Callable[[Tensor], Tensor], make: Callable[[], StreamingMetric]):
+        self.predict, self.metric = predict, make()
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.metric.update(self.predict(outputs), targets)
+
+    def compute(self) -> Any:
+        return self.metric.compute()
+
+
+def load_metric(spec: str) -> Any:
+    """What `FILE.py:NAME` names, or the object that the program gave."""
+    if ".py:" in spec:
+        return load_named_object(spec)
+    if spec not in HANDED_OVER_METRICS:
+        raise make_lost_object_error("metric", spec, "metrics=[...]")
+    return HANDED_OVER_METRICS[spec]
 
 
 def is_streaming_metric(thing: Any) -> bool:

@@ -5,6 +5,7 @@ It uses the model and a few samples of the run that the part is for, so that wha
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_traini
 from shoal.core.local.step import StepContext
 from shoal.core.measures.evaluate import Evaluator
 from shoal.core.model import tree
-from shoal.core.model.inputs import Inputs, take_rows
+from shoal.core.model.inputs import Inputs, scale_pixels, take_rows
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import WHOLE_MODEL, Axis, Block, Cut
@@ -70,7 +71,7 @@ def make_smoke_setup(net: Net, inputs: Inputs, targets: Tensor) -> SmokeSetup:
     sizes = (2, 2) if net.macs_forward > LARGE else (5, 3)
     rows = np.random.default_rng(0).permutation(len(targets))
     index = torch.from_numpy(np.resize(rows, sum(sizes) + SHARED)).to(targets.device)
-    return SmokeSetup(net, take_rows(inputs, index), targets[index], lr=0.01, sizes=sizes)
+    return SmokeSetup(net, scale_pixels(take_rows(inputs, index)), targets[index], lr=0.01, sizes=sizes)
 
 
 LARGE = 10**7
@@ -88,6 +89,8 @@ def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
         play_round(session)
         if session.server_state:
             loop.host.make_personal_model(0, session.server_state.params, number)
+        for guarded in loop.method.parts_at("finetune"):
+            check_finetuning(guarded, guarded.finetune(loop.work(number, 0)))
     try:
         tree.pack_tree([session.server_state.states if session.server_state else {}, *loop.host.memory.held.values()])
     except TypeError as error:
@@ -95,6 +98,13 @@ def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
             part, "a state or memory", f"keeps what cannot be stored: {error}", "Keep trees."
         ) from error
     refuse_unvectorisable(part, setting)
+
+
+def check_finetuning(part: Part, work: Any) -> None:
+    """Raise unless a part returned work that can be done."""
+    if not isinstance(work, Work) or work.batch < 1 or work.lr < 0 or not (work.epochs > 0 or work.steps > 0):
+        why = f"returns {work!r:.80}, which is no work"
+        raise broken_rule_error(part, "finetune", why, "Return dataclasses.replace(work, epochs=1.0, steps=0).")
 
 
 def build_tiny_run(
@@ -129,7 +139,7 @@ def build_tiny_run(
         np.array(sizes),
         len(sizes),
         lambda round, device: Work(1.0, 0, 2, setting.lr),
-        Evaluator(get_samples(SERVER), net.classes),
+        Evaluator(get_samples(SERVER), net.classes if net.task.has_class_logits else 2),
         lambda row: True,
         optimiser,
         server=get_samples(SERVER),
@@ -137,15 +147,16 @@ def build_tiny_run(
     return loop, net
 
 
-def build_tiny_net() -> Net:
+def build_tiny_net(outputs: int = 2) -> Net:
+    """A perceptron of 4 inputs, 3 hidden units and so many outputs, in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         module = nn.Sequential()
         module.add_module("a", nn.Linear(4, 3))
         module.add_module("relu", nn.ReLU())
-        module.add_module("b", nn.Linear(3, 2))
+        module.add_module("b", nn.Linear(3, outputs))
     axes = (Axis("a", 3, (Cut("a.weight", 0), Cut("a.bias", 0), Cut("b.weight", 1, reads=True))),)
-    return Net(module.double(), (4,), 2, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
+    return Net(module.double(), (4,), outputs, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
 
 
 def prepare_local_trainings(loop: Loop, server_state: ServerState, number: int = 0) -> list[LocalTraining]:
@@ -180,12 +191,21 @@ def refuse_unvectorisable(part: Part, setting: SmokeSetup) -> None:
     except Exception as error:
         if not can_vectorise(setting):
             return  # nor does the model without the part
-        text = str(error).split("\n")[0]
-        branch = "data-dependent control flow" in text or ".item()" in text
-        why = "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
         raise broken_rule_error(
-            part, "objective, gradient or step", why, "Use torch.where and other tensor operations instead."
+            part,
+            "objective, gradient or step",
+            describe_obstacle(error),
+            "Use torch.where and other tensor operations instead.",
         ) from error
+
+
+def describe_obstacle(error: Exception) -> str:
+    """Why a step cannot be vectorised, from what was raised when that was tried."""
+    text = str(error).split("\n")[0]
+    branch = "data-dependent control flow" in text or ".item()" in text
+    if "random operation" in text:
+        return "draws random numbers that nobody can give it, as dropout inside of fused attention does"
+    return "branches on the value of a tensor" if branch else f"cannot be vectorised ({text[:160]})"
 
 
 def step_two_devices(method: Method, setting: SmokeSetup) -> None:

@@ -203,6 +203,16 @@ BIBTEX = r"""
   year      = {2025}
 }
 
+@inproceedings{yun2019cutmix,
+  title     = {{CutMix}: Regularization Strategy to Train Strong Classifiers with Localizable Features},
+  author    = {Yun, Sangdoo and Han, Dongyoon and Oh, Seong Joon and Chun, Sanghyuk and Choe, Junsuk
+               and Yoo, Youngjoon},
+  booktitle = {IEEE/CVF International Conference on Computer Vision},
+  year      = {2019},
+  eprint    = {1905.04899},
+  archivePrefix = {arXiv}
+}
+
 @inproceedings{zhang2018mixup,
   title     = {mixup: Beyond Empirical Risk Minimization},
   author    = {Zhang, Hongyi and Cisse, Moustapha and Dauphin, Yann N. and Lopez-Paz, David},
@@ -577,5 +587,111 @@ BIBTEX = r"""
   year      = {2019},
   eprint    = {1911.07963},
   archivePrefix = {arXiv}
+}
+
+@article{arivazhagan2019fedper,
+  title     = {Federated Learning with Personalization Layers},
+  author    = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  journal   = {arXiv preprint arXiv:1912.00818},
+  year      = {2019},
+  eprint    = {1912.00818},
+  archivePrefix = {arXiv}
+}
+
+@article{liang2020lgfedavg,
+  title     = {Think Locally, Act Globally: Federated Learning with Local and Global Representations},
+  author    = {Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and
+               Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe},
+  journal   = {arXiv preprint arXiv:2001.01523},
+  year      = {2020},
+  eprint    = {2001.01523},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{li2021fedbn,
+  title     = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
+  author    = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021},
+  eprint    = {2102.07623},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{collins2021fedrep,
+  title     = {Exploiting Shared Representations for Personalized Federated Learning},
+  author    = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
+  booktitle = {Proceedings of the 38th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {139},
+  year      = {2021},
+  eprint    = {2102.07078},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{oh2022fedbabu,
+  title     = {{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
+  author    = {Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2022},
+  eprint    = {2106.06042},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{li2021ditto,
+  title     = {Ditto: Fair and Robust Federated Learning Through Personalization},
+  author    = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
+  booktitle = {Proceedings of the 38th International Conference on Machine Learning},
+  series    = {Proceedings of Machine Learning Research},
+  volume    = {139},
+  year      = {2021},
+  eprint    = {2012.04221},
+  archivePrefix = {arXiv}
+}
+
+@article{deng2020apfl,
+  title     = {Adaptive Personalized Federated Learning},
+  author    = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
+  journal   = {arXiv preprint arXiv:2003.13461},
+  year      = {2020},
+  eprint    = {2003.13461},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{dinh2020pfedme,
+  title     = {Personalized Federated Learning with {M}oreau Envelopes},
+  author    = {Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  year      = {2020},
+  eprint    = {2006.08848},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{fallah2020perfedavg,
+  title     = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
+  author    = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  year      = {2020},
+  eprint    = {2002.07948},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{zhang2023fedala,
+  title     = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
+  author    = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
+               Guan, Haibing},
+  booktitle = {Proceedings of the {AAAI} Conference on Artificial Intelligence},
+  volume    = {37},
+  year      = {2023},
+  eprint    = {2212.01197},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{yang2024fedas,
+  title     = {{FedAS}: Bridging Inconsistency in Personalized Federated Learning},
+  author    = {Yang, Xiyuan and Huang, Wenke and Ye, Mang},
+  booktitle = {Proceedings of the {IEEE/CVF} Conference on Computer Vision and Pattern Recognition},
+  year      = {2024}
 }
 """

@@ -15,8 +15,9 @@ from shoal.report.plots import assign_cause_colours, rank_cause
 from shoal.report.run_groups import PLACES, ReportedRun, RunGroup
 from shoal.runs.recipe_values import format_toml
 
-POINTS, BARS, DEVICES, ROWS = 600, 100, 200, 60
-"""The most points of a curve, bars of a stack, devices and classes of a split that a page shows."""
+POINTS, BARS, DEVICES, ROWS, CONFUSED = 600, 100, 200, 60, 40
+"""The most points of a curve, bars of a stack, devices and classes of a split, and classes of a table of confusions
+that a page shows."""
 
 
 def collect_facts(groups: Sequence[RunGroup], budgets: Budgets = CHEAPEST) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def collect_facts(groups: Sequence[RunGroup], budgets: Budgets = CHEAPEST) -> di
         "targets": sorted({g.recipe.target for g in groups if g.recipe.target}),
         "colours": {what: assign_cause_colours(group_facts, what) for what in ("bytes", "seconds")},
         "splits": collect_splits(groups),
-        "budgets": budgets.describe() if budgets or len(group_facts) > 1 else None,
+        "budgets": budgets.describe(comparison.headline) if budgets or len(group_facts) > 1 else None,
     }
 
 
@@ -72,6 +73,7 @@ def collect_group_facts(group: RunGroup) -> dict[str, Any]:
         "seconds": stack_costs(group.runs, length, split_seconds_by_cause),
         "devices": summarise_devices(group.runs),
         "classes": average_class_accuracy(group.runs),
+        "confusion": average_confusion(group.runs),
         "table": make_table_row(group),
     }
 
@@ -137,10 +139,12 @@ def split_seconds_by_cause(row: dict[str, Any]) -> dict[str, float]:
 
 def summarise_devices(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """The accuracy of all devices of all seeds in rising order; mean, worst tenth and spread as means over seeds."""
-    accuracies = [sorted(run.devices) for run in runs if run.devices]
+    metric = runs[0].history.metrics.get("personal_mean") if runs[0].recipe.local_test else None
+    is_error = metric is not None and metric.better == "down"  # the worst come first
+    accuracies = [sorted(run.devices, reverse=is_error) for run in runs if run.devices]
     if not accuracies:
         return None
-    pooled = sorted(v for values in accuracies for v in values)
+    pooled = sorted((v for values in accuracies for v in values), reverse=is_error)
     return {
         "sorted": shorten_numbers([pooled[i] for i in pick_evenly(len(pooled), POINTS)]),
         "count": len(accuracies[0]),
@@ -157,6 +161,20 @@ def average_class_accuracy(runs: Sequence[ReportedRun]) -> list[float | None] | 
         return None
     columns = [[v for v in column if v is not None] for column in zip(*by_seed)]
     return [shorten_numbers([mean(column)])[0] if column else None for column in columns]
+
+
+def average_confusion(runs: Sequence[ReportedRun]) -> list[list[float | None]] | None:
+    """Of the samples of each true class (row) the shares that got each class, at the last evaluation, over seeds.
+
+    None where no run recorded it, or where there are too many classes for a table.
+    """
+    by_seed = [last for run in runs if (last := run.history.last("confusion"))]
+    sizes = {(len(table), *(len(row) for row in table)) for table in by_seed}
+    if not by_seed or len(sizes) > 1 or len(by_seed[0]) > CONFUSED or set(*sizes) != {len(by_seed[0])}:
+        return None
+    counts = np.sum(np.array(by_seed, dtype=float), axis=0)
+    totals = counts.sum(1)
+    return [[*shorten_numbers(row / total)] if total else [None] * len(row) for row, total in zip(counts, totals)]
 
 
 def collect_splits(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
@@ -197,6 +215,8 @@ def make_table_row(group: RunGroup) -> dict[str, Any]:
     row = Comparison(cast(Any, {group.label: group.runs}), group.recipe.target).table()[0]
     row["rounds"] = mean(len(run.history) for run in group.runs)
     row["target"] = group.recipe.target
+    row["unfinished"] = sum(not run.is_finished for run in group.runs)
+    row["stop_reasons"] = list(dict.fromkeys(run.history.stop_reason for run in group.runs if run.history.stop_reason))
     for way in ("bytes_down", "bytes_up"):
         row[way] = mean(run.history.total(way) for run in group.runs)
     for name in (metric.name for metric in EVALUATED if metric.name != "accuracy"):

@@ -9,12 +9,13 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from shoal.display.curve_style import COLOURS
 from shoal.report.citations import cite_method
 from shoal.report.facts import collect_facts, list_recipe_lines
-from shoal.report.plots import COLOURS
 from shoal.report.run_groups import RunGroup, read_budgets, read_groups
 from shoal.report.tables import (
     render_budgets_table,
+    render_confusions,
     render_devices_table,
     render_results_table,
     render_summaries,
@@ -37,6 +38,8 @@ def render_page(groups: Sequence[RunGroup], facts: dict[str, Any], pictures: str
         summaries=render_summaries(facts),
         table=render_results_table(facts) + render_targets_table(facts) + render_budgets_table(facts),
         devices_table=render_devices_table(facts["groups"]),
+        confusions=render_confusions(facts["groups"]),
+        confusions_hidden="" if any(group["confusion"] for group in facts["groups"]) else " hidden",
         recipes=render_recipes(groups),
         citations=render_citations(groups),
         pictures=escape(pictures),

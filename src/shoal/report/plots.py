@@ -1,32 +1,14 @@
 """Pictures as PNG files."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.core.errors import ShoalError
+from shoal.display.curve_style import COLOURS, COSTS, format_label, pick_line_style, require_matplotlib, use_style
 from shoal.storage.files import explain_disk_errors
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D3A9B", "#222222")
-"""Distinguishable with any colour vision (after Okabe and Ito)."""
-DASHES = ("-", "--", ":")
-COSTS = {
-    "rounds": ("rounds", 1),
-    "seconds": ("simulated seconds", 1),
-    "bytes": ("megabytes sent, both ways", 1e6),
-    "macs": ("multiply-accumulates, 10⁹", 1e9),
-}
-
-
-def require_matplotlib() -> None:
-    """Say what is missing before anything is computed, not after."""
-    if find_spec("matplotlib") is None:
-        raise ShoalError("missing-extra", "matplotlib is not installed.", "Run: pip install 'shoal[plot]'.")
 
 
 @contextmanager
@@ -35,22 +17,15 @@ def open_canvas(
 ) -> Iterator[tuple[Any, Any]]:
     """A figure and its panels in our style, saved at the end."""
     require_matplotlib()
-    import matplotlib
+    from matplotlib.figure import Figure  # pyplot would show it in a notebook, too
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11}
-    with pyplot.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **more)
-        try:
-            yield figure, panels.ravel()
-            with explain_disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, dpi=140)
-        finally:
-            pyplot.close(figure)
+    with use_style():
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, **more)
+        yield figure, panels.ravel()
+        with explain_disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=140)
 
 
 def draw_split(split: dict[str, Any], path: Path) -> None:
@@ -158,7 +133,7 @@ def draw_devices(groups: Sequence[dict[str, Any]], path: Path) -> None:
                     share, values, label=format_label(group["label"]), linewidth=1.8, **pick_line_style(number)
                 )
         panels[0].set_xlabel("devices, from the worst to the best (%)")
-        panels[0].set_ylabel("accuracy on the device's own labels")
+        panels[0].set_ylabel("accuracy on the device's own labels or test")
         panels[0].set_xlim(0, 100)
         panels[0].grid(alpha=0.25)
         panels[0].legend(frameon=False, fontsize=9)
@@ -175,13 +150,6 @@ def draw_classes(groups: Sequence[dict[str, Any]], path: Path) -> None:
         panels[0].set_xlabel("class")
         panels[0].xaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=panels[0], label="accuracy", pad=0.01)
-
-
-def pick_line_style(number: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
-    }
 
 
 def assign_cause_colours(groups: Sequence[dict[str, Any]], what: str) -> dict[str, str]:
@@ -207,9 +175,3 @@ def lighten_colour(colour: str, share: float) -> str:
     """A colour mixed with white."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(p + (255 - p) * share):02x}" for p in parts)
-
-
-def format_label(label: str, longest: int = 60) -> str:
-    """Text as matplotlib shows it literally: no formulas, no hidden legend entries."""
-    label = label if len(label) <= longest else label[: longest - 1] + "…"
-    return (" " if label.startswith("_") else "") + label.replace("$", r"\$")

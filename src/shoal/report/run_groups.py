@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
 from shoal.core.errors import ShoalError
 from shoal.runs.history import History
 from shoal.runs.history_rows import require_amount, require_list, require_number, require_table
-from shoal.runs.recipe import Recipe
+from shoal.runs.recipe import Recipe, is_unset
+from shoal.runs.session import is_run_over
 from shoal.runs.store import RunFolder
 from shoal.storage.files import damaged_file_error, explain_disk_errors
 from shoal.storage.strict_json import parse_json
@@ -33,6 +34,11 @@ class ReportedRun:
     @property
     def accuracy(self) -> float | None:
         return self.history.last("accuracy")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to its end, or was stopped for a reason that its history tells."""
+        return is_run_over(self.recipe, self.history)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +95,12 @@ def read_run(path: Path) -> ReportedRun:
 
 
 def read_split(path: Path) -> dict[str, Any] | None:
-    """How samples lie on devices: `labels` (a count per class for each device), and what else the file says."""
+    """How samples lie on devices: `labels` (a count per class for each device), and what else the file says.
+
+    None where samples have no label each, as in text: there is nothing to draw.
+    """
     content = read_json(path)
-    if content is None or content.get("labels") is None:
+    if content is None or content.get("labels") in (None, []):
         return None
     with raise_as_damaged(path, "the split"):
         labels = [
@@ -114,13 +123,14 @@ def read_split(path: Path) -> dict[str, Any] | None:
 
 
 def read_devices(path: Path) -> list[float] | None:
-    """The accuracy of every device that has any."""
-    content = read_json(path)
-    if content is None or content.get("accuracy") is None:
+    """The accuracy of every device that has any: on its own test samples, or else on its labels."""
+    content = read_json(path) or {}
+    key = "own_tests" if content.get("own_tests") is not None else "accuracy"
+    if content.get(key) is None:
         return None
     with raise_as_damaged(path, "the devices"):
-        values = require_list(content["accuracy"], "accuracy")
-        return [require_number(v, "accuracy") for v in values if v is not None] or None
+        values = require_list(content[key], key)
+        return [require_number(v, key) for v in values if v is not None] or None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -143,8 +153,9 @@ def raise_as_damaged(path: Path, where: str) -> Iterator[None]:
 
 
 def strip_seed_and_place(recipe: Recipe) -> Recipe:
-    """The recipe without its seed and its place on a disk."""
-    return replace(recipe, seed=0, **{key: getattr(Recipe(), key) for key in PLACES})
+    """The recipe without its seed and its place on a disk, and with its defaults as they are written today."""
+    unset = {f.name: f.default for f in fields(recipe) if is_unset(f, getattr(recipe, f.name))}
+    return replace(recipe, **unset | {"seed": 0} | {key: getattr(Recipe(), key) for key in PLACES})
 
 
 def make_group_labels(kinds: Sequence[Recipe]) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from shoal.report.plots import COLOURS
-from shoal.report.quantities import format_by_unit, format_count, format_number, format_seconds, format_size
+from shoal.display.curve_style import COLOURS
+from shoal.display.quantities import format_by_unit, format_count, format_number, format_seconds, format_size
 from shoal.runs.headline import pick_best
 
 Cell = Callable[[dict[str, Any]], str]
@@ -21,6 +21,9 @@ def render_summaries(facts: dict[str, Any]) -> str:
         told = (
             f"{row['rounds']:.0f} rounds, {format_size(row['bytes'])}, {format_seconds(row['sim_seconds'])} simulated"
         )
+        told += "".join(f"; stopped: {why}" for why in row["stop_reasons"])
+        if row["unfinished"]:
+            told = f"unfinished{format_seeds_unfinished(row)}: {told}"
         if row["target"]:
             rounds = f"in {row['rounds_to_target']:.0f} rounds" if row["reached"] else "not reached"
             told += f"; {row['target']:g} {rounds}{format_seeds_reached(row)}"
@@ -37,7 +40,7 @@ def render_results_table(facts: dict[str, Any]) -> str:
     groups = facts["groups"]
     columns: list[tuple[str, str, Cell]] = [
         ("", "seeds", lambda r: str(r["seeds"])),
-        ("", "rounds", lambda r: f"{r['rounds']:.4g}"),
+        ("", "rounds", lambda r: f"{r['rounds']:.4g}" + (" (unfinished)" if r["unfinished"] else "")),
         ("at the end", facts["headline"], format_accuracy),
         ("at the end", "best", lambda r: format_number(r["best"], 4)),
     ]
@@ -77,7 +80,8 @@ def render_targets_table(facts: dict[str, Any]) -> str:
     ]
     for key, name, told in TO_TARGET:
         columns.append(("", name, lambda r, key=key, told=told: told(r[key]) if r["reached"] else "-"))
-    return f"<h3>Cost to the target</h3>{render_table(columns, shown, 'Cost to the target accuracy')}" if shown else ""
+    made = render_table(columns, shown, f"Cost to the target {facts['headline']}")
+    return f"<h3>Cost to the target</h3>{made}" if shown else ""
 
 
 TO_TARGET: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -97,7 +101,7 @@ def render_budgets_table(facts: dict[str, Any]) -> str:
     for nth, at in enumerate(facts["groups"][0]["table"]["at_budgets"]):
         head, told = heads[at["cost"]]
         columns.append((head, told(at["budget"]), lambda r, nth=nth: format_budget_accuracy(r, nth)))
-    made = render_table(columns, facts["groups"], "Accuracy at equal cost")
+    made = render_table(columns, facts["groups"], f"{facts['about'][facts['headline']]['label']} at equal cost")
     return f'<h3>At equal cost</h3>{made}<p class="note">{escape(facts["budgets"])}</p>'
 
 
@@ -111,6 +115,39 @@ def format_budget_accuracy(row: dict[str, Any], nth: int) -> str:
 def format_seeds_reached(row: dict[str, Any]) -> str:
     """How many seeds reached the target, where not all did."""
     return f" ({row['reached']} of {row['seeds']} seeds)" if 0 < row["reached"] < row["seeds"] else ""
+
+
+def format_seeds_unfinished(row: dict[str, Any]) -> str:
+    """How many seeds have not come to their end, where some have."""
+    return f" ({row['unfinished']} of {row['seeds']} seeds)" if row["unfinished"] < row["seeds"] else ""
+
+
+def render_confusions(groups: Sequence[dict[str, Any]]) -> str:
+    """Which classes were taken for which, a table for each method whose runs recorded it; the darker, the more."""
+    made = []
+    for group in groups:
+        if not group["confusion"]:
+            continue
+        classes = range(len(group["confusion"]))
+        heads = "".join(f'<th scope="col">{c}</th>' for c in classes)
+        rows = "".join(
+            f'<tr><th scope="row">{true}</th>'
+            + "".join(
+                "<td>-</td>"
+                if share is None
+                else f'<td style="background: rgba(var(--heat), {0.75 * share:.2f})">{100 * share:.0f}</td>'
+                for share in shares
+            )
+            + "</tr>\n"
+            for true, shares in enumerate(group["confusion"])
+        )
+        label = escape(f"Confusions of {group['label']}")
+        made.append(
+            f'<h3>{format_method_name(group)}</h3><div class="wide" tabindex="0" role="region" aria-label="{label}">'
+            f'<table class="confusion"><thead><tr><th scope="col">true class</th>{heads}</tr></thead>'
+            f"<tbody>\n{rows}</tbody></table></div>"
+        )
+    return "\n".join(made)
 
 
 def render_devices_table(groups: Sequence[dict[str, Any]]) -> str:

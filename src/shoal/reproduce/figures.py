@@ -2,17 +2,20 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
 from shoal.core.errors import ShoalError
-from shoal.reproduce.metric_readers import NEVER, TIME, Value, find_reader
+from shoal.reproduce.intervals import compute_interval
+from shoal.reproduce.metric_readers import MEAN_OF_LIST, NEVER, TIME, Value, find_reader
+from shoal.reproduce.reading import PLAIN, Reading
 from shoal.reproduce.table import PaperTable, TableColumn, TableRow
 from shoal.runs.history import History
 
 PUBLISHED = Path(__file__).with_name("published.csv")
+ROUNDS = "rounds_to_"
 DEVIATION = "_std"
 """Behind a metric: its deviation over seeds."""
 ALONE = ("acc_uniform_test_pct", "acc_client_tests_pct", "local_model_risk", "KL_P_Q")
@@ -34,6 +37,8 @@ class Figure:
     reached: int = 0
     """How many of the seeds have a value; fewer than all where a target was not always reached."""
     note: str = ""
+    interval: float | None = None
+    """Half of the 95 % interval of the mean over seeds."""
 
     @property
     def gap(self) -> float | None:
@@ -83,6 +88,7 @@ def make_figures(
     published: dict[str, Value],
     runs: Sequence[History] | None = None,
     target: float = 0.0,
+    reading: Reading = PLAIN,
 ) -> list[Figure]:
     """The figures of a cell: those that are always measured, then what else was published.
 
@@ -91,16 +97,52 @@ def make_figures(
     if runs is None and all(value is None for value in published.values()):
         return []
     figures, several = [], len(runs or ()) > 1
-    defaults = list_default_metrics(published, runs, target) if runs else ()
+    published = published | derive_published_rounds(published, reading)
+    defaults = list_default_metrics(published, runs, target) if runs else []
+    defaults += [f"{ROUNDS}{target:g}"] if runs and target and reading.clock else []
     for metric in dict.fromkeys((*defaults, *published)):
         if metric.endswith(DEVIATION) and not several:
             continue
-        value, spread, reached = measure_metric(metric, runs or ())
+        value, spread, reached = measure_metric(metric, runs or (), reading)
         note, seeds = row.missing or ("" if runs else "not run"), len(runs or ())
-        figures.append(
-            Figure(column.name, row.method, metric, published.get(metric), value, spread, seeds, reached, note)
-        )
+        interval = compute_interval(read_seeds(metric, runs or (), reading))
+        told = published.get(metric)
+        figures.append(Figure(column.name, row.method, metric, told, value, spread, seeds, reached, note, interval))
     return figures
+
+
+def derive_published_rounds(published: dict[str, Value], reading: Reading) -> dict[str, Value]:
+    """Published seconds as rounds, where the authors' seconds are a constant times rounds."""
+    if reading.clock is None:
+        return {}
+    times = {metric: value for metric, value in published.items() if metric.startswith(TIME)}
+    rounds: dict[str, Value] = {
+        metric: reading.clock.count_rounds(value) if isinstance(value, float) else value
+        for metric, value in times.items()
+    }
+    return {metric.replace(TIME, ROUNDS, 1): value for metric, value in rounds.items()}
+
+
+def make_figures_of_list(
+    column: TableColumn,
+    row: TableRow,
+    published: dict[str, Value],
+    groups: Sequence[Sequence[History]],
+    target: float,
+    reading: Reading,
+) -> list[Figure]:
+    """The figures of the setting with the best accuracy, which is chosen by test data, and the mean of all settings.
+
+    `groups` are the seeds of each setting.
+    """
+    accuracy = list_default_metrics(published, groups[0], target)[0]
+    means = [measure_metric(accuracy, runs, reading)[0] for runs in groups]
+    known = [value for value in means if isinstance(value, float)]
+    best = means.index(max(known)) if known else 0
+    note = f"the best of {len(groups)} by test accuracy: {row.list_choices(column)[best]}"
+    figures = make_figures(column, row, published, groups[best], target, reading)
+    every = Figure(column.name, row.method, MEAN_OF_LIST, None, mean(known) if known else None, seeds=len(groups[0]))
+    return [replace(f, note=note) for f in (*figures[:1], replace(every, reached=len(known)), *figures[1:])]
 
 
 def list_default_metrics(published: dict[str, Value], runs: Sequence[History], target: float) -> list[str]:
@@ -110,7 +152,7 @@ def list_default_metrics(published: dict[str, Value], runs: Sequence[History], t
     uploaded is not about operations, and one that counts neither is about neither.
     """
     third = all(history.last("top3") is not None for history in runs)
-    percent = any(metric.startswith("acc_pct") for metric in published)
+    percent = any(metric.startswith(("acc_pct", "best_acc_pct")) for metric in published)
     plain = "acc_pct" if percent else "acc"
     accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in published else plain
     aim = [f"{TIME}{'top3_' if third else ''}{target:g}"] if target else []
@@ -121,13 +163,18 @@ def list_default_metrics(published: dict[str, Value], runs: Sequence[History], t
     return [accuracy, *aim, cost]
 
 
-def measure_metric(metric: str, runs: Sequence[History]) -> tuple[Value, float | None, int]:
+def measure_metric(metric: str, runs: Sequence[History], reading: Reading = PLAIN) -> tuple[Value, float | None, int]:
     """The mean over seeds, its deviation, and how many had a value; None for what shoal does not measure."""
     if metric.endswith(DEVIATION):
-        _, spread, reached = measure_metric(metric.removesuffix(DEVIATION), runs)
+        _, spread, reached = measure_metric(metric.removesuffix(DEVIATION), runs, reading)
         return spread, None, reached
-    reader, rest = find_reader(metric)
-    values = [value for history in runs if (value := reader.read(history, rest)) is not None]
+    values = read_seeds(metric, runs, reading)
     if not values:
-        return (NEVER if runs and reader.has_target else None), None, 0
+        return (NEVER if runs and find_reader(metric)[0].has_target else None), None, 0
     return float(mean(values)), stdev(values) if len(values) > 1 else None, len(values)
+
+
+def read_seeds(metric: str, runs: Sequence[History], reading: Reading) -> list[float]:
+    """The value of each seed that has one."""
+    reader, rest = find_reader(metric)
+    return [value for history in runs if (value := reader.read(history, rest, reading)) is not None]

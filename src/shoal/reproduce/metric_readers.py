@@ -7,12 +7,19 @@ from math import isfinite, isnan, log10
 from statistics import mean
 
 from shoal.core.types import SERVER
+from shoal.reproduce.reading import PLAIN, Reading
 from shoal.runs.history import History
 
 NEVER = "never"
 """What stands in place of seconds to an accuracy that was never reached."""
 TIME = "time_s_to_"
 """Behind it stands an accuracy as 0.54, or as top3_0.31 one of the three likeliest."""
+MEAN_OF_LIST = "mean_of_list"
+"""Beside the best of a list of settings, which authors chose by test data: the mean accuracy of them all."""
+MINUS_FEDAVG = "minus_FedAvg"
+"""The mean over seeds of a method's accuracy minus that of FedAvg with the same seed."""
+EQUAL = "at_equal_"
+"""Behind it stands what is equal for all methods of a column: rounds, s or bytes."""
 GB = 2**30
 """Bytes of a GB of FedBR: its traffic is whole rounds of its model only so."""
 
@@ -37,31 +44,42 @@ def parse_size(text: str) -> Value:
     return float(round(float(found[1]) * 1000 ** " KMG".index(found[2] or " "))) if found else text
 
 
-# how each metric is read off a history; each of these is also given what stands behind the metric's name ------------
-def make_last_reader(column: str, factor: float = 1.0) -> Callable[[History, str], float | None]:
-    """The newest value of a column."""
+# how each metric is read off a history; each of these is also given what stands behind the metric's name, and how the
+# protocol reads values, targets and seconds ---------------------------------------------------------------------------
+def make_value_reader(column: str, factor: float = 1.0) -> Callable[[History, str, Reading], float | None]:
+    """A column's value as the protocol reads it."""
 
-    def read(history: History, rest: str) -> float | None:
-        value = history.last(column)
+    def read(history: History, rest: str, reading: Reading) -> float | None:
+        value = reading.read_value(history, column)
         return None if value is None else value * factor
 
     return read
 
 
-def read_forward_macs(history: History, rest: str) -> float | None:
+def read_best_round(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    """The best round in per cent; nothing where the protocol picks none by test data."""
+    return 100 * history.best if reading.best_round and history.best is not None else None
+
+
+def read_nothing(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    """What is measured otherwise, or not at all."""
+    return None
+
+
+def read_forward_macs(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
     """Millions of forward operations of a sample."""
     counts = [macs for macs in history["macs_forward"] if macs]
     return mean(counts) / 1e6 if counts else None
 
 
-def read_upload_bytes(history: History, rest: str) -> float | None:
+def read_upload_bytes(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
     """Bytes that a device sent in a round that it took part in; what it tells of itself once, before, is no part."""
     once = sum((by or {}).get("up", {}).get("enrol", 0) for by in history["bytes_by"])
     asked = sum(device != SERVER for devices in history["devices"] for device in devices or ())
     return (history.total("bytes_up") - once) / asked if asked else None
 
 
-def cut_at_target(history: History, rest: str) -> History | None:
+def cut_at_target(history: History, rest: str, reading: Reading = PLAIN) -> History | None:
     """The rounds until an accuracy, such as 0.54 or top3_0.31, was first reached."""
     kind, _, number = rest.rpartition("_")
     column = {"": "accuracy", "top3": "top3"}.get(kind)
@@ -69,20 +87,17 @@ def cut_at_target(history: History, rest: str) -> History | None:
         target = float(number)
     except ValueError:
         return None
-    for at, row in enumerate(history.rows):
-        if column and row.get(column) is not None and row[column] >= target:
-            return history.cut(at + 1)
-    return None
+    return reading.cut_at_target(history, column, target) if column else None
 
 
-def read_seconds_to_target(history: History, rest: str) -> float | None:
-    """Simulated ones to a target."""
-    rounds = cut_at_target(history, rest)
-    return None if rounds is None else float(rounds.total("sim_seconds"))
+def read_seconds_to_target(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    """Simulated ones to a target, or as the authors count them."""
+    rounds = cut_at_target(history, rest, reading)
+    return None if rounds is None else reading.count_seconds(rounds)
 
 
-def read_rounds_to_target(history: History, rest: str) -> float | None:
-    found = cut_at_target(history, rest)
+def read_rounds_to_target(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    found = cut_at_target(history, rest, reading)
     return None if found is None else float(len(found))
 
 
@@ -91,33 +106,45 @@ def pick_traffic_columns(history: History) -> tuple[str, str]:
     return ("bytes_up", next((c for c in BLOCK_TRAFFIC if history.last(c) is not None), "bytes_down"))
 
 
-def read_traffic(history: History, rest: str) -> float | None:
+def read_traffic(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
     """GB both ways, of all devices together."""
     return history.total(*pick_traffic_columns(history)) / GB
 
 
-def read_traffic_to_target(history: History, rest: str) -> float | None:
-    found = cut_at_target(history, rest)
-    return None if found is None else read_traffic(found, "")
+def read_traffic_to_target(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    found = cut_at_target(history, rest, reading)
+    return None if found is None else read_traffic(found, "", reading)
 
 
-def read_accuracy_within(history: History, rest: str) -> float | None:
-    """Per cent at the last evaluation within 70 rounds, 900 s or 50 GB."""
+def read_accuracy_within(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    """Per cent within 70 rounds, 900 s or 50 GB."""
     number, _, unit = rest.partition(" ")
     try:
         budget = float(number)
     except ValueError:
         return None
     if unit == "rounds":
-        found = history.cut(sum(row["round"] < budget for row in history.rows)).last("accuracy")
+        found = history.cut(sum(row["round"] < budget for row in history.rows))
     elif unit == "s":
-        found = history.accuracy_at_budget(budget, "sim_seconds")
+        found = cut_at_budget(history, budget, "sim_seconds")
     else:
-        found = history.accuracy_at_budget(budget * GB, *pick_traffic_columns(history)) if unit == "GB" else None
-    return None if found is None else 100 * found
+        found = cut_at_budget(history, budget * GB, *pick_traffic_columns(history)) if unit == "GB" else None
+    value = None if found is None else reading.read_value(found, "accuracy")
+    return None if value is None else 100 * value
 
 
-def read_training_seconds(history: History, rest: str) -> float | None:
+def cut_at_budget(history: History, budget: float, *columns: str) -> History:
+    """The rounds until which these columns add up to no more than a budget."""
+    spent, rounds = 0.0, 0
+    for row in history.rows:
+        spent += sum(row.get(column) or 0 for column in columns)
+        if spent > budget:
+            break
+        rounds += 1
+    return history.cut(rounds)
+
+
+def read_training_seconds(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
     """Simulated seconds that the last device of a round computed."""
     spent = [by["compute"] for by in history["seconds_by"] if by]
     return float(mean(spent)) if spent else None
@@ -146,7 +173,7 @@ def format_decimal_size(value: float, sign: str, largest: float) -> str:
 class MetricReader:
     """A metric: how it is measured, and how it is shown."""
 
-    read: Callable[[History, str], float | None]
+    read: Callable[[History, str, Reading], float | None]
     head: str
     """{} is what stands behind its name."""
     show: Callable[[float, str, float], str] = make_fixed_format(3)
@@ -155,24 +182,30 @@ class MetricReader:
     """Whether it is about a target, which may never be reached."""
     spread: bool = False
     """Whether the deviation over seeds is shown."""
+    sign: str = ""
+    """+ where a value above 0 is shown with it."""
     gap: str = "difference"
     """Or "per cent", or "" where there is none worth showing."""
 
 
 READERS = {
-    "acc": MetricReader(make_last_reader("accuracy"), "accuracy", spread=True),
-    "acc_pct": MetricReader(make_last_reader("accuracy", 100), "accuracy %", make_fixed_format(2), spread=True),
+    "acc": MetricReader(make_value_reader("accuracy"), "accuracy", spread=True),
+    "acc_pct": MetricReader(make_value_reader("accuracy", 100), "accuracy %", make_fixed_format(2), spread=True),
     "acc_pct_within_": MetricReader(read_accuracy_within, "% within {}", make_fixed_format(2), spread=True),
-    "top1_acc_pct": MetricReader(make_last_reader("accuracy", 100), "top-1 %", make_fixed_format(2), spread=True),
-    "top3_acc_pct": MetricReader(make_last_reader("top3", 100), "top-3 %", make_fixed_format(2), spread=True),
+    "top1_acc_pct": MetricReader(make_value_reader("accuracy", 100), "top-1 %", make_fixed_format(2), spread=True),
+    "top3_acc_pct": MetricReader(make_value_reader("top3", 100), "top-3 %", make_fixed_format(2), spread=True),
     "acc_uniform_test_pct": MetricReader(
-        make_last_reader("accuracy", 100), "accuracy %", make_fixed_format(2), spread=True
+        make_value_reader("accuracy", 100), "accuracy %", make_fixed_format(2), spread=True
     ),
     "acc_client_tests_pct": MetricReader(
-        make_last_reader("device_mean", 100), "device mean %", make_fixed_format(2), spread=True
+        make_value_reader("device_mean", 100), "device mean %", make_fixed_format(2), spread=True
     ),
-    "local_model_risk": MetricReader(make_last_reader("local_risk"), "local risk", spread=True),
-    "KL_P_Q": MetricReader(make_last_reader("class_kl"), "KL(P, Q)", make_fixed_format(2), spread=True),
+    "local_model_risk": MetricReader(make_value_reader("local_risk"), "local risk", spread=True),
+    "KL_P_Q": MetricReader(make_value_reader("class_kl"), "KL(P, Q)", make_fixed_format(2), spread=True),
+    "best_acc_pct": MetricReader(read_best_round, "best round %", make_fixed_format(2), spread=True),
+    MEAN_OF_LIST: MetricReader(read_nothing, "mean of list"),
+    MINUS_FEDAVG: MetricReader(read_nothing, "minus FedAvg", spread=True, sign="+"),
+    EQUAL: MetricReader(read_nothing, "equal {}", spread=True),
     "rounds_to_": MetricReader(read_rounds_to_target, "rounds to {}", make_fixed_format(0), has_target=True),
     TIME: MetricReader(read_seconds_to_target, "s to {}", format_short, has_target=True, gap=""),
     "time_s_local": MetricReader(read_training_seconds, "s of training", format_short, gap=""),
@@ -189,4 +222,4 @@ def find_reader(metric: str) -> tuple[MetricReader, str]:
     for name, reader in READERS.items():
         if metric == name or (name.endswith("_") and metric.startswith(name)):
             return reader, metric.removeprefix(name)
-    return MetricReader(lambda history, rest: None, metric), ""
+    return MetricReader(read_nothing, metric), ""

@@ -1,7 +1,8 @@
 """Reproductions: the cells of a paper's table are run, and what came out is put beside what was published."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,22 @@ from shoal.compare.comparison import play_all_runs
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.interrupts import STOP_KINDS, stop_error
 from shoal.plugins.load import load_method
-from shoal.reproduce.figures import find_published, make_figures, refuse_unmatched_columns
+from shoal.reproduce.equal_costs import compare_methods
+from shoal.reproduce.figures import (
+    Figure,
+    find_published,
+    list_default_metrics,
+    make_figures,
+    make_figures_of_list,
+    refuse_unmatched_columns,
+)
+from shoal.reproduce.ledger import LedgerRun, find_ledger_folder, make_run_key, read_ledger
+from shoal.reproduce.metric_readers import Value
+from shoal.reproduce.protocol import FAIR
 from shoal.reproduce.sheet import Sheet
 from shoal.reproduce.table import PaperTable, TableColumn, TableRow
-from shoal.reproduce.table_file import RESERVED, read_table
+from shoal.reproduce.table_checks import RESERVED
+from shoal.reproduce.table_file import read_table
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.history import History, read_history
 from shoal.runs.recipe import Recipe
@@ -28,33 +41,50 @@ log = logging.getLogger("shoal")
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one column: its recipes, one per seed."""
+    """One method in one column: its recipes, one per seed; of a list of settings those of the first go first."""
 
     column: TableColumn
     row: TableRow
     recipes: tuple[Recipe, ...]
+    seeds: int = 1
+    recorded: tuple[LedgerRun, ...] = ()
+    """Runs of a ledger that are those of the recipes; none where one is missing."""
+
+    def group_by_choice(self, runs: Sequence[History]) -> list[Sequence[History]]:
+        """The seeds of each setting of a list; one group where there is no list."""
+        return [runs[first : first + self.seeds] for first in range(0, len(runs), self.seeds)]
 
 
 def reproduce_table(
     name: str,
     scale: str = "full",
-    seeds: int = 1,
+    seeds: int | None = None,
     only: Sequence[str] = (),
     out: str = "",
     changes: Mapping[str, Any] | None = None,
     watch: Watcher | None = None,
+    protocol: str = FAIR,
+    results: str = "",
+    play: bool = True,
 ) -> Sheet:
     """Run the cells of a table, or those of some methods; called again, it goes on where it was stopped.
 
-    Runs of other methods that are complete in the same folder are shown too.
+    `seeds` are those of each cell; None is as many as the protocol asks for, and one at the scale smoke. Runs of
+    other methods that are complete in the same folder are shown too. Cells that are in the ledger `results` are read
+    from there; without `play` nothing else is run.
     """
-    table, folder = read_table(name), Path(out or pick_default_folder(name, scale))
+    table, folder = read_table(name).apply_protocol(protocol), Path(out or pick_default_folder(name, scale, protocol))
+    if seeds is None:
+        seeds = 1 if scale == "smoke" else table.protocol.seeds
     cells = make_cells(table, scale, seeds, changes or {}, folder)
+    if scale == "full":
+        cells = attach_recorded_runs(cells, read_ledger(find_ledger_folder(results)), protocol)
     requested = {row.method for row in select_rows(table, only)}
     refuse_unmatched_columns(table)
     for cell in cells:
         if cell.row.method in requested:
-            load_method(cell.recipes[0].method, cell.recipes[0].parts)
+            for method in dict.fromkeys((recipe.method, recipe.parts) for recipe in cell.recipes):
+                load_method(*method)
         for recipe in cell.recipes:
             refuse_other_recipe(recipe)
     sheet = Sheet(table, scale, seeds)
@@ -64,21 +94,41 @@ def reproduce_table(
     remove_strays(folder)
     for column in table.columns:
         column_cells = {cell.row.method: cell for cell in cells if cell.column is column}
-        finish_cells([cell for cell in column_cells.values() if cell.row.method in requested], folder, watch)
+        if play:
+            finish_cells([cell for cell in column_cells.values() if cell.row.method in requested], folder, watch)
+        runs = {method: own for method, cell in column_cells.items() if (own := read_complete_histories(cell))}
         for row in table.rows:
-            cell = column_cells.get(row.method)
-            runs = read_complete_histories(cell) if cell else None
-            if row.method in requested or runs:
-                target = cell.recipes[0].target if cell else 0.0
-                figures = make_figures(column, row, find_published(table, column, row), runs, target)
+            if row.method in requested or row.method in runs:
+                figures = make_cell_figures(table, column, row, column_cells.get(row.method), runs.get(row.method))
                 sheet = replace(sheet, figures=(*sheet.figures, *figures))
+        if table.protocol.name == FAIR and runs:
+            told: dict[str, Value] = {
+                metric: None for row in table.rows for metric in find_published(table, column, row)
+            }
+            metric = list_default_metrics(told, next(iter(runs.values())), 0.0)[0]
+            figures = compare_methods(column.name, metric, runs, table.protocol.reading)
+            sheet = replace(sheet, figures=(*sheet.figures, *figures))
         sheet.write(folder)
         log.info("%s is done; the table so far: %s", column.name, folder / "table.md")
     return sheet
 
 
-def pick_default_folder(name: str, scale: str) -> str:
-    return f"runs/{Path(name).stem if name.endswith('.toml') else name}" + ("-smoke" if scale == "smoke" else "")
+def make_cell_figures(
+    table: PaperTable, column: TableColumn, row: TableRow, cell: Cell | None, runs: list[History] | None
+) -> list[Figure]:
+    """What was published of a cell, and what was measured, where it ran."""
+    published, reading = find_published(table, column, row), table.make_reading(column, row)
+    target = cell.recipes[0].target if cell else 0.0
+    groups = cell.group_by_choice(runs) if cell and runs else []
+    if len(groups) > 1:
+        return make_figures_of_list(column, row, published, groups, target, reading)
+    return make_figures(column, row, published, runs, target, reading)
+
+
+def pick_default_folder(name: str, scale: str, protocol: str = FAIR) -> str:
+    stem = Path(name).stem if name.endswith(".toml") else name
+    own = "" if protocol == FAIR else f"-{protocol}"
+    return f"runs/{stem}{own}" + ("-smoke" if scale == "smoke" else "")
 
 
 def select_rows(table: PaperTable, only: Sequence[str]) -> list[TableRow]:
@@ -103,23 +153,51 @@ def make_cells(table: PaperTable, scale: str, seeds: int, changes: Mapping[str, 
     cells = []
     for column in table.columns:
         for row in table.rows:
-            if row.find_expression(column) is None:
-                continue
-            first = table.make_recipe(column, row, scale, changes)
-            cell_folder = folder / column.folder / row.folder
-            numbers = range(first.seed, first.seed + seeds)
-            recipes = tuple(replace(first, seed=n, out=str(cell_folder / f"seed-{n}")) for n in numbers)
-            cells.append(Cell(column, row, recipes))
+            choices, recipes = row.list_choices(column), []
+            for number, _ in enumerate(choices):
+                first = table.make_recipe(column, row, scale, changes, number)
+                cell_folder = folder / column.folder / row.folder
+                cell_folder = cell_folder / f"choice-{number}" if len(choices) > 1 else cell_folder
+                numbers = range(first.seed, first.seed + seeds)
+                recipes += [replace(first, seed=n, out=str(cell_folder / f"seed-{n}")) for n in numbers]
+            if recipes:
+                cells.append(Cell(column, row, tuple(recipes), seeds))
     return cells
+
+
+def attach_recorded_runs(cells: Sequence[Cell], ledger: Sequence[LedgerRun], protocol: str) -> list[Cell]:
+    """The cells with their runs from a ledger, where it has all of them under this protocol."""
+    by_key: dict[str, list[LedgerRun]] = {}
+    for run in ledger:
+        if run.protocol == protocol:
+            by_key.setdefault(run.key, []).append(run)
+    attached = []
+    for cell in cells if by_key else ():
+        found = [find_recorded_run(recipe, by_key) for recipe in cell.recipes]
+        runs = tuple(run for run in found if run is not None)
+        attached.append(replace(cell, recorded=runs if len(runs) == len(found) else ()))
+    return attached if by_key else list(cells)
+
+
+def find_recorded_run(recipe: Recipe, by_key: Mapping[str, Sequence[LedgerRun]]) -> LedgerRun | None:
+    """The first run of a ledger that is one of this recipe."""
+    return next((run for run in by_key.get(make_run_key(recipe), ()) if run.covers(recipe)), None)
 
 
 def finish_cells(cells: Sequence[Cell], folder: Path, watch: Watcher | None) -> None:
     """Play what is not complete yet; a stop says how to go on."""
-    try:
+    with explain_stop(folder):
         comparison = play_all_runs(
             {cell.row.method: cell.recipes for cell in cells if read_complete_histories(cell) is None}, 0.0, watch
         )
         warn_of_failed_runs(comparison.results)
+
+
+@contextmanager
+def explain_stop(folder: Path) -> Iterator[None]:
+    """Inside, a stop by the user or by a signal is an error that says how to go on."""
+    try:
+        yield
     except (ShoalError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
             error = stop_error(error, "Stopped.", "")
@@ -131,13 +209,17 @@ def finish_cells(cells: Sequence[Cell], folder: Path, watch: Watcher | None) -> 
 
 def read_complete_histories(cell: Cell) -> list[History] | None:
     """The histories of a cell whose runs are all over; None if one is not, or if it has to be looked at for damage."""
+    if cell.recorded:
+        return [run.cut(recipe.rounds).history for run, recipe in zip(cell.recorded, cell.recipes)]
     histories = []
     for recipe in cell.recipes:
         folder = RunFolder(Path(recipe.out), None)
         if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
             return None
         try:
-            history = read_history(folder.history_file, metrics=folder.read_metrics(), headline=recipe.headline)
+            history = read_history(
+                folder.history_file, metrics=folder.read_metrics(), headline=folder.read_headline(recipe)
+            )
         except ShoalError as error:
             if error.kind.name != "damaged":
                 raise

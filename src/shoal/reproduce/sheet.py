@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.reproduce.figures import DEVIATION, Figure
-from shoal.reproduce.metric_readers import READERS, Value, find_reader
+from shoal.reproduce.figures import DEVIATION, ROUNDS, Figure
+from shoal.reproduce.metric_readers import EQUAL, MEAN_OF_LIST, MINUS_FEDAVG, READERS, TIME, Value, find_reader
+from shoal.reproduce.protocol import FAIR
 from shoal.reproduce.table import PaperTable
 from shoal.storage.files import write_bytes
 
@@ -22,6 +23,21 @@ SECONDS = (
     "compare them within a column, method by method, never with each other."
 )
 SIMULATED = "Seconds are simulated."
+COUNTED_ROUNDS = (
+    "Published rounds follow from published seconds, which are a constant times rounds for methods "
+    "that neither drop nor prune."
+)
+CHOSEN = (
+    "Where the authors took the best of a list by test data, so does the figure here, "
+    "and `mean of list` is the mean accuracy of the whole list."
+)
+TO_TARGET, AT_EQUAL_COST = ", to the target", ", at equal cost"
+"""Behind the name of a column, where it has further sections."""
+INTERVAL = "± is half of a 95 % interval of the mean over seeds."
+EQUAL_COST = (
+    "At equal cost every method is read where the cheapest one with its seed ends; "
+    "minus FedAvg is the mean of the differences seed by seed."
+)
 GAP = "A gap is measured minus published. A dash: not measured, or not published. never: the target was not reached."
 SIZES = "Upload is the mean over devices and rounds, in decimal units; its gap is in per cent of what was published."
 
@@ -36,16 +52,43 @@ class Sheet:
     figures: tuple[Figure, ...] = ()
 
     @property
+    def protocol_words(self) -> list[str]:
+        """Which protocol it is, what that means, and what the other one is."""
+        protocol, other = self.table.protocol, self.table.other_protocol
+        names = f"The other one is {other}: --protocol {other}." if other else "It has no protocol of its authors."
+        return [f"Protocol: {protocol.name}. {names}", *protocol.words, *self.tuning_words]
+
+    @property
+    def tuning_words(self) -> list[str]:
+        """Under `fair`, which methods have values that were tuned on validation data."""
+        if self.table.protocol.name != FAIR:
+            return []
+        shown = dict.fromkeys(f.method for f in self.figures if f.seeds)
+        tuned = [method for method in shown if method in self.table.tuned]
+        others = [method for method in shown if method not in self.table.tuned]
+        known = [f"Tuned on validation data: {', '.join(tuned)}."] if tuned else []
+        if not others:
+            return known
+        return [*known, f"Not tuned: {', '.join(others)}." if tuned else "Not tuned: methods have the table's values."]
+
+    @property
     def remarks(self) -> list[str]:
         """Sentences that must stand beside the figures."""
-        timed = [f for f in self.figures if not find_reader(f.metric)[0].gap]
+        timed = [f for f in self.figures if f.metric.startswith(TIME) or f.metric == "time_s_local"]
         known = any(f.published is not None for f in self.figures)
         clock = [SECONDS if any(f.published is not None for f in timed) else SIMULATED] if timed else []
+        clock = [COUNTED_ROUNDS] if timed and self.table.protocol.clock else clock
         sizes = [SIZES] if any(f.metric == "upload_size" for f in self.figures) else []
+        chosen = [f"{f.column}, {f.method}: {f.note}." for f in self.figures if f.metric == MEAN_OF_LIST]
+        lists = [CHOSEN, *chosen] if chosen else []
+        spread = [INTERVAL] if any(f.interval is not None for f in self.figures) else []
+        equal = [EQUAL_COST] if any(is_side_by_side(f.metric) for f in self.figures) else []
         seeds = f"Means over {self.seeds} seeds." if self.seeds > 1 else "One seed."
         own = [MEANINGLESS] if self.scale == "smoke" else []
         missing = [f"{row.method} was not run: {row.missing}" for row in self.missing_rows]
-        return [*own, seeds, *([GAP] if known else []), *clock, *sizes, *self.table.notes, *missing]
+        gap = [GAP] if known else []
+        words = [*self.protocol_words, seeds, *spread, *gap, *clock, *sizes, *lists, *equal]
+        return [*own, *words, *self.table.notes, *missing]
 
     @property
     def missing_rows(self) -> list[Any]:
@@ -53,26 +96,40 @@ class Sheet:
         return [row for row in self.table.rows if row.missing and row.method in shown]
 
     def make_sections(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-        """For every column: its name, the heads, and one line of texts per method."""
+        """For every column: its name, the heads, and one line of texts per method.
+
+        What is too wide for one section has its own: targets in rounds and in the authors' seconds, equal costs.
+        """
         for column in self.table.columns:
-            own = [f for f in self.figures if f.column == column.name]
-            metrics = [m for m in dict.fromkeys(f.metric for f in own) if not m.endswith(DEVIATION)]
-            metrics.sort(key=rank_metric)
-            by = {(f.method, f.metric): f for f in own}
-            told = {f.metric for f in own if f.published is not None}
-            heads = ["method"]
-            for metric in metrics:
-                heads += [format_head(metric), "paper", "gap"][: count_shown_cells(metric, metric in told)]
-            methods = dict.fromkeys(f.method for f in own)
-            lines = []
-            for method in methods:
-                both = ((k, by.get((method, k)), by.get((method, k + DEVIATION))) for k in metrics)
-                parts = (
-                    format_figure(main, deviation)[: count_shown_cells(k, k in told)] for k, main, deviation in both
-                )
-                lines.append([method, *(text for part in parts for text in part)])
-            if lines:
-                yield column.name, heads, lines
+            sections: dict[str, list[Figure]] = {"": [], TO_TARGET: [], AT_EQUAL_COST: []}
+            for figure in self.figures:
+                if figure.column == column.name:
+                    sections[self.pick_section(figure.metric)].append(figure)
+            for suffix, figures in sections.items():
+                if figures:
+                    yield column.name + suffix, *self.make_section(figures)
+
+    def pick_section(self, metric: str) -> str:
+        if is_side_by_side(metric):
+            return AT_EQUAL_COST
+        return TO_TARGET if self.table.protocol.clock and metric.startswith((TIME, ROUNDS)) else ""
+
+    def make_section(self, figures: list[Figure]) -> tuple[list[str], list[list[str]]]:
+        """The heads of these figures, and one line of texts per method."""
+        metrics = [m for m in dict.fromkeys(f.metric for f in figures) if not m.endswith(DEVIATION)]
+        metrics.sort(key=rank_metric)
+        by = {(f.method, f.metric): f for f in figures}
+        told = {f.metric for f in figures if f.published is not None}
+        shown = {m: count_shown_cells(m, m in told, self.table.protocol.clock is not None) for m in metrics}
+        heads = ["method"]
+        for metric in metrics:
+            heads += [format_head(metric), "paper", "gap"][: shown[metric]]
+        lines = []
+        for method in dict.fromkeys(f.method for f in figures):
+            both = ((k, by.get((method, k)), by.get((method, k + DEVIATION))) for k in metrics)
+            parts = (format_figure(main, deviation)[: shown[k]] for k, main, deviation in both)
+            lines.append([method, *(text for part in parts for text in part)])
+        return heads, lines
 
     def to_markdown(self) -> str:
         parts = [
@@ -88,11 +145,13 @@ class Sheet:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         about = {"table": self.table.name, "title": self.table.heading, "scale": self.scale, "seeds": self.seeds}
+        about |= {"protocol": self.table.protocol.name, "other_protocol": self.table.other_protocol}
         return about | {"remarks": self.remarks, "figures": [asdict(f) | {"gap": f.gap} for f in self.figures]}
 
     def to_csv(self) -> str:
         text = io.StringIO()
-        heads = ["column", "method", "metric", "published", "measured", "gap", "spread", "seeds", "reached", "note"]
+        heads = ["column", "method", "metric", "published", "measured", "gap", "spread", "interval"]
+        heads += ["seeds", "reached", "note"]
         writer = csv.DictWriter(text, heads, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.to_dict()["figures"])
@@ -115,9 +174,14 @@ def format_head(metric: str) -> str:
     return reader.head.replace("{}", rest.removeprefix("top3_"))
 
 
-def count_shown_cells(metric: str, told: bool) -> int:
+def is_side_by_side(metric: str) -> bool:
+    """Whether a metric compares the methods of a column."""
+    return metric == MINUS_FEDAVG or metric.startswith(EQUAL)
+
+
+def count_shown_cells(metric: str, told: bool, one_clock: bool = False) -> int:
     """How many of measured, published and gap are shown; seconds of two clocks have no gap worth showing."""
-    return 1 if not told else 3 if find_reader(metric)[0].gap else 2
+    return 1 if not told else 3 if find_reader(metric)[0].gap or one_clock else 2
 
 
 def format_figure(figure: Figure | None, deviation: Figure | None = None) -> list[str]:
@@ -126,11 +190,11 @@ def format_figure(figure: Figure | None, deviation: Figure | None = None) -> lis
         return ["-", "-", "-"]
     reader, _ = find_reader(figure.metric)
     largest = max((abs(v) for v in (figure.measured, figure.published) if isinstance(v, float)), default=0.0)
-    measured, published = (
-        format_value(value, figure.metric, "", largest) for value in (figure.measured, figure.published)
-    )
-    if reader.spread and figure.spread is not None:
-        measured += f" ± {reader.show(figure.spread, '', largest)}"
+    measured = format_value(figure.measured, figure.metric, reader.sign, largest)
+    published = format_value(figure.published, figure.metric, "", largest)
+    width = figure.spread if figure.interval is None else figure.interval
+    if reader.spread and width is not None:
+        measured += f" ± {reader.show(width, '', largest)}"
     if deviation is not None and isinstance(deviation.published, float):
         published += f" ± {reader.show(deviation.published, '', largest)}"
     if reader.has_target and 0 < figure.reached < figure.seeds:

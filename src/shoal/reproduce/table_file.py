@@ -1,21 +1,37 @@
 """Files of tables: found by name, read, and refused in one sentence where something is wrong with them."""
 
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from math import isfinite
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.reproduce.protocol_file import (
+    AUTHORS_SECTION,
+    FAIR_SECTION,
+    build_authors_protocol,
+    build_fair_protocol,
+    refuse_lists,
+)
 from shoal.reproduce.table import Keys, PaperTable, TableColumn, TableRow, make_folder_name
-from shoal.runs.recipe import Recipe
+from shoal.reproduce.table_checks import (
+    KEYS,
+    NAME,
+    TEXT,
+    TEXTS,
+    Check,
+    are_entries,
+    are_expressions,
+    are_figures,
+    bad_table_error,
+    check_keys,
+    is_figure_filter,
+)
 from shoal.runs.recipe_files import MAX_RECIPE_BYTES
 
 SHIPPED = Path(__file__).with_name("tables")
 OWN = Path("recipes")
 """Where tables are looked for, below the working folder; those found here go before the shipped ones."""
-RESERVED = {"method": "Write it as `run` of a row", "out": "Give it as --out"}
 
 
 def list_tables() -> dict[str, Path]:
@@ -77,62 +93,46 @@ def build_table(name: str, keys: Keys) -> PaperTable:
     for row in rows:
         if bool(row.run) == bool(row.missing):
             raise bad_table_error(f"The row {row.method} needs either `run` or `missing`", "Give one of the two")
-        named = [*(row.run if isinstance(row.run, Mapping) else ()), *row.published]
-        for column in named:
-            if column not in {c.name for c in columns}:
-                raise unknown_name_error(f"column for the row {row.method}", column, [c.name for c in columns])
+        refuse_lists(row.method, row.run)
+        refuse_unknown_columns(
+            row.method, [*(row.run if isinstance(row.run, Mapping) else ()), *row.published], columns
+        )
+    fair, tuned = build_fair_protocol(top.pop("fair"))
+    shared = isinstance(top["authors"], str)
+    authors = build_authors_protocol(top.pop("authors"))
+    for method, run in (*fair.run.items(), *tuned.items(), *(authors.run.items() if authors and not shared else ())):
+        if method not in {r.method for r in rows}:
+            raise unknown_name_error("row for a protocol", method, [r.method for r in rows])
+        refuse_unknown_columns(method, run if isinstance(run, Mapping) else (), columns)
     notes = tuple(top.pop("notes"))
-    return PaperTable(name=name, columns=tuple(columns), rows=tuple(rows), notes=notes, **top)
-
-
-Check = tuple[Callable[[Any], bool], str, Any]
-"""Whether a value will do, what is wanted, and what holds when nothing is given (None: something must be)."""
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable() and len(value) <= 2000
-
-
-def is_text_mapping(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(is_text, value)) and all(map(is_text, value.values()))
-
-
-def are_entries(value: Any) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= 200 and all(isinstance(entry, dict) for entry in value)
-
-
-def are_recipe_keys(value: Any) -> bool:
-    """Recipe keys; their values are judged when the recipe is made."""
-    for key in value if isinstance(value, dict) else ():
-        if key in RESERVED:
-            raise bad_table_error(f"{key} cannot be set in a table", RESERVED[key])
-        if key not in {f.name for f in fields(Recipe)}:
-            raise unknown_name_error("recipe key", key, [f.name for f in fields(Recipe)])
-    return isinstance(value, dict)
-
-
-def are_figures(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(own, dict)
-        and all(is_text(k) and type(v) in (int, float) and abs(v) < 1e300 and isfinite(v) for k, v in own.items())
-        for own in value.values()
+    return PaperTable(
+        name=name,
+        columns=tuple(columns),
+        rows=tuple(rows),
+        notes=notes,
+        fair=fair,
+        tuned=tuned,
+        authors=authors,
+        protocol=fair,
+        **top,
     )
 
 
-def is_figure_filter(value: Any) -> bool:
-    return is_text_mapping(value) and set(value) <= {"dataset", "model", "setting"}
+def refuse_unknown_columns(method: str, named: Iterable[str], columns: list[TableColumn]) -> None:
+    for column in named:
+        if column not in {c.name for c in columns}:
+            raise unknown_name_error(f"column for the row {method}", column, [c.name for c in columns])
 
 
-NAME: Check = (lambda v: is_text(v) and bool(make_folder_name(v)), "a name with a letter or digit in it", None)
-TEXT: Check = (is_text, "a text of one line", "")
-KEYS: Check = (are_recipe_keys, "a table of recipe keys", {})
 TABLE: dict[str, Check] = {
     "paper": TEXT,
     "table": TEXT,
     "title": TEXT,
-    "notes": (lambda v: isinstance(v, list) and all(map(is_text, v)), "a list of texts", ()),
+    "notes": TEXTS,
     "base": KEYS,
     "smoke": KEYS,
+    "fair": FAIR_SECTION,
+    "authors": AUTHORS_SECTION,
     "column": (are_entries, "1 to 200 entries [[column]]", None),
     "row": (are_entries, "1 to 200 entries [[row]]", None),
 }
@@ -143,25 +143,12 @@ COLUMN: dict[str, Check] = {
 }
 ROW: dict[str, Check] = {
     "method": NAME,
-    "run": (lambda v: is_text(v) or is_text_mapping(v), "a method expression, or one for each column by its name", ""),
+    "run": (are_expressions, "a method expression, or one for each column by its name", ""),
     "missing": TEXT,
     "set": KEYS,
     "table": TEXT,
     "published": (are_figures, "numbers by column and metric", {}),
 }
-
-
-def check_keys(keys: Keys, checks: Mapping[str, Check], what: str) -> dict[str, Any]:
-    """All keys with their values or what holds without them."""
-    for key in keys:
-        if key not in checks:
-            raise unknown_name_error(f"key of {what}", key, checks)
-    for key, (fits, wanted, default) in checks.items():
-        if key in keys and not fits(keys[key]):
-            raise bad_table_error(f"`{key}` of {what} is {str(keys[key])[:60]!r}", f"It must be {wanted}")
-        if key not in keys and default is None:
-            raise bad_table_error(f"`{key}` of {what} is not given", f"It must be {wanted}")
-    return {key: keys.get(key, default) for key, (_, _, default) in checks.items()}
 
 
 def refuse_shared_folders(names: list[str], what: str) -> None:
@@ -172,7 +159,3 @@ def refuse_shared_folders(names: list[str], what: str) -> None:
             found = f"Two {what} are called {seen[make_folder_name(name)]!r} and {name!r}, which is too alike"
             raise bad_table_error(found, "Give them different names")
         seen[make_folder_name(name)] = name
-
-
-def bad_table_error(problem: str, advice: str) -> ShoalError:
-    return ShoalError("bad-recipe", f"{problem}.", f"{advice}.")

@@ -3,48 +3,76 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from shoal.core.batch import Samples
+from shoal.core.builtin_tasks import CLASSIFY, TASKS
+from shoal.core.clashes import refuse_task
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.fleet_protocol import Fleet
+from shoal.core.learning_task import LearningTask
 from shoal.core.ledger import Deadlines
 from shoal.core.local.device import TrainingSetup
-from shoal.core.local.optimiser_checks import refuse_accumulation, refuse_optimiser_clashes
-from shoal.core.measures.evaluate import Evaluator
+from shoal.core.local.optimiser_checks import (
+    refuse_accumulation,
+    refuse_optimiser_clashes,
+    refuse_unmatched_groups,
+)
+from shoal.core.local.personal_model import has_personal_models
+from shoal.core.measures.device_tests import list_device_test_metrics
+from shoal.core.measures.evaluate import Evaluator, EvaluatorOfBothHalves
 from shoal.core.measures.local_models import LocalModelEvaluator
-from shoal.core.metric import ASKED, Metric, list_run_metrics
+from shoal.core.metric import ASKED, METRICS, Metric, add_test_metrics, is_own_metric, list_run_metrics
 from shoal.core.model import tree
 from shoal.core.model.inputs import make_example
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER, Work
-from shoal.data.augment import parse_augment
-from shoal.data.dataset import Dataset, get_single_tensor
+from shoal.data.augment import parse_augment, refuse_augmenting
+from shoal.data.dataset import Dataset
+from shoal.data.device_samples import DeviceSamples
+from shoal.data.feature_skew import skew_features
+from shoal.data.local_tests import replace_test_half
 from shoal.data.noniid_degree import count_labels_by_device, summarise_population
 from shoal.data.plausibility import Doubt, find_doubts
-from shoal.data.population import Population
+from shoal.data.splits import parse_split
 from shoal.engines.deterministic import fix_cublas_workspace
+from shoal.engines.device_tests import DeviceTester
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
-from shoal.fleet.fleets import parse_fleet
-from shoal.models import build_model
+from shoal.fleet.fleets import UniformFleet, parse_fleet
+from shoal.models import MODELS, build_model
 from shoal.plugins.load import load_method, smoke_test_user_parts
-from shoal.plugins.metrics import load_metric_factories
+from shoal.plugins.metrics import load_metric_factories, make_task_metrics
 from shoal.plugins.smoke_run import make_smoke_setup
+from shoal.runs.given_objects import get_column_roles
 from shoal.runs.headline import check_headline
-from shoal.runs.recipe import Recipe, parse_amount
-from shoal.runs.recipe_data import convert_dataset, load_recipe_dataset, split_dataset
+from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_data import (
+    convert_dataset,
+    count_devices,
+    hold_out_own_tests,
+    load_recipe_dataset,
+    split_dataset,
+)
+from shoal.runs.recipe_doubts import find_recipe_doubts
 from shoal.runs.recipe_optimiser import make_optimiser, make_round_lr
+from shoal.runs.recipe_task import build_task, check_task_on_model, describe_loss
+from shoal.runs.task_targets import count_outputs, count_target_classes, derive_labels, fit_targets
+from shoal.runs.work_amounts import WorkAmount, make_amount_rule, parse_amount
 from shoal.storage.files import read_tensors
 from shoal.storage.memory import DeviceMemory
 
 log = logging.getLogger("shoal")
+MOST_DEVICES = 1000
+"""How many devices are judged one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +88,25 @@ class Assembly:
     split: Callable[[], dict]
     """Summarises how samples lie on devices, ready for JSON."""
     doubts: Callable[[], Iterable[Doubt]]
-    """Finds what is implausible about the data, to be told before the first round."""
+    """Finds what is implausible about data, recipe and model, to be told before the first round."""
+    device_tester: DeviceTester | None = None
+    """Judges devices on their own test samples, where they have any."""
 
     @property
     def metrics(self) -> dict[str, Metric]:
         """What the rows of this run may hold, by column."""
-        return list_run_metrics(self.method, self.recipe.metrics)
+        metrics = list_recipe_metrics(self.recipe, self.method, self.net.task)
+        return add_test_metrics(metrics) if self.recipe.validation and self.recipe.evaluate_test else metrics
+
+    @property
+    def headline(self) -> str:
+        """The metric that targets, budgets, tables and the report are about."""
+        return self.recipe.headline or choose_headline(self.recipe, self.net.task)
+
+    @property
+    def task_note(self) -> dict[str, str]:
+        """What a run's folder notes of its task, ready for JSON."""
+        return {"name": self.net.task.name, "headline": choose_headline(self.recipe, self.net.task)}
 
 
 DatasetCache = dict[tuple, Dataset]
@@ -84,7 +125,6 @@ def assemble_run(
     With `elsewhere` the samples lie on real devices, and the sizes of all of them are 0 here.
     """
     method = load_method(recipe.method, recipe.parts)
-    check_headline(recipe, list_run_metrics(method, recipe.metrics))
     optimiser = make_optimiser(recipe)
     refuse_optimiser_clashes(method, optimiser)
     streams = RandomStreams(recipe.seed)
@@ -93,26 +133,46 @@ def assemble_run(
         fix_cublas_workspace()
     dtype, half = set_precision(recipe.precision, place)
     dataset = load_recipe_dataset(recipe, streams)
-    labels = dataset.targets.numpy()
-    population, server_index = split_dataset(recipe, dataset, streams, elsewhere)
-    key = (recipe.data, recipe.data_dir, recipe.normalise, dtype, place, recipe.validation and recipe.seed)
+    task = build_task(recipe, dataset)
+    check_headline(recipe, list_recipe_metrics(recipe, method, task), choose_headline(recipe, task))
+    refuse_task(method.parts, task)
+    dataset = fit_targets(dataset, task)
+    labels, label_count = derive_labels(task, dataset.targets)
+    label_count = max(label_count, classes := count_target_classes(task, dataset))
+    devices = count_devices(recipe, dataset)
+    population, server_index = split_dataset(recipe, dataset, streams, labels, elsewhere)
+    whole_population = population
+    population, own_tests = hold_out_own_tests(recipe, population, streams, labels)
+    source = (recipe.data, recipe.data_dir, *get_column_roles(recipe).values())
+    held_back = recipe.validation and (recipe.validation, recipe.stratify_validation, recipe.seed, recipe.evaluate_test)
+    key = (*source, recipe.normalise, dtype, place, held_back, recipe.local_test_of, task.name)
     dataset_cache = {} if dataset_cache is None else dataset_cache
     if key not in dataset_cache:
         dataset_cache[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
     dataset = dataset_cache[key]
+    if not elsewhere:
+        dataset = skew_features(dataset, whole_population, parse_split(recipe.split).skews, streams)
+    if own_tests is not None and recipe.local_test_of == "all":
+        dataset = replace_test_half(dataset, np.concatenate(list(own_tests)))
     augment = parse_augment(recipe.augment)
     if augment:
-        get_single_tensor(dataset.inputs, "augment")
-    kind = f"{recipe.model} on {dataset.input_shape}, {dataset.classes} classes, {recipe.precision}"
-    net = replace(build_first_net(recipe, dataset, streams, dtype, place), half=half)
+        refuse_augmenting(dataset.inputs)
+    outputs = count_outputs(task, dataset)
+    kind = (
+        f"{recipe.model} on {dataset.input_shape}, {outputs} classes, {recipe.precision}{describe_loss(recipe, task)}"
+    )
+    net = build_first_net(recipe, dataset, outputs, streams, dtype, place)
+    net = replace(net, half=half, task=task)
+    if task.loss is not CLASSIFY.loss or recipe.model not in MODELS:
+        check_task_on_model(net, dataset, recipe.loss or (task.name if task.name not in TASKS else ""))
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
     refuse_accumulation(net, optimiser)
+    refuse_unmatched_groups(net, optimiser)
 
-    def get_samples(device: int) -> Samples:
-        index = server_index if device == SERVER else population[device]
-        return Samples(dataset.inputs, dataset.targets, torch.from_numpy(index))
-
+    get_samples = DeviceSamples(
+        dataset.inputs, dataset.targets, lambda device: server_index if device == SERVER else population[device]
+    )
     sizes = population.sizes
     if net.mixes_batch:
         if recipe.batch < 2:
@@ -121,25 +181,58 @@ def assemble_run(
     server_samples = get_samples(SERVER) if len(server_index) else None
     setup = TrainingSetup(method, net, streams, optimiser, get_samples, augment, kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
-    evaluator = build_evaluator(recipe, dataset, labels, population, dtype)
+    by_device = None
+    if {"devices", "local"} & set(recipe.metrics):
+        by_device = count_labels_by_device(labels, population, classes, min(len(population), MOST_DEVICES))
+    evaluator = build_evaluator(recipe, task, dataset, classes, by_device, dtype)
+    test_data = dataset.take_test_half()
+    test_evaluator = build_evaluator(recipe, task, test_data, classes, by_device, dtype) if test_data else None
+    fleet = parse_fleet(recipe.fleet, streams, devices, recipe.rounds)
+    host, work = (
+        LocalDevices(setup, memory, SerialEngine()),
+        make_work_schedule(recipe, streams, fleet, population.sizes),
+    )
+    device_tester = None
+    if own_tests is not None:
+        get_tests = DeviceSamples(dataset.inputs, dataset.targets, own_tests.__getitem__)
+        tested = np.flatnonzero((own_tests.sizes > 0) & (sizes > 0))[:MOST_DEVICES].tolist()
+        device_tester = DeviceTester(host, get_tests, tested, work)
     loop = Loop(
         method=method,
-        host=LocalDevices(setup, memory, SerialEngine()),
-        fleet=parse_fleet(recipe.fleet, streams, recipe.devices, recipe.rounds),
+        host=host,
+        fleet=fleet,
         streams=streams,
         sizes=sizes,
-        sample=recipe.sample,
-        work=make_work_schedule(recipe, streams),
-        evaluate_model=evaluator,
+        sample=min(recipe.sample, devices),
+        work=work,
+        evaluate_model=EvaluatorOfBothHalves(evaluator, test_evaluator) if test_evaluator else evaluator,
         evaluates=lambda row: True,
         optimiser=optimiser,
         deadlines=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
         server=server_samples,
         tell_every=recipe.eval_every,
         measure_replies=LocalModelEvaluator(evaluator, get_samples, recipe.metrics),
+        test_devices=device_tester or (lambda server_state, params, number: {}),
     )
-    split = lambda: summarise_population(labels, population, server_index, dataset.classes)  # noqa: E731
-    return Assembly(recipe, method, net, loop, memory, evaluator, split, lambda: find_doubts(dataset, population.sizes))
+    if device_tester is None and has_personal_models(method, net):
+        log.info("devices make models of their own, which nothing judges: --local-test 0.25 would")
+    split = lambda: summarise_population(labels, population, server_index, label_count)  # noqa: E731
+
+    def list_doubts() -> Iterable[Doubt]:
+        return chain(find_doubts(dataset, population.sizes), find_recipe_doubts(recipe, net, dataset))
+
+    return Assembly(recipe, method, net, loop, memory, evaluator, split, list_doubts, device_tester)
+
+
+def list_recipe_metrics(recipe: Recipe, method: Method, task: LearningTask) -> dict[str, Metric]:
+    """What the rows of a run of this recipe may hold, by column."""
+    own = list_device_test_metrics(task) if recipe.local_test else {}
+    return list_run_metrics(method, recipe.metrics, task.metrics) | own
+
+
+def choose_headline(recipe: Recipe, task: LearningTask) -> str:
+    """What a run is about where its recipe names nothing: what devices get on their own tests, or the task's."""
+    return "personal_mean" if recipe.local_test else task.headline
 
 
 def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
@@ -171,11 +264,11 @@ def parse_compute_device(name: str) -> torch.device:
 
 
 def build_first_net(
-    recipe: Recipe, dataset: Dataset, streams: RandomStreams, dtype: torch.dtype, place: torch.device
+    recipe: Recipe, dataset: Dataset, outputs: int, streams: RandomStreams, dtype: torch.dtype, place: torch.device
 ) -> Net:
     """The net with its initial weights, drawn from the stream `init` or read from the recipe's file."""
     example = make_example(dataset.inputs)
-    net = build_model(recipe.model, dataset.input_shape, dataset.classes, streams.derive_seed("init"), example)
+    net = build_model(recipe.model, dataset.input_shape, outputs, streams.derive_seed("init"), example)
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
@@ -204,39 +297,48 @@ def build_first_net(
 
 
 def build_evaluator(
-    recipe: Recipe, dataset: Dataset, labels: np.ndarray, population: Population, dtype: torch.dtype
+    recipe: Recipe,
+    task: LearningTask,
+    dataset: Dataset,
+    classes: int,
+    by_device: np.ndarray | None,
+    dtype: torch.dtype,
 ) -> Evaluator:
-    """The evaluator on the test set with the recipe's metrics; per device it knows the labels of the first 1,000."""
+    """The evaluator on the test set with the recipe's metrics; `by_device` are the labels of each device."""
     for metric in recipe.metrics:
-        if ".py:" not in metric and metric not in ASKED:
+        if metric in METRICS and metric not in ASKED:
+            problem = f"The metric {metric} need not be asked for: it is told of every run that has it."
+            raise ShoalError("bad-value", problem, "Leave it out of metrics.")
+        if not is_own_metric(metric) and metric not in ASKED:
             raise unknown_name_error("metric", metric, ASKED)
-    specs = [metric for metric in recipe.metrics if ".py:" in metric]
-    user_metrics = load_metric_factories(specs, dataset, dtype)
-    by_device = None
-    if {"devices", "local"} & set(recipe.metrics):
-        by_device = count_labels_by_device(labels, population, dataset.classes, min(len(population), 1000))
+        if not is_own_metric(metric) and metric not in task.words:
+            problem = f"The metric {metric} means nothing for the task {task.name}."
+            raise ShoalError("bad-value", problem, f"It knows {', '.join(task.words) or 'no further ones'}.")
+    names = recipe.metrics
+    if "perplexity" in names and task.loss is not CLASSIFY.loss:
+        names = tuple(dict.fromkeys((*names, "log_loss")))  # the loss is no plain cross-entropy
+    specs = list(filter(is_own_metric, names))
+    metrics = make_task_metrics(task, names, dataset, count_outputs(task, dataset), dtype)
+    metrics |= load_metric_factories(specs, dataset, count_outputs(task, dataset), dtype)
     index = torch.arange(len(dataset.test_targets))
     samples = Samples(dataset.test_inputs, dataset.test_targets, index)
-    return Evaluator(samples, dataset.classes, recipe.metrics, by_device, user_metrics)
+    return Evaluator(samples, classes, names, by_device, metrics)
 
 
-def make_work_schedule(recipe: Recipe, streams: RandomStreams) -> Callable[[int, int], Work]:
-    """The function that gives the work of a device in a round; unequal amounts are drawn from the stream `work`."""
-    epochs, steps = parse_amount("epochs", recipe.epochs), parse_amount("steps", recipe.steps)
+def make_work_schedule(
+    recipe: Recipe, streams: RandomStreams, fleet: Fleet | None = None, sizes: np.ndarray | None = None
+) -> Callable[[int, int], Work]:
+    """The function that gives the work of a device in a round; without fleet and sizes all devices are alike."""
+    sizes = np.broadcast_to(1, recipe.devices) if sizes is None else sizes
+    key = "steps" if recipe.steps else "epochs"
+    amount = parse_amount(key, getattr(recipe, key)) or WorkAmount((1.0, 1.0))
+    draw_amount = make_amount_rule(key, amount, streams, fleet or UniformFleet(), sizes)
     compute_round_lr = make_round_lr(recipe)
 
-    def draw_amount(ends: tuple[float, float], round: int, device: int) -> float:
-        low, high = ends
-        if low == high:
-            return low
-        generator = streams.make_numpy_generator("work", round, device)
-        whole = low == int(low) and high == int(high)
-        return float(generator.integers(int(low), int(high) + 1) if whole else generator.uniform(low, high))
-
     def make_work(round: int, device: int) -> Work:
-        lr = compute_round_lr(round)
-        if steps:
-            return Work(0.0, max(1, int(draw_amount(steps, round, device))), recipe.batch, lr)
-        return Work(draw_amount(epochs or (1.0, 1.0), round, device), 0, recipe.batch, lr)
+        lr, drawn = compute_round_lr(round), draw_amount(round, device)
+        if key == "steps":
+            return Work(0.0, max(1, int(drawn)), recipe.batch, lr)
+        return Work(drawn, 0, recipe.batch, lr)
 
     return make_work

@@ -46,11 +46,16 @@ def make_checkpoint_tree(
         "params": server_state.params,
         "states": server_state.states,
         "cards": server_state.cards,
-        "cuts": [{"kept": dict(cut.kept), "masks": dict(cut.masks)} for cut in server_state.cuts],
+        "cuts": describe_cuts(server_state.cuts),
         "memory": {"versions": [list(version) for version in memory]},
         "history": torch.frombuffer(bytearray(lines), dtype=torch.uint8),
         **RESERVED,
     }
+
+
+def describe_cuts(cuts: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Prunings as a file holds them."""
+    return [{"kept": dict(cut.kept), "masks": dict(cut.masks)} for cut in cuts]
 
 
 def check_format(content: Tree) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal")
 LONG = 100_000
 """Steps above which compiling pays on a GPU: for each operation it takes 60 ms, and saves 0.6 us of every step."""
+NATIVE_MACS = 5e11
+"""Multiply-accumulates of a run above which kernels of our own pay on a processor: 20 seconds of LeNet on one core."""
 
 
 def parse_engine_choice(stored: Mapping[str, Any] | None) -> EngineChoice | None:
@@ -69,9 +71,19 @@ def choose_engine(assembly: "Assembly") -> EngineChoice:
     recipe, pick = assembly.recipe, choose_engine_by_recipe(assembly)
     if recipe.deterministic and (assembly.net.place.type != "cpu" or pick.threads > 1):  # a single thread always is
         pick = replace(pick, deterministic=True)
+    pick = replace(pick, native=wants_native_kernels(assembly, pick))
     if recipe.engine == "auto":
         log.info("engine: %s", pick)
     return pick
+
+
+def wants_native_kernels(assembly: "Assembly", pick: EngineChoice) -> bool:
+    """Whether a run is long enough for kernels that must be built first; by its sizes alone, so that bits repeat."""
+    net, recipe = assembly.net, assembly.recipe
+    if net.place.type != "cpu" or pick.threads > 1 or not ENGINES[pick.engine].has_native:
+        return False
+    samples = estimate_local_steps(assembly) * assembly.loop.work(0, 0).batch * recipe.sample * recipe.rounds
+    return 3 * net.macs_forward * samples > NATIVE_MACS
 
 
 def choose_engine_by_recipe(assembly: "Assembly") -> EngineChoice:

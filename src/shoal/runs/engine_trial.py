@@ -18,6 +18,7 @@ from shoal.runs.engine_choice import (
     estimate_local_steps,
     has_convolutions,
     use_engine_settings,
+    wants_native_kernels,
 )
 from shoal.runs.engine_trial_cache import TrialCache, measure_load
 
@@ -52,7 +53,8 @@ def find_quickest_engine(assembly: "Assembly", cores: int) -> EngineChoice:
     cache, load = TrialCache(assembly, cores), measure_load(cores)
     if pick := cache.read(load):
         return pick
-    picks = [serial, *list_candidates(assembly.net, cores, recipe.sample, recipe.threads)]
+    candidates = list_candidates(assembly.net, cores, recipe.sample, recipe.threads)
+    picks = [serial, *(replace(pick, native=wants_native_kernels(assembly, pick)) for pick in candidates)]
     if not recipe.threads:
         for threads in sorted({min(4, cores), cores} - {1}):
             threaded = replace(serial, threads=threads)

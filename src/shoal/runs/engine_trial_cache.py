@@ -5,13 +5,13 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shoal.engines.threads import use_threads
 from shoal.runs.engine_choice import EngineChoice, parse_engine_choice
+from shoal.storage.cache_folder import find_cache_folder
 
 if TYPE_CHECKING:
     from shoal.runs.build import Assembly
@@ -31,7 +31,7 @@ class TrialCache:
         settings = (recipe.method, recipe.model, recipe.batch, recipe.sample, recipe.precision, shape)
         machine = (cores, recipe.threads, torch.__version__, torch.backends.cpu.get_cpu_capability())
         self.key = blake2b(repr((settings, machine)).encode(), digest_size=12).hexdigest()
-        self.file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "engines.json"
+        self.file = find_cache_folder() / "engines.json"
 
     def read(self, load: float) -> EngineChoice | None:
         """The engine choice of a trial for this run, if it still holds at this load."""

@@ -48,13 +48,22 @@ def export(
     *,
     data: Any = None,
     model: Any = None,
+    task: Any = None,
+    loss: Any = None,
+    parts: Any = (),
+    metrics: Any = (),
+    fleet: Any = None,
     force: bool = False,
     with_frozen: bool = False,
+    best: bool = False,
 ) -> ExportedModel:
     """Write the judged model of a run folder, at its newest checkpoint: `export("runs/first", "model.onnx")`.
 
+    With `best`, the model of the best validation metric, which a run with `keep_best` has.
+
     The ending says how: .pt2, .onnx or .safetensors. `force` replaces a file that is there. A run that was begun with
-    `data` or `model` as objects needs the same ones again, unless the program still has them from then.
+    `data`, `model`, `task`, `loss`, `parts`, `metrics` or a `fleet` as objects needs the same ones again, unless the
+    program still has them from then.
 
     A .safetensors file holds what was trained, and of frozen tensors the digest alone, unless `with_frozen`; a program
     (.pt2, .onnx) always holds everything, since it must run.
@@ -66,8 +75,8 @@ def export(
     refuse_overwrite(path, folder, force)
     if write is export_onnx:
         require_onnx()
-    with hand_over_again(folder, data, model):
-        trained = load_trained_model(folder)
+    with hand_over_again(folder, data, model, task, loss, parts=parts, metrics=metrics, fleet=fleet):
+        trained = load_trained_model(folder, best)
     if write is export_onnx:
         trained = trained.to_float32()
     if with_frozen:
@@ -80,9 +89,11 @@ def export(
 def refuse_overwrite(path: Path, folder: Path, force: bool) -> None:
     """Refuse to replace a file unless forced, and the run's checkpoint always."""
     with explain_disk_errors(path):
-        exists, is_checkpoint = path.exists(), path.resolve() == (folder / "checkpoint.safetensors").resolve()
-    if is_checkpoint:
-        raise ShoalError("bad-value", f"{path} is where the run keeps its checkpoint.", "Give another name.")
+        own = (folder / "checkpoint.safetensors", *folder.glob("best-*.safetensors"))
+        exists, is_own = path.exists(), path.resolve() in [file.resolve() for file in own]
+    if is_own:
+        what = "checkpoint" if path.name == own[0].name else "best model"
+        raise ShoalError("bad-value", f"{path} is where the run keeps its {what}.", "Give another name.")
     if exists and not force:
         advice = "Give another name, or --force to replace it (force=True in Python)."
         raise ShoalError("bad-value", f"{path} is already there.", advice)
@@ -96,15 +107,17 @@ def get_run_folder(run: str | Path | Result) -> Path:
 
 
 def describe_export(exported: ExportedModel) -> list[str]:
-    """Lines that describe an exported file: model, accuracy, inputs, outputs, and how it was checked."""
+    """Lines that describe an exported file: model, headline, inputs, outputs, and how it was checked."""
     about, is_bare = exported.about, exported.path.suffix.lower() == ".safetensors"
-    rounds, after = about["rounds"], about["accuracy_after"]
-    judged = f"accuracy {about['accuracy']:.4f} after round {after}" if after else "not evaluated yet"
+    rounds, headline = about["rounds"], about.get("headline", "accuracy")
+    after = about[f"{headline}_after"]
+    judged = f"{headline} {about[headline]:.4f} after round {after}" if after else "not evaluated yet"
+    judged += ", the best on validation samples" if about.get("best") else ""
     lines = [
         f"{exported.path}: {about['model']} trained by {about['method']} for {rounds} round{'s' * (rounds != 1)}",
         f"{about['parameters']:,} numbers, {judged}",
         f"takes {describe_model_inputs(about)}",
-        f"gives logits {format_shape(about['output_shape'])}",
+        f"gives {'outputs' if 'headline' in about else 'logits'} {format_shape(about['output_shape'])}",
     ]
     if "kept" in about:
         lines.append("pruned: " + ", ".join(f"{len(units)} units of {axis}" for axis, units in about["kept"].items()))

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.core.errors import ShoalError
 from shoal.runs.history import History
-from shoal.runs.session import Result
 from shoal.runs.warn_once import warn_once
+
+if TYPE_CHECKING:
+    from shoal.runs.session import Result
 
 ADVICE = {
     "its update is not finite": "Give a smaller lr or a clip, or inputs of a smaller range.",
@@ -21,8 +24,13 @@ def are_all_rounds_void(history: History) -> bool:
 
 
 def has_diverged(history: History) -> bool:
-    """Whether the loss at the last evaluation is not finite, which a history stores as None."""
+    """Whether the loss at the last evaluation is not finite, which a history stores as None.
+
+    The accuracy is a number even then. Where a task has none, the last row is looked at: it is always evaluated.
+    """
     evaluated = [row for row in history.rows if row.get("accuracy") is not None]
+    if not evaluated and history.rows and "accuracy" not in history.rows[-1]:
+        evaluated = history.rows[-1:]
     return bool(evaluated) and evaluated[-1].get("loss") is None
 
 
@@ -51,7 +59,7 @@ def explain_void_rounds(history: History) -> tuple[str, str]:
     return f"In all {len(history)} rounds {reason}: the model is as it was before the run.", advice
 
 
-def warn_of_failed_runs(runs: Mapping[str, Sequence[Result]], unless_all_void: bool = False) -> None:
+def warn_of_failed_runs(runs: Mapping[str, Sequence["Result"]], unless_all_void: bool = False) -> None:
     """Log one warning for each method whose runs failed to learn, with the number of seeds that did."""
     if unless_all_void and all(are_all_rounds_void(r.history) for results in runs.values() for r in results):
         return

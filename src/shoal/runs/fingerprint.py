@@ -1,8 +1,10 @@
-"""Fingerprints of data sets and modules: hashes of their contents, made without pickle."""
+"""Fingerprints of data sets, modules, tasks and functions: hashes of their contents, made without pickle."""
 
 import ast
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields
+from functools import partial
 from hashlib import sha256
 from textwrap import dedent
 from types import CodeType
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from shoal.core.learning_task import LearningTask
 from shoal.core.model.tensor_digest import hash_tensor
 from shoal.data.dataset import Dataset
 
@@ -34,6 +37,10 @@ def fingerprint_dataset(dataset: Dataset) -> str:
             hash_tensor(digest, f"{name} {key}", value)
     if dataset.owners is not None:
         hash_tensor(digest, "owners", torch.from_numpy(np.asarray(dataset.owners, dtype=np.int64)))
+    if dataset.order is not None:
+        hash_tensor(digest, "order", torch.from_numpy(np.asarray(dataset.order, dtype=np.float64)))
+    if dataset.task or dataset.class_names:
+        digest.update(f"{dataset.task} {dataset.class_names}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -57,6 +64,34 @@ def fingerprint_weights(module: nn.Module) -> str:
         if not is_lazy(tensor):
             hash_tensor(digest, name, tensor)
     return digest.hexdigest()[:8]
+
+
+def fingerprint_function(function: Any) -> str:
+    """16 digits for the code of a function, or of an object that is called, and what is bound to it."""
+    return sha256(describe_callable(function).encode()).hexdigest()[:16]
+
+
+def fingerprint_task(task: LearningTask) -> str:
+    """16 digits for the settings of a learning task, and the code of its functions and metrics."""
+    lines = [f"{f.name} = {describe_callable(getattr(task, f.name))}" for f in fields(task) if f.name != "metrics"]
+    for metric in task.metrics:
+        made = describe_callable(metric.judge), describe_callable(metric.make)
+        lines.append(f"{metric.name} {metric.better} {metric.asked} {made}")
+    return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def describe_callable(value: Any) -> str:
+    """A setting, or a function or class by its code; of `functools.partial` also what is bound."""
+    if isinstance(value, partial):
+        bound = describe_setting(list(value.args)), describe_setting(value.keywords)
+        return f"{describe_callable(value.func)} {bound}"
+    if isinstance(value, nn.Module):
+        return f"{fingerprint_architecture(value)} {fingerprint_weights(value)} {value}"
+    if isinstance(value, type) and not is_from_torch(value):
+        return read_source_code(value)
+    if callable(value) and not inspect.isfunction(value) and not is_from_torch(type(value)):
+        return f"{describe_callable(type(value))} {describe_setting(getattr(value, '__dict__', {}))}"
+    return describe_setting(value)
 
 
 def iterate_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -112,7 +147,7 @@ def read_source_code(function: Any) -> str:
     try:
         return ast.unparse(ast.parse(dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError, ValueError):
-        return describe_bytecode(function.__code__)
+        return describe_bytecode(function.__code__) if hasattr(function, "__code__") else function.__qualname__
 
 
 def describe_bytecode(code: CodeType) -> str:

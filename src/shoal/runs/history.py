@@ -1,17 +1,18 @@
 """The history of a run: one row per round, totals, costs to a target, and the file that stores it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.metric import METRICS, Metric
+from shoal.display.curve_style import make_axes
+from shoal.display.data_frame import make_data_frame
 from shoal.runs.headline import is_at_least, pick_best
 from shoal.runs.history_rows import parse_row
-from shoal.storage.files import damaged_file_error, explain_disk_errors, write_bytes
+from shoal.storage.files import damaged_file_error, explain_disk_errors
 
 
 class History:
@@ -54,13 +55,25 @@ class History:
         names = dict.fromkeys(key for row in self.rows for key in row)
         return {name: self[name] for name in names}
 
-    def to_pandas(self):
+    def to_pandas(self) -> Any:
         """The same as a DataFrame."""
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            raise ShoalError("missing-extra", "pandas is not installed.", "Run: pip install pandas.") from None
-        return DataFrame(self.to_dict())
+        return make_data_frame(self.to_dict())
+
+    def plot(self, column: str = "", x: str = "rounds", ax: Any = None) -> Any:
+        """Draw a column (the headline unless one is named) over rounds, seconds, bytes or macs; the axes."""
+        from shoal.runs.curves import draw_histories
+
+        return draw_histories(ax or make_axes(), {self.headline: [self]}, x, column)
+
+    def __repr__(self) -> str:
+        from shoal.runs.run_summary import describe_history
+
+        return f"History({describe_history(self)})"
+
+    def _repr_html_(self) -> str:
+        from shoal.runs.run_summary import render_history
+
+        return render_history(self)
 
     def last(self, column: str) -> Any:
         """The newest value of a column that is not None."""
@@ -71,10 +84,20 @@ class History:
         """The best headline (accuracy, unless the recipe says otherwise) of any round."""
         return pick_best(self[self.headline], self.better)
 
+    def find_best_round(self) -> int | None:
+        """The first round, counted from 0, with the best headline; None where no round has any."""
+        best = self.best
+        return None if best is None else self[self.headline].index(best)
+
     @property
     def better(self) -> str:
         """Whether the headline is better "up" or "down"."""
         return self.metrics[self.headline].better if self.headline in self.metrics else "up"
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run was stopped before its end, by a callback or for want of improvement; "" where it was not."""
+        return self.rows[-1].get("stopped", "") if self.rows else ""
 
     def total(self, *columns: str) -> float:
         """The sum of these columns over all rounds."""
@@ -158,5 +181,6 @@ def read_history(
     return History(rows, metrics, headline)
 
 
-def write_history(path: Path, history: History) -> None:
-    write_bytes(path, b"".join(encode_row(row) for row in history.rows))
+def encode_rows(rows: Iterable[Row]) -> bytes:
+    """All rows as the lines of a file."""
+    return b"".join(map(encode_row, rows))

@@ -31,6 +31,8 @@ def check_row(row: Row, metrics: Mapping[str, Metric] = METRICS) -> None:
             require_number(row[column], column)
     for column in (c for c in ("devices", "dropped", "per_class", "log") if row.get(c) is not None):
         require_list(row[column], column)
+    if not isinstance(row.get("stopped", ""), str):
+        raise ValueError("stopped is no text")
     for said in row.get("log") or ():
         if not (isinstance(said, list) and len(said) == 2 and all(isinstance(word, str) for word in said)):
             raise ValueError("log is not a list of a part and a text each")

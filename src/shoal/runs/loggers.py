@@ -14,7 +14,8 @@ from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.ledger import Row
 from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
-from shoal.runs.session import Watcher, is_run_over
+from shoal.runs.session import is_run_over
+from shoal.runs.watching import Watcher
 from shoal.storage.files import explain_disk_errors
 
 LogStep = Callable[[int, dict[str, float]], None]

@@ -1,21 +1,22 @@
 """The recipe of a run: all its settings with defaults, limits and help texts."""
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from math import isfinite
 from typing import Any
 
-from shoal.core.errors import unknown_name_error
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.metric import ASKED
 from shoal.core.optimiser import OPTIMISER_KINDS
+from shoal.data.table import MISSING_RULES
+from shoal.display.html import render_html_table
 from shoal.engines.registry import ENGINES
-from shoal.runs.recipe_optimiser import SCHEDULE_FORMS, parse_lr_schedule
+from shoal.runs.recipe_optimiser import SCHEDULE_FORMS, parse_lr_groups, parse_lr_schedule
 from shoal.runs.recipe_values import bad_value_error, fit_value, format_toml
+from shoal.runs.work_amounts import parse_amount
 
-NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 LISTED_ENGINES = ", ".join(f"{name} ({kind.about})" if kind.about else name for name, kind in ENGINES.items())
 
 
@@ -44,12 +45,44 @@ class Recipe:
     )
     data: str = recipe_field(
         "digits",
-        "Data set, a folder of images, a CSV table, or FILE.py:FUNCTION.",
-        page="Names: {names}; see [data](data.md).",
+        "Data set, a table, arrays, a folder of images, hf:FOLDER, or FILE.py:FUNCTION.",
+        page="Names: {names}; or a CSV, parquet, npz or safetensors file, or a folder of images, parquet or npy files; "
+        "see [data](data.md).",
     )
     data_dir: str = recipe_field("", "Folder with data sets.", page="See [data](data.md).", steers=False)
+    label: str = recipe_field(
+        "",
+        "Column of a table with the target.",
+        page="Without it the column `label` or `target`, or else the last.",
+        later=True,
+    )
+    owner: str = recipe_field(
+        "",
+        "Column of a table that names the device of a sample.",
+        page="Makes `split` `owner` and `devices` 0 where they are not given; see [data](data.md#whose-samples).",
+        later=True,
+    )
+    order: str = recipe_field(
+        "",
+        "Column of a table with the time of a sample: the newest are the test half.",
+        page="Numbers or dates; those held back by `validation` are the newest, too.",
+        later=True,
+    )
+    missing: str = recipe_field(
+        "refuse",
+        f"Missing values of a table: {', '.join(MISSING_RULES)}.",
+        among=MISSING_RULES,
+        page="`flag` fills with the mean and adds an input that says so; see [data](data.md#tables).",
+        later=True,
+    )
     model: str = recipe_field(
         "mlp", "Model, or FILE.py:NAME.", page="Names: {names}; see [models](../reference/models.md)."
+    )
+    task: str = recipe_field(
+        "",
+        "What is learnt: classify, binary, multilabel, regress, tokens, or FILE.py:NAME; none: found from the targets.",
+        page="See [tasks](tasks.md).",
+        later=True,
     )
     split: str = recipe_field(
         "dirichlet:0.5",
@@ -61,17 +94,27 @@ class Recipe:
         "Samples the server keeps: share:0.05, share:0.05:5 classes, per-class:20.",
         page="They are taken from the devices; see [splits](splits.md).",
     )
-    devices: int = recipe_field(20, "Number of devices.", 1, 10**9)
+    devices: int = recipe_field(
+        20,
+        "Number of devices; 0: as many as the data has owners.",
+        0,
+        10**9,
+        page="0 needs the split `owner`.",
+    )
     sample: int = recipe_field(
         5, "Devices that take part in a round.", 1, 10**9, page="At most `devices`; fewer where fewer hold data."
     )
     rounds: int = recipe_field(30, "Number of rounds.", 1, 10**9, steers=False)
     epochs: str = recipe_field(
         "1",
-        "Local epochs: 2, a part like 0.5, or 1-5 drawn anew per device and round.",
-        page="Whole numbers are drawn where both ends are whole.",
+        "Local epochs: 2, 0.5, 1-5 drawn anew per device and round, 1,2,5 by device, or speed:2, a mean by speed.",
+        page="Whole numbers are drawn where both ends are whole; see [work](optimisers.md#work-of-a-device).",
     )
-    steps: str = recipe_field("", "Local steps instead of epochs: 10, or 5-20 drawn anew per device and round.")
+    steps: str = recipe_field(
+        "",
+        "Local steps instead of epochs: 10, 5-20 drawn per device and round, 5,10,20 by device, size:10, speed:10.",
+        page="As `epochs`; `size:10` and `speed:10` are means, in proportion to samples or speed.",
+    )
     batch: int = recipe_field(16, "Samples in a batch.", 1, 10**9)
     lr: float = recipe_field(0.1, "Local learning rate.", 0)
     lr_decay: float = recipe_field(
@@ -99,6 +142,12 @@ class Recipe:
     )
     local_lr_warmup: int = recipe_field(
         0, "Local steps in which the learning rate rises, in every round.", 0, 10**9, later=True
+    )
+    lr_groups: str = recipe_field(
+        "",
+        "Factors on the learning rate by parameter names: head.*=10,embed*=0.1.",
+        page='In a file also a table, `{"head.*" = 10.0}`; see [optimisers](optimisers.md#groups-of-parameters).',
+        later=True,
     )
     optimiser: str = recipe_field(
         "sgd",
@@ -133,11 +182,36 @@ class Recipe:
         page="A step still goes along the gradient of the whole batch; not with batch norm.",
         later=True,
     )
+    loss: str = recipe_field(
+        "",
+        "Loss: FILE.py:NAME; of regress also squared, absolute, huber; none: that of the task.",
+        page="A function of outputs and targets that gives a loss per sample; see [tasks](tasks.md#your-own-loss).",
+        later=True,
+    )
+    label_smoothing: float = recipe_field(
+        0.0, "Share of a label that is spread over all classes.", 0, 0.99, page="As in torch.", later=True
+    )
+    focal: float = recipe_field(
+        0.0,
+        "Exponent gamma of the focal loss.",
+        0,
+        20,
+        page="The loss is multiplied by (1 - p)^gamma, p the probability of the true class.",
+        later=True,
+    )
+    class_weights: str = recipe_field(
+        "",
+        "Weights of the losses of classes: balanced, or a number for each, like 1,2,0.5.",
+        page="`balanced` is n / (C n_c). A batch is averaged over samples, not over weights.",
+        later=True,
+    )
     normalise: bool = recipe_field(
         False, "Bring every input channel to mean 0 and deviation 1.", page="Taken over the training samples."
     )
     augment: str = recipe_field(
-        "", "Augmentation of images: flip, crop:4 or flip,crop:4.", page="`crop:4` shifts by up to 4 pixels."
+        "",
+        "Augmentation of images: crop:4+flip, rotate, shear, zoom, brightness, contrast, erase, rand:2:9.",
+        page="See [augmentation](optimisers.md#augmentation).",
     )
     init: str = recipe_field(
         "",
@@ -160,17 +234,54 @@ class Recipe:
         page="See [one of your own](#a-metric-of-your-own) and the [columns](../reference/history.md) they fill.",
     )
     validation: float = recipe_field(
-        0.0, "Share of the training samples to judge on, instead of the test half.", 0, 0.9
+        0.0, "Share of the training samples to hold back and judge on; the test half has columns of its own.", 0, 0.9
+    )
+    stratify_validation: bool = recipe_field(
+        False,
+        "Hold the same share of every class back for validation.",
+        page="Sequences and numbers have no class: samples are drawn at random; [`shoal tune`](tune.md) sets it.",
+        later=True,
+    )
+    evaluate_test: bool = recipe_field(
+        True,
+        "Where samples are held back for validation, evaluate on the test half, too.",
+        page="Its columns are called `test_accuracy` and so on; nothing is chosen by them. See [watching](watch.md).",
+        steers=False,
+    )
+    local_test: float = recipe_field(
+        0.0,
+        "Share of each device's own samples that it tests on and does not train on.",
+        0,
+        0.9,
+        page="The same share of every class; see [personal models](personal.md).",
+        later=True,
+    )
+    local_test_of: str = recipe_field(
+        "train",
+        "What local_test is a share of: train, or all (both halves of the data set are spread over devices).",
+        among=("train", "all"),
+        page="With `all` the test samples of all devices together are the test set.",
+        later=True,
     )
     headline: str = recipe_field(
-        "accuracy",
-        "Metric that target, until_accuracy and comparisons at equal cost are about.",
+        "",
+        "Metric that target, until_accuracy and comparisons at equal cost are about; none: that of the task.",
         page="Any [column](../reference/history.md) of which more or less is better, such as `loss` or `device_worst`; "
-        "more of a metric of your own counts as better.",
+        "more of a metric of your own counts as better. Of [tasks](tasks.md) it is the accuracy, of `regress` `mae`; "
+        "with `local_test` it is `personal_mean`.",
         later=True,
+        same=("accuracy",),
     )
     target: float = recipe_field(0.0, "Accuracy, or other headline, whose cost is reported.", 0, steers=False)
     until_accuracy: float = recipe_field(0.0, "Stop at this accuracy, or other headline; 0 for never.", 0, steers=False)
+    patience: int = recipe_field(
+        0,
+        "Stop after so many rounds without a better headline on validation samples; 0 for never.",
+        0,
+        10**9,
+        page="Needs `validation`; see [watching](watch.md#stop-early).",
+        steers=False,
+    )
     until_seconds: float = recipe_field(0.0, "Stop after so many simulated seconds; 0 for never.", 0, steers=False)
     until_bytes: float = recipe_field(0.0, "Stop after so many bytes both ways; 0 for never.", 0, steers=False)
     until_macs: float = recipe_field(0.0, "Stop after so many multiply-accumulates; 0 for never.", 0, steers=False)
@@ -222,6 +333,12 @@ class Recipe:
     checkpoint_every: int = recipe_field(
         0, "Rounds between checkpoints; 0: so often that they cost 5 % of the time.", 0, 10**9, steers=False
     )
+    keep_best: bool = recipe_field(
+        False,
+        "Keep the model with the best headline on validation samples; shoal export --best writes it.",
+        page="Needs `validation`; see [watching](watch.md#keep-the-best-model).",
+        steers=False,
+    )
     memory_mb: int = recipe_field(1024, "RAM for what devices remember; the rest goes to disk.", 0, 10**9, steers=False)
     out: str = recipe_field("", "Run folder.", page="Without one nothing is written.", steers=False)
 
@@ -233,17 +350,33 @@ class Recipe:
                 raise bad_value_error(f.name, getattr(self, f.name), "text that can be written to a file")
         for name in ("epochs", "steps"):
             parse_amount(name, getattr(self, name))
+        parse_lr_groups(self.lr_groups)
         for name in SCHEDULE_FORMS:
             parse_lr_schedule(name, getattr(self, name))
-        if self.sample > self.devices:
+        refuse_choice_by_test_data(self)
+        if self.devices == 0 and not makes_devices_of_owners(self.split):
+            raise bad_value_error(
+                "devices", 0, f"at least 1 with the split {self.split}: only owner finds their number"
+            )
+        if self.sample > self.devices > 0:
             raise bad_value_error("sample", self.sample, f"at most devices, which is {self.devices}")
+
+    def __repr__(self) -> str:
+        """The keys that differ from the recipe of defaults."""
+        given = {key: getattr(self, key) for key, default in DEFAULTS.items() if getattr(self, key) != default}
+        return f"Recipe({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+
+    def _repr_html_(self) -> str:
+        given = [(key, repr(getattr(self, key))) for key in DEFAULTS if getattr(self, key) != DEFAULTS[key]]
+        return render_html_table(["key", "value"], given, "Recipe: all other keys have their defaults")
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits for the keys that decide what is computed; not for budgets and paths.
 
-        A key that came `later` counts only where it is set, so that checkpoints from before it still fit.
+        A key that came `later` counts only where it is set, so that checkpoints from before it still fit; values that
+        mean the `same` as none count as none.
         """
-        unset = {f.name for f in fields(self) if f.metadata.get("later") and getattr(self, f.name) == f.default}
+        unset = {f.name for f in fields(self) if f.metadata.get("later") and is_unset(f, getattr(self, f.name))}
         names = [f.name for f in fields(self) if f.metadata.get("steers", True) and f.name not in unset]
         values = {name: getattr(self, name) for name in names}
         return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -252,14 +385,57 @@ class Recipe:
         return "".join(f"{key} = {format_toml(value)}\n" for key, value in asdict(self).items())
 
     def with_values(self, /, **values: Any) -> "Recipe":
-        """The recipe with other values; unknown keys and values of a wrong type are refused."""
+        """The recipe with other values; unknown keys and values of a wrong type are refused.
+
+        A column `owner` makes the devices, unless split or devices are given beside it.
+        """
         for key in values:
             if key not in DEFAULTS:
-                raise unknown_name_error("recipe key", key, DEFAULTS)
+                raise unknown_key_error(key)
+        if values.get("owner") and not self.owner:
+            values = {"split": "owner"} | values
+            if makes_devices_of_owners(values["split"]):
+                values = {"devices": 0} | values
         return replace(self, **values)
 
 
+def is_unset(key: Field, value: Any) -> bool:
+    """Whether a key has its default, or a value that means the same."""
+    return value in (key.default, *key.metadata.get("same", ()))
+
+
 DEFAULTS = {f.name: f.default for f in fields(Recipe)}
+
+
+OTHER_NAMES = {
+    "data": "dataset dataset_name",
+    "method": "algorithm strategy",
+    "devices": "clients num_clients n_clients num_supernodes total_clients users",
+    "sample": "clients_per_round fraction_fit participation join_ratio sample_clients cohort_size",
+    "rounds": "num_rounds global_rounds communication_rounds comm_round n_rounds",
+    "epochs": "local_epochs num_epochs local_epoch",
+    "steps": "local_steps max_steps num_steps",
+    "batch": "batch_size local_batch_size bs",
+    "lr": "learning_rate local_learning_rate client_lr step_size",
+    "lr_schedule": "lr_scheduler scheduler",
+    "optimiser": "optimizer optim",
+    "normalise": "normalize",
+    "clip": "grad_clip max_grad_norm clip_norm",
+    "split": "partition partitioner",
+    "augment": "augmentation transform transforms",
+    "compute": "device gpu",
+    "out": "output output_dir save_dir log_dir",
+    "weight_decay": "wd l2",
+}
+"""What keys are called elsewhere."""
+
+
+def unknown_key_error(key: str) -> ShoalError:
+    """The error for a key that no recipe has, with the key that does what it does elsewhere."""
+    for known, names in OTHER_NAMES.items():
+        if key.lower() in names.split():
+            return ShoalError("unknown-name", f"There is no recipe key called {key!r}.", f"It is called {known} here.")
+    return unknown_name_error("recipe key", key, DEFAULTS)
 
 
 def check_field_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
@@ -272,17 +448,17 @@ def check_field_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
         raise bad_value_error(name, value, f"from {low:g} to {high:g}" if high is not None else f"at least {low:g}")
 
 
-def parse_amount(name: str, text: str) -> tuple[float, float] | None:
-    """`3` or `1-5` as the lowest and the highest amount; None for an empty text."""
-    if not text:
-        return None
-    match = re.fullmatch(rf"({NUMBER})(?:-({NUMBER}))?", text.replace(" ", ""))
-    ends = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
-    if name == "steps" and any(end != int(end) for end in ends):
-        raise bad_value_error(name, text, "a whole number of steps")
-    if not (0 < ends[0] <= ends[1] < 1e6):
-        raise bad_value_error(name, text, "a number above 0 or two with a dash between, like 1-5")
-    return ends
+def makes_devices_of_owners(split: Any) -> bool:
+    """Whether a split makes a device of each owner, so that their number follows from the data."""
+    return str(split).partition("+")[0] == "owner"
+
+
+def refuse_choice_by_test_data(recipe: Recipe) -> None:
+    """Refuse `keep_best` and `patience` without validation samples: the test half may not choose what it judges."""
+    for key in ("keep_best", "patience"):
+        if getattr(recipe, key) and not recipe.validation:
+            problem = f"{key} chooses by validation samples, and none are held back; test samples may not choose."
+            raise ShoalError("bad-value", problem, "Add --validation 0.1, a tenth of the training samples.")
 
 
 def is_encodable(text: str) -> bool:

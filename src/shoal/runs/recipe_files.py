@@ -6,10 +6,12 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.runs.recipe import DEFAULTS
-from shoal.runs.recipe_values import parse_value
+from shoal.runs.recipe_values import MAPPINGS, parse_value
 
 COMPARISON_FILE = "compare.toml"
 """The file in a comparison's folder with its methods and seeds, and the recipe that its runs share."""
+TUNING_FILE = "tune.toml"
+"""The file in a tuning's folder with its methods, search space, tries and seeds, and the recipe that its runs share."""
 MAX_RECIPE_BYTES = 1 << 16
 """The largest recipe file in bytes; to parse a hostile one of a megabyte could take minutes."""
 
@@ -21,13 +23,14 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {MAX_RECIPE_BYTES} bytes")
         keys = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ShoalError("bad-recipe", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+        advice = "Check the path." if path.suffix else f"Check the path; a method is named by --method {path}."
+        raise ShoalError("bad-recipe", f"{path} cannot be read: {error.strerror}.", advice) from error
     except (ValueError, RecursionError) as error:
         reason = str(error)[:120]
         raise ShoalError(
             "bad-recipe", f"{path} is not a TOML file: {reason}.", "Write one `key = value` per line."
         ) from error
-    nested = [k for k, v in keys.items() if isinstance(v, dict)]
+    nested = [k for k, v in keys.items() if isinstance(v, dict) and k not in MAPPINGS]
     if nested:
         raise ShoalError(
             "bad-recipe", f"{path} has a table [{nested[0]}].", "A recipe has no tables, only `key = value` lines."

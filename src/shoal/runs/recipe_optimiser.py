@@ -26,6 +26,7 @@ OPTIMISER_KEYS = (
     "local_lr_warmup",
     "batch",
     "accumulate",
+    "lr_groups",
 )
 """The keys of a recipe that make its optimiser."""
 SCHEDULE_FORMS = {
@@ -48,6 +49,7 @@ def make_optimiser(recipe: "Recipe") -> Optimiser:
         eps=recipe.eps,
         schedule=parse_lr_schedule("local_lr_schedule", recipe.local_lr_schedule, recipe.local_lr_warmup),
         micro_batch=ceil(recipe.batch / recipe.accumulate) if recipe.accumulate > 1 else 0,
+        lr_groups=parse_lr_groups(recipe.lr_groups),
     )
 
 
@@ -80,3 +82,18 @@ def parse_lr_schedule(key: str, text: str, warmup: int = 0) -> LrSchedule:
     if not known or not (0 < length < 10**9 or not numbers) or not 0 <= end <= 1:
         raise bad_value_error(key, text, SCHEDULE_FORMS[key])
     return LrSchedule(kind, length, end, warmup)
+
+
+def parse_lr_groups(text: str) -> tuple[tuple[str, float], ...]:
+    """`head.*=10,conv*=0.1` as patterns of names with the factors on their learning rates."""
+    groups = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        pattern, _, given = word.rpartition("=")
+        try:
+            factor = float(given)
+        except ValueError:
+            factor = -1.0
+        if not pattern.strip() or not 0 <= factor <= 1e6:
+            raise bad_value_error("lr_groups", text, "NAME=FACTOR, several with commas between, like head.*=10")
+        groups.append((pattern.strip(), factor))
+    return tuple(groups)

@@ -1,6 +1,7 @@
 """Values of recipe keys: checked against their key's type, parsed from the command line, written as TOML."""
 
 import json
+from collections.abc import Mapping
 from numbers import Integral, Real
 from os import PathLike, fspath
 from typing import Any
@@ -15,10 +16,18 @@ AMOUNTS = ("epochs", "steps")
 """Keys with text such as 1-5, where a plain number will do as well."""
 
 
+MAPPINGS = ("lr_groups",)
+"""Keys with text such as head.*=10, where a table of names and numbers will do as well."""
+
+
 def fit_value(key: str, value: Any, default: Any) -> Any:
     """A value from Python or TOML in its key's type; text for a number, or a bool for an int, is refused."""
     kind = type(default)
     try:
+        if key in MAPPINGS and isinstance(value, Mapping):
+            return ",".join(f"{name}={number}" for name, number in value.items())
+        if key in AMOUNTS and isinstance(value, (list, tuple)) and len(value) > 1:
+            return ",".join(str(number) for number in value)
         if kind is bool and isinstance(value, bool):
             return value
         if kind is tuple and isinstance(value, (str, list, tuple)):

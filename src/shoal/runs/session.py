@@ -2,33 +2,38 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from torch import nn
 
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import delay_signals, stop_error, stop_on_sigterm
 from shoal.core.ledger import Row
-from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.server_state import ServerState
 from shoal.core.session import Session, play_round_of_each
 from shoal.core.task import Engine
+from shoal.display.curve_style import make_axes
 from shoal.engines.part_faults import explain_fault
+from shoal.runs.best_model import BestModel, BestModelKeeper
 from shoal.runs.build import Assembly
+from shoal.runs.curves import draw_histories
 from shoal.runs.engine_choice import EngineChoice, use_engine_settings
 from shoal.runs.given_objects import describe_way_to_resume
 from shoal.runs.history import History, clear_nonfinite_values
+from shoal.runs.patience import describe_end_of_patience
+from shoal.runs.profile import RunProfile
 from shoal.runs.recipe import Recipe
+from shoal.runs.run_summary import describe_result, render_result
 from shoal.runs.store import RunFolder
+from shoal.runs.watching import Stop, Watcher, make_trained_module, offer_model
 
 log = logging.getLogger("shoal")
-Watcher = Callable[[Recipe, Row, History], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +45,33 @@ class Result:
     net: Net
     params: Params
     engine: EngineChoice | None = None
+    profile: RunProfile | None = None
+    """Where its time went, if that was asked for."""
+    best: BestModel | None = None
+    """The model of the best validation metric, where the recipe says `keep_best`."""
 
     @property
     def accuracy(self) -> float | None:
         return self.history.last("accuracy")
 
+    @property
+    def headline(self) -> float | None:
+        """What the run is judged by at its last evaluation: the accuracy, or the metric of its task or recipe."""
+        return self.history.last(self.history.headline)
+
+    def plot(self, column: str = "", x: str = "rounds", ax: Any = None) -> Any:
+        """Draw a column (the headline unless one is named) over rounds, seconds, bytes or macs; matplotlib's axes."""
+        return draw_histories(ax or make_axes(), {self.recipe.method: [self.history]}, x, column, self.recipe.target)
+
+    def __repr__(self) -> str:
+        return f"Result({describe_result(self)})"
+
+    def _repr_html_(self) -> str:
+        return render_result(self)
+
     def module(self) -> nn.Module:
         """The trained model as an ordinary module, with frozen tensors of its own."""
-        module = copy_module(self.net)
-        module.load_state_dict(self.params, strict=False)
-        return (deepcopy(module) if self.net.frozen else module).eval()
+        return make_trained_module(self.net, self.params)
 
 
 class ActiveRun(Session):
@@ -64,12 +86,13 @@ class ActiveRun(Session):
         history: History | None = None,
         watch: Watcher | None = None,
     ):
-        rows = history or History(metrics=assembly.metrics, headline=assembly.recipe.headline)
+        rows = history or History(metrics=assembly.metrics, headline=assembly.headline)
         loop = replace(assembly.loop, evaluates=lambda row: is_evaluation_due(assembly.recipe, rows, row))
         super().__init__(loop, assembly.net, server_state, len(rows))
         self.assembly, self.pick, self.folder, self.watch = assembly, pick, folder, watch
         self.recipe, self.history = assembly.recipe, rows
-        self.saver = CheckpointSaver(assembly, folder, len(rows))
+        self.best = BestModelKeeper(assembly, rows, folder)
+        self.saver = CheckpointSaver(assembly, folder, len(rows), self.best)
 
     @property
     def is_over(self) -> bool:
@@ -82,6 +105,9 @@ class ActiveRun(Session):
             self.saver.halfway = True
             super().commit_round(server_state, row)
             self.history.append(row)
+            self.best.consider(server_state, row)
+            if out_of_patience := describe_end_of_patience(self.recipe, self.history):
+                row["stopped"] = out_of_patience
             self.saver.halfway = False
             if self.folder:
                 self.folder.append_row(row)
@@ -89,19 +115,46 @@ class ActiveRun(Session):
         for part, text in row.get("log", ()):
             log.info("%s: %s", part, text)
         if self.watch:
-            self.watch(self.recipe, row, self.history)
+            with offer_model(self.make_judged_model):
+                stop = self.watch(self.recipe, row, self.history)
+            if isinstance(stop, Stop) and not out_of_patience:
+                self.stop(stop.why)
+        if "stopped" in row:
+            log.info("%s, seed %d: stopped after round %d: %s", self.recipe.method, self.recipe.seed, self.number,
+                     row["stopped"])  # fmt: skip
+
+    def stop(self, why: str) -> None:
+        """Let the run end with the round that was committed last; its row says why."""
+        with delay_signals():
+            self.history.rows[-1]["stopped"] = why
+            if self.folder:
+                self.folder.replace_history(self.history)
+
+    def make_judged_model(self) -> tuple[Net, Params]:
+        """The net and the tensors that are judged after the round that was committed last."""
+        with blame_user_parts(self.assembly):
+            server_state = self.server_state or self.loop.start(self.net)
+            return server_state.net, self.loop.make_final_params(server_state, len(self.history))
 
     def finish(self) -> Result:
         """Save the run at its end, and return its result."""
         self.save_progress()
-        with blame_user_parts(self.assembly):
+        net, params = self.make_judged_model()
+        if self.folder and (note := self.describe_devices(net, params)):
+            self.folder.write_note("devices", note)
+        return Result(self.recipe, self.history, net, params, self.pick, best=self.best.get_model())
+
+    def describe_devices(self, net: Net, params: Params) -> dict[str, list]:
+        """What the final model gives on every device: on its labels, and on its own test samples."""
+        note: dict[str, list] = {}
+        if "devices" in self.recipe.metrics:
+            note["accuracy"] = self.assembly.evaluator.evaluate_per_device(net, params)
+        if tester := self.assembly.device_tester:
             server_state = self.server_state or self.loop.start(self.net)
-            params = self.loop.make_final_params(server_state, len(self.history))
-        if self.folder and "devices" in self.recipe.metrics:
-            self.folder.write_note(
-                "devices", {"accuracy": self.assembly.evaluator.evaluate_per_device(server_state.net, params)}
-            )
-        return Result(self.recipe, self.history, server_state.net, params, self.pick)
+            scores = tester.score_devices(server_state, params, max(len(self.history) - 1, 0))
+            note |= {"tested": list(scores.devices), "own_tests": scores.values.tolist()}
+            note["own_test_samples"] = scores.samples.tolist()
+        return note
 
     def save_progress(self) -> None:
         """Discard what an incomplete round left, and write a checkpoint of the complete ones."""
@@ -180,8 +233,8 @@ def blame_user_parts(*assemblies: Assembly) -> Iterator[None]:
 class CheckpointSaver:
     """Writes checkpoints every `checkpoint_every` rounds, or so often that they cost about 5 % of the time."""
 
-    def __init__(self, assembly: Assembly, folder: RunFolder | None, rounds: int):
-        self.assembly, self.folder = assembly, folder
+    def __init__(self, assembly: Assembly, folder: RunFolder | None, rounds: int, best: BestModelKeeper):
+        self.assembly, self.folder, self.best = assembly, folder, best
         self.every = assembly.recipe.checkpoint_every
         self.rounds, self.cost, self.last = rounds, 0.0, perf_counter()
         self.halfway = False
@@ -195,7 +248,9 @@ class CheckpointSaver:
     def save(self, server_state: ServerState, rounds: int) -> None:
         if self.folder and rounds > self.rounds and not self.halfway:
             start = perf_counter()
+            self.best.save()  # before the checkpoint that needs it
             self.folder.save_checkpoint(self.assembly.recipe, server_state, rounds, self.assembly.memory)
+            self.best.remove_former()
             self.rounds, self.last = rounds, perf_counter()
             self.cost = self.last - start
 
@@ -207,13 +262,14 @@ def is_evaluation_due(recipe: Recipe, history: History, row: Row) -> bool:
 
 
 def is_run_over(recipe: Recipe, history: History, row: Row | None = None) -> bool:
-    """Whether a run has reached its rounds or a budget, counting a row that is not in the history yet."""
+    """Whether a run was stopped, or has reached its rounds or a budget, counting a row not in the history yet."""
 
     def sum_columns(*columns: str) -> float:
         return history.total(*columns) + sum(row[c] for c in columns if row)
 
     return bool(
-        len(history) + (1 if row else 0) >= recipe.rounds
+        history.stop_reason
+        or len(history) + (1 if row else 0) >= recipe.rounds
         or (recipe.until_accuracy and history.is_reached(recipe.until_accuracy))
         or (recipe.until_seconds and sum_columns("sim_seconds") >= recipe.until_seconds)
         or (recipe.until_bytes and sum_columns("bytes_down", "bytes_up") >= recipe.until_bytes)

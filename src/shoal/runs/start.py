@@ -8,6 +8,7 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.core.metric import encode_metrics
 from shoal.core.server_state import ServerState
+from shoal.runs.best_model import read_best_model
 from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import (
     EngineChoice,
@@ -18,6 +19,8 @@ from shoal.runs.engine_choice import (
     use_engine_settings,
 )
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects, save_first_weights
+from shoal.runs.patience import describe_end_of_patience
+from shoal.runs.profile import RunProfiler
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
 from shoal.runs.store import RunFolder
@@ -27,24 +30,41 @@ BUDGET_KEYS = (
     "rounds",
     "target",
     "until_accuracy",
+    "patience",
     "until_seconds",
     "until_bytes",
     "until_macs",
     "checkpoint_every",
     "memory_mb",
 )
-"""Recipe keys that may change when a run is resumed."""
+"""Recipe keys that may change when a run is resumed, and be other ones in a folder that is gone on with."""
+CHANGEABLE_KEYS = (*BUDGET_KEYS, "data_dir")
+"""Those, and where the data lie, which may have been moved."""
 
 
-def run_recipe(recipe: Recipe, watch: Watcher | None = None) -> Result:
-    """Play a new run to its end, in memory or, where the recipe has `out`, in a folder."""
+def run_recipe(recipe: Recipe, watch: Watcher | None = None, profile: str | Path = "") -> Result:
+    """Play a new run to its end, in memory or, where the recipe has `out`, in a folder.
+
+    With `profile`, the name of a file, its phases are timed, and the trace of a round is written there.
+    """
     with suppress_repeated_warnings():
+        if profile:
+            return profile_recipe(recipe, watch, RunProfiler(profile, recipe.rounds))
         run = prepare_new_run(recipe, watch)
         return play_runs([run], build_engine(run.pick))[0]
 
 
+def profile_recipe(recipe: Recipe, watch: Watcher | None, profiler: RunProfiler) -> Result:
+    """The result of a new run with its profile."""
+    with profiler:
+        run = prepare_new_run(recipe, profiler.follow_rounds(watch))
+        profiler.begin_first_round()
+        result = play_runs([run], build_engine(run.pick))[0]
+    return replace(result, profile=profiler.write_profile())
+
+
 def resume_run(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
-    """Play a run from its last checkpoint to its end; `changes` may only be of BUDGET_KEYS."""
+    """Play a run from its last checkpoint to its end; `changes` may only be of CHANGEABLE_KEYS."""
     run = prepare_resumed_run(path, watch, changes)
     return play_runs([run], build_engine(run.pick))[0]
 
@@ -63,6 +83,7 @@ def prepare_new_run(
         save_first_weights(recipe, folder.path)
         folder.write_note("split", assembly.split())
         folder.write_note("metrics", encode_metrics(assembly.metrics))
+        folder.write_note("task", assembly.task_note)
         pick = choose_engine(assembly)
         folder.write_note("engine", pick.to_dict())
     except BaseException:
@@ -95,9 +116,13 @@ def prepare_resumed_run(
         if checkpoint and checkpoint.server_state.cuts:  # before memories are restored with all cuts
             assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), checkpoint.server_state)
         folder.write_note("metrics", encode_metrics(assembly.metrics))
+        folder.write_note("task", assembly.task_note)
         history = folder.roll_back(checkpoint, assembly.memory)
         if changes:
             folder.replace_recipe(recipe)
+            if history.stop_reason and not describe_end_of_patience(recipe, history):
+                del history.rows[-1]["stopped"]
+                folder.replace_history(history)
         pick = restore_engine_choice(folder.read_note("engine"), assembly)
         folder.write_note("engine", pick.to_dict())
     except BaseException:
@@ -107,17 +132,22 @@ def prepare_resumed_run(
 
 
 def change_budgets(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with other budgets; changes of any other key are refused."""
-    fixed = sorted(changes.keys() - set(BUDGET_KEYS))
+    """The recipe with other budgets, or another folder of data; changes of any other key are refused."""
+    fixed = sorted(changes.keys() - set(CHANGEABLE_KEYS))
     if fixed:
-        raise ShoalError("bad-value", f"{fixed[0]} of a run cannot be changed.", f"Only {', '.join(BUDGET_KEYS)} can.")
+        problem, known = f"{fixed[0]} of a run cannot be changed.", ", ".join(CHANGEABLE_KEYS)
+        raise ShoalError("bad-value", problem, f"Only {known} can.")
     return recipe.with_values(**changes)
 
 
-def load_result(path: Path) -> Result:
-    """The result of a run at its last checkpoint; nothing is trained and nothing is written."""
+def load_result(path: Path, data_dir: str | None = None) -> Result:
+    """The result of a run at its last checkpoint; nothing is trained and nothing is written.
+
+    `data_dir` is where its data lie now, if not where the recipe says.
+    """
     folder = RunFolder.open(path, to_write=False)
     recipe = folder.read_recipe()
+    recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir)
     refuse_missing_objects(recipe, path)
     assembly = assemble_run(recipe)
     checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
@@ -131,4 +161,5 @@ def load_result(path: Path) -> Result:
     pick = parse_engine_choice(folder.read_note("engine"))
     with use_engine_settings(pick or EngineChoice("serial", threads=recipe.threads or 1)):
         params = assembly.loop.make_final_params(checkpoint.server_state, checkpoint.rounds)
-    return Result(recipe, history, checkpoint.server_state.net, params, pick)
+    best = read_best_model(folder, history, assembly.net) if recipe.keep_best else None
+    return Result(recipe, history, checkpoint.server_state.net, params, pick, best=best)

@@ -16,13 +16,14 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.metric import METRICS, Metric, decode_metrics
 from shoal.core.model.net import Net
+from shoal.core.model.tree import Tree
 from shoal.core.server_state import ServerState
 from shoal.runs.checkpoint import Checkpoint, check_format, make_checkpoint_tree, restore_checkpoint
 from shoal.runs.given_objects import describe_way_to_resume
-from shoal.runs.history import History, encode_row, read_history, write_history
+from shoal.runs.history import History, encode_row, encode_rows, read_history
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_files import read_recipe_file
-from shoal.storage.durable import append_to_file, make_folders, remove_strays, replace_file, sync_paths
+from shoal.storage.durable import append_to_file, disk, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
 from shoal.storage.memory import DeviceMemory
 from shoal.storage.strict_json import parse_json
@@ -35,7 +36,8 @@ except ImportError:  # Windows has no such lock; two processes in one folder are
 
 @dataclass(frozen=True, eq=False)
 class RunFolder:
-    """The folder of one run: `recipe.toml`, `history.jsonl`, `checkpoint.safetensors`, `memory/`."""
+    """The folder of one run: `recipe.toml`, `history.jsonl`, `checkpoint.safetensors`, `memory/`, and where the recipe
+    says `keep_best`, `best-N.safetensors`."""
 
     path: Path
     lock: IO[bytes] | None
@@ -134,14 +136,40 @@ class RunFolder:
 
     def read_history(self, rounds: int | None = None, more_lines: bytes = b"") -> History:
         """The first `rounds` rows of the history, or all, with the metrics and the headline of this run."""
-        headline = self.read_recipe().headline
+        headline = self.read_headline(self.read_recipe())
         return read_history(self.history_file, rounds, more_lines, self.read_metrics(), headline)
+
+    def read_headline(self, recipe: Recipe) -> str:
+        """The metric that this run is about: the recipe's, or that of its task as noted when it began."""
+        noted = (self.read_note("task") or {}).get("headline")
+        return recipe.headline or (noted if isinstance(noted, str) else "accuracy")
 
     def append_row(self, row: Row) -> None:
         """Append a row to the history, unsynced: a power cut may lose it until the next checkpoint repeats it."""
         self.lines.extend(encode_row(row))
         with self.guard_writes():
             append_to_file(self.history_file, encode_row(row))
+
+    def replace_history(self, history: History) -> None:
+        """Write the whole history anew."""
+        self.lines[:] = encode_rows(history.rows)
+        with self.guard_writes():
+            replace_file(self.history_file, bytes(self.lines), confirm=self.require_present)
+
+    def get_best_file(self, rounds: int) -> Path:
+        """The file of the best model, which is that after so many rounds."""
+        return self.path / f"best-{rounds}.safetensors"
+
+    def write_best_model(self, rounds: int, content: Tree) -> None:
+        with self.guard_writes():
+            replace_file(self.get_best_file(rounds), tree_as_bytes(content), confirm=self.require_present)
+
+    def remove_best_models(self, but: int) -> None:
+        """Remove the files of best models, except that after so many rounds."""
+        with self.guard_writes():
+            for file in self.path.glob("best-*.safetensors"):
+                if file != self.get_best_file(but):
+                    disk.remove(file)
 
     def save_checkpoint(self, recipe: Recipe, server_state: ServerState, rounds: int, memory: DeviceMemory) -> None:
         """Write a checkpoint after so many rounds: memories and history before it, old memories go after it."""
@@ -207,8 +235,7 @@ class RunFolder:
         with explain_disk_errors(self.path):
             sync_paths([self.path])  # a kill may have come before: memories of an older checkpoint go only after it
         memory.restore(checkpoint.memory if checkpoint else [], checkpoint.cuts if checkpoint else [])
-        write_history(self.history_file, history)
-        self.lines[:] = b"".join(map(encode_row, history.rows))
+        self.replace_history(history)
         return history
 
     def read_history_until(self, checkpoint: Checkpoint) -> History:

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
-from shoal.core.model.inputs import Inputs, count_samples, take_rows
+from shoal.core.model.inputs import Inputs, count_samples, scale_pixels, take_rows
+from shoal.core.model.net import Net
+from shoal.core.model.outputs import LogitsModel
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params
 from shoal.core.streams import RandomStreams
 from shoal.core.version import VERSION
 from shoal.data.dataset import has_moments
+from shoal.runs.best_model import BestModel, read_best_model
 from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import EngineChoice, parse_engine_choice, use_engine_settings
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
@@ -72,8 +75,8 @@ class TrainedModel:
         return replace(self, module=deepcopy(self.module).float(), samples=samples, about=about)
 
 
-def load_trained_model(path: Path) -> TrainedModel:
-    """The model of a run folder at its newest checkpoint; nothing is trained and nothing is written."""
+def load_trained_model(path: Path, best: bool = False) -> TrainedModel:
+    """The model of a run folder at its newest checkpoint, or the best one kept; nothing is trained or written."""
     with explain_disk_errors(path):
         folder = RunFolder.open(path, to_write=False)
     recipe = folder.read_recipe()
@@ -93,17 +96,24 @@ def load_trained_model(path: Path) -> TrainedModel:
     pick = parse_engine_choice(folder.read_note("engine")) or EngineChoice("serial", threads=recipe.threads or 1)
     with blame_user_parts(assembly), use_engine_settings(pick):
         params = assembly.loop.make_final_params(checkpoint.server_state, checkpoint.rounds)
-    history = folder.read_history_until(checkpoint)
+    history, cuts = folder.read_history_until(checkpoint), checkpoint.server_state.cuts
+    if best:
+        kept = require_best_model(folder, recipe, history, assembly.net)
+        net, params, cuts, history = kept.net, kept.params, kept.cuts, history.cut(kept.rounds)
     module, (data,), moments = Result(recipe, history, net, params).module(), dataset_cache.values(), None
+    with torch.no_grad():
+        if not isinstance(module(net.make_example_inputs(1)), Tensor):
+            module = LogitsModel(module)
     if recipe.normalise and has_moments(data.inputs):
         data = load_recipe_dataset(cpu_recipe, RandomStreams(cpu_recipe.seed)).to(net.dtype, net.place)
         moments = mean, deviation = data.moments
         module = NormalisingModel(module, mean, deviation)
     inputs = data.test_inputs if count_samples(data.test_inputs) else data.inputs
-    samples = take_rows(inputs, torch.arange(max(BATCHES)) % count_samples(inputs))
+    samples = scale_pixels(take_rows(inputs, torch.arange(max(BATCHES)) % count_samples(inputs)))
     with torch.no_grad():
         output_shape = list(module(samples).shape[1:])
-    about = describe_training(recipe, history) | {
+    about = describe_training(recipe, history) | ({"best": True} if best else {})
+    about |= {
         "parameters": sum(v.numel() for v in params.values()),
         "classes": net.classes,
         "input_shape": describe_tensors(samples, lambda t: list(t.shape[1:])),
@@ -113,24 +123,37 @@ def load_trained_model(path: Path) -> TrainedModel:
     }
     if moments:
         about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), moments)}
-    if checkpoint.server_state.cuts:
-        about["kept"] = list_kept_units(checkpoint.server_state.cuts)
+    if cuts:
+        about["kept"] = list_kept_units(cuts)
     if net.frozen:
         about["frozen"] = {"digest": net.digest, "parameters": sum(v.numel() for v in net.frozen.values())}
     return TrainedModel(module.eval(), params, samples, about, net.frozen)
 
 
+def require_best_model(folder: RunFolder, recipe: Recipe, history: History, net: Net) -> BestModel:
+    """The best model that a run kept; refused where it kept none."""
+    if not recipe.keep_best:
+        problem = f"{folder.path} kept no best model: its recipe does not say keep_best."
+        raise ShoalError("no-run", problem, "Run it with --keep-best --validation 0.1, or export without --best.")
+    model = read_best_model(folder, history, net)
+    if model is None:
+        problem = f"{folder.path} holds no best model: no round was evaluated, or its file is gone."
+        raise ShoalError("no-run", problem, "Export without --best, or run it again.")
+    return model
+
+
 def describe_training(recipe: Recipe, history: History) -> dict[str, Any]:
-    """Model, method, rounds and accuracy of a run; of paths only the last name, which gives nothing away."""
-    evaluated = [row for row in history.rows if row.get("accuracy") is not None]
+    """Model, method, rounds and headline of a run; of paths only the last name, which gives nothing away."""
+    headline = "accuracy" if "accuracy" in (history.rows[-1] if history.rows else ["accuracy"]) else history.headline
+    evaluated = [row for row in history.rows if row.get(headline) is not None]
     return {
         "shoal": VERSION,
         "model": Path(recipe.model).name,
         "method": recipe.method,
         "rounds": len(history),
-        "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
-        "accuracy_after": evaluated[-1]["round"] + 1 if evaluated else None,
-    }
+        headline: evaluated[-1][headline] if evaluated else None,
+        f"{headline}_after": evaluated[-1]["round"] + 1 if evaluated else None,
+    } | ({} if headline == "accuracy" else {"headline": headline})
 
 
 def describe_tensors(inputs: Inputs, describe: Callable[[Tensor], Any]) -> Any:

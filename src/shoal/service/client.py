@@ -16,16 +16,19 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
+from shoal.core.builtin_tasks import TASKS
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
+from shoal.core.learning_task import LearningTask
 from shoal.core.local.device import TrainingSetup
+from shoal.core.losses import IGNORED_TARGET
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, get_input_shape, make_example, outline_sample
 from shoal.core.model.net import Net
 from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER
-from shoal.data.augment import parse_augment
+from shoal.data.augment import parse_augment, refuse_augmenting
 from shoal.data.dataset import Dataset, get_single_tensor
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes
@@ -38,6 +41,8 @@ from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, 
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_optimiser import OPTIMISER_KEYS, make_optimiser
+from shoal.runs.recipe_task import CLASS_OPTIONS, apply_loss, build_task, parse_class_weights
+from shoal.runs.task_targets import count_outputs, find_target_problem
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import DeviceMemory, MemoryVersion
 from shoal.storage.python_file import load_named_object
@@ -47,7 +52,10 @@ MAX_REQUEST_BYTES = 1 << 31
 """The most bytes that a request may have."""
 SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
-LATER_SETUP_KEYS = tuple(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS)
+LATER_SETUP_KEYS = (
+    *(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS),
+    *("task", "loss", *CLASS_OPTIONS),
+)
 """Those that servers of the first version do not send; they trained with their defaults."""
 REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread", "other-recipe": "model"}
 
@@ -120,7 +128,8 @@ class DeviceClient:
     def load_samples(self) -> tuple[Inputs, Tensor]:
         """The device's inputs and labels as `data` gives them."""
         try:
-            samples = read_user_samples(load_named_object(self.data)() if ".py:" in self.data else self.data)
+            given = load_named_object(self.data) if ".py:" in self.data else self.data
+            samples = read_user_samples(given() if callable(given) else given)
             if isinstance(samples.y, list) and not all(label.isdecimal() for label in samples.y):
                 problem = "The classes have names, and every device would number them in its own way."
                 raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")
@@ -143,11 +152,12 @@ class DeviceClient:
             return x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x
 
         x = tree.map_tensors(convert_values, x)
-        if not is_described_form(x, run_description) or int(y.max()) >= run_description["classes"] or int(y.min()) < 0:
+        if not is_described_form(x, run_description) or not are_described_targets(y, run_description):
             raise ShoalError("no-data", "The samples are not of the form that the run is about.", "Prepare them anew.")
         if run_description["mean"] is not None:
             x = (get_single_tensor(x, "normalise") - run_description["mean"]) / run_description["std"]
-        return Samples(x, y.long(), torch.arange(len(y)))
+        y = y.long() if read_device_task(run_description).has_class_logits else y.to(dtype)
+        return Samples(x, y, torch.arange(len(y)))
 
 
 def is_described_form(inputs: Inputs, run_description: dict[str, Any]) -> bool:
@@ -163,20 +173,44 @@ def is_described_form(inputs: Inputs, run_description: dict[str, Any]) -> bool:
     )
 
 
+def read_device_task(run_description: dict[str, Any]) -> LearningTask:
+    """The task of a run, one of the built-in ones; servers of the first version name none, and classify."""
+    task = TASKS.get(run_description.get("task") or "classify")
+    if task is None:
+        raise ShoalError("damaged", "The server names no known task.", "Devices run nothing that they are sent.")
+    return replace(task, skips_padding=bool(run_description.get("skips_padding")))
+
+
+def are_described_targets(targets: Tensor, run_description: dict[str, Any]) -> bool:
+    """Whether a device's targets are of the kind that the run's task is about."""
+    task = read_device_task(run_description)
+    if find_target_problem(targets, task):
+        return False
+    if task.has_class_logits:
+        lowest = IGNORED_TARGET if task.skips_padding else 0
+        return int(targets.max()) < run_description["classes"] and int(targets.min()) >= lowest
+    columns = targets.shape[1] if targets.dim() > 1 else 1
+    return bool(task.outputs) or columns == run_description["outputs"]
+
+
 def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:
     """The training setup of a run on a device; names that stand for Python files are refused."""
     settings = {key: run_description[key] for key in SETUP_KEYS}
     settings |= {key: run_description[key] for key in LATER_SETUP_KEYS if key in run_description}
-    if any(".py" in str(settings[key]) for key in ("method", "model")):
+    if any(".py" in str(settings.get(key, "")) for key in ("method", "model", "task", "loss")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().with_values(**settings)
     method: Method = load_method(recipe.method, recipe.parts)
     streams = RandomStreams(recipe.seed)
     example = run_description.get("example")
     shape = tuple(run_description["shape"]) if example is None else get_input_shape(example)
-    net: Net = build_model(recipe.model, shape, run_description["classes"], streams.derive_seed("init"), example)
+    classes = run_description["classes"]
+    task = apply_loss(recipe, read_device_task(run_description), classes, samples.targets)
+    outputs = run_description.get("outputs", classes)
+    net: Net = build_model(recipe.model, shape, outputs, streams.derive_seed("init"), example)
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
-    net = method.model(replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16"))
+    net = replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16", task=task)
+    net = method.model(net)
     if net.digest != run_description.get("model_digest", ""):
         problem = "The model has other frozen tensors on this device than on the server."
         raise ShoalError("other-recipe", problem, "Install the same model on both.")
@@ -184,7 +218,7 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     get_samples: Callable[[int], Samples] = lambda device: no_samples if device == SERVER else samples  # noqa: E731
     augment = parse_augment(recipe.augment)
     if augment:
-        get_single_tensor(samples.inputs, "augment")
+        refuse_augmenting(samples.inputs)
     return TrainingSetup(method, net, streams, make_optimiser(recipe), get_samples, augment)
 
 
@@ -204,6 +238,11 @@ def build_run_description(
     mean, std = moments or (None, None)
     settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
     settings |= {"threads": recipe.threads, "model_digest": digest}
+    task = build_task(recipe, dataset)
+    settings |= {"task": task.name, "skips_padding": task.skips_padding, "outputs": count_outputs(task, dataset)}
+    if recipe.class_weights:
+        weights = parse_class_weights(recipe.class_weights, dataset.classes, dataset.targets)
+        settings["class_weights"] = ",".join(map(repr, weights))
     example = make_example(dataset.inputs)
     form = {"shape": list(dataset.input_shape)} if example is None else {"example": example}
     return settings | form | {"classes": dataset.classes, "mean": mean, "std": std}

@@ -17,6 +17,7 @@ from shoal.engines.threads import use_threads
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
 from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
 from shoal.runs.engine_choice import EngineChoice
+from shoal.runs.given_objects import is_handed_over
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
 from shoal.runs.store import RunFolder
@@ -36,12 +37,20 @@ def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
     if metrics:
         problem = f"The metric {sorted(metrics)[0]} needs the samples of the devices, and those stay with them."
         raise ShoalError("bad-value", problem, "Leave it out.")
+    if recipe.local_test:
+        problem = "local_test is given, and what real devices get on samples of their own is not asked of them yet."
+        raise ShoalError("bad-value", problem, "Leave it out; the model is judged on the server's test set.")
     if ".py:" in recipe.model or recipe.init:
         key = "init" if recipe.init else "model"
         problem = f"{key} names a file, and devices run and read nothing that a server names."
         raise ShoalError("bad-value", problem, "Use a model of the list (shoal list models).")
+    for key in ("task", "loss"):
+        if ".py:" in getattr(recipe, key):
+            problem = f"{key} names a file, and devices run nothing that a server names."
+            raise ShoalError("bad-value", problem, "Use a built-in task and its losses.")
     if recipe.parts:
-        problem = f"The method has parts from {recipe.parts[0]}, and devices run nothing that a server names."
+        source = "a Python program" if is_handed_over(recipe.parts[0]) else recipe.parts[0]
+        problem = f"The method has parts from {source}, and devices run nothing that a server names."
         raise ShoalError("bad-value", problem, "Install them on the server and on every device, as entry points.")
     if recipe.compute != "cpu":
         raise ShoalError("bad-value", f"compute is {recipe.compute}.", "The server of real devices works on cpu.")
@@ -79,6 +88,7 @@ def play_server_run(
             remote_devices.resize(checkpoint.server_state.net, checkpoint.server_state.cuts[-1])
             remote_engine.cuts = checkpoint.server_state.cuts
         folder.write_note("metrics", encode_metrics(assembly.metrics))
+        folder.write_note("task", assembly.task_note)
         history = folder.roll_back(checkpoint, assembly.memory)
         sizes = collect_sample_counts(folder, remote_devices, recipe.devices, enrol_timeout)
         for device in np.flatnonzero(sizes > max_samples):

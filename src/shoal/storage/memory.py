@@ -71,6 +71,10 @@ class DeviceMemory:
         self._hold(device, memory)
         return memory
 
+    def get_newest(self, device: int) -> dict[str, Tree]:
+        """What a device remembers once the round that is under way is committed."""
+        return self.staged[device] if device in self.staged else self.get(device)
+
     def put(self, device: int, memory: Tree) -> None:
         """Stage the memory of a device; `commit` makes it take effect. Empty memories of new devices are not stored."""
         is_empty = all(isinstance(v, dict) and not v for v in memory.values())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -42,6 +43,29 @@ class Augmenter(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class ReceivedMessage:
+    """What a message brings to a device: parameters at full shape, which elements arrived, and what came beside."""
+
+    anchor: Params
+    covered: dict[str, Tensor]
+    got: dict[str, dict]
+    plain_states: dict[tuple[str, ...], LocalState] = field(default_factory=dict)
+    """By the names of the parts, the state before the first step of devices where no part has changed anything."""
+    contexts: dict[tuple[float, int, int], StepContext] = field(default_factory=dict)
+    """By learning rate, steps and samples, what the steps of a device of the whole model read."""
+
+
+class ReceivedMessages:
+    """What was received, by message, as long as that exists: devices that were sent the same one share it."""
+
+    def __init__(self):
+        self.by_message: WeakKeyDictionary[wire.Message, ReceivedMessage] = WeakKeyDictionary()
+
+    def __reduce__(self):
+        return ReceivedMessages, ()  # other processes receive messages of their own
+
+
+@dataclass(frozen=True, eq=False)
 class TrainingSetup:
     """What all devices of a run share and what changes only when the model is pruned: method, net, optimiser, data."""
 
@@ -55,8 +79,9 @@ class TrainingSetup:
     tally: FlopCache = field(default_factory=FlopCache)
     kind: str = ""
     """Setups of the same kind have the same model apart from the values of its tensors; "": no other setup has."""
+    received: ReceivedMessages = field(default_factory=ReceivedMessages, init=False)
 
-    @property
+    @cached_property
     def rule(self) -> StepRule:
         return StepRule(self.net, self.method, self.optimiser)
 
@@ -119,39 +144,27 @@ class LocalTraining:
 def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> LocalTraining:
     """decode -> data -> begin: what the device trains from, on which batches, with which states of parts."""
     net, method = setup.net, setup.method
-    anchor, covered, got = receive_model(setup, job, memory)
-    numbers = {"lr": make_scalar(job.work.lr, net.dtype)}
-    device = Device(
-        job.device,
-        job.round,
-        setup.samples(job.device),
-        net,
-        numbers,
-        anchor,
-        covered,
-        {},
-        job.plan,
-        setup.streams,
-        "",
-        told={} if TOLD in got else None,
-    )
-    macs = 0
-    for part in method.parts_at("data"):
-        view = replace(device, part=part.name(), got=got.get(part.name(), {}), shared=setup.samples(SERVER) or None)
-        part_memory = memory[part.name()] if part.name() in memory else part.init_device(anchor)
-        device = replace(device, samples=part.data(device.samples, part_memory, view))
-    rows = make_schedule(
-        device.samples.index,
-        job.work,
-        setup.streams.make_torch_generator("batches", job.round, job.device),
-        net.mixes_batch,
-    )
-    for key, value in (("steps", len(rows)), ("size", len(device.samples))):
-        numbers[key] = make_scalar(value, net.dtype)
-    if setup.optimiser.schedule:
-        numbers["lr_sum"] = make_scalar(job.work.lr * setup.optimiser.schedule.sum_factors(len(rows)), net.dtype)
+    received = receive_or_reuse(setup, job, memory)
+    anchor, got, told = received.anchor, received.got, {} if TOLD in received.got else None
 
-    params, states, memory = anchor, {}, dict(memory)
+    def make_device(samples: Samples, numbers: dict[str, Tensor]) -> Device:
+        where = (samples, net, numbers, anchor, received.covered, {}, job.plan, setup.streams, "")
+        return Device(job.device, job.round, *where, told=told)
+
+    samples = setup.samples(job.device)
+    if parts := method.parts_at("data"):
+        device = make_device(samples, {"lr": make_scalar(job.work.lr, net.dtype)})
+        for part in parts:
+            view = replace(device, part=part.name(), got=got.get(part.name(), {}), shared=setup.samples(SERVER) or None)
+            part_memory = memory[part.name()] if part.name() in memory else part.init_device(anchor)
+            device = replace(device, samples=part.data(device.samples, part_memory, view))
+        samples = device.samples
+    generator = setup.streams.make_torch_generator("batches", job.round, job.device)
+    rows = make_schedule(samples.index, job.work, generator, net.mixes_batch)
+    context = make_context(setup, job, received, len(rows), len(samples))
+    device = make_device(samples, context.numbers)
+
+    params, states, memory, macs = anchor, {}, dict(memory), 0
     for part in method.parts:
         name, results, is_first = part.name(), [(params, {})], part.name() not in memory
         if is_first:
@@ -159,15 +172,53 @@ def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) ->
         if part.acts_at("begin"):
             view = replace(device, part=name, got=got.get(name, {}))
             sizes = len(device.samples), len(rows)
-            key = (name, "begin", is_first, *sizes, make_mask_key(job.plan), frozenset(view.got))
+            known = frozenset(memory[name]) if isinstance(memory[name], dict) else ()
+            key = (name, "begin", is_first, known, *sizes, make_mask_key(job.plan), frozenset(view.got))
             macs += setup.tally.run_and_count(key, lambda: results.append(part.begin(params, memory[name], view)))
         params, states[name] = results[-1]
-    mask = make_training_mask(net, job.plan, anchor)
-    context = StepContext(
-        anchor, {part: drop_requests(got[part]) for part in method.stepping_parts if part in got}, numbers, {}, mask
-    )
     slots = memory.get(SLOTS_KEY) if method.keeps_slots else None
-    return LocalTraining(job, device, memory, setup.rule.init_state(params, states, slots), context, rows, got, macs)
+    state = init_local_state(setup, received, params, states, slots)
+    return LocalTraining(job, device, memory, state, context, rows, got, macs)
+
+
+def make_context(setup: TrainingSetup, job: Job, received: ReceivedMessage, steps: int, size: int) -> StepContext:
+    """What the local steps of a device read; devices that were sent the same whole model, and are alike, share it."""
+    key, dtype = (job.work.lr, steps, size), setup.net.dtype
+    if key in received.contexts and not job.plan:
+        return received.contexts[key]
+    numbers = {name: make_scalar(value, dtype) for name, value in zip(("lr", "steps", "size"), key)}
+    if schedule := setup.optimiser.schedule:
+        numbers["lr_sum"] = make_scalar(job.work.lr * schedule.sum_factors(steps), dtype)
+    got, mask = received.got, make_training_mask(setup.net, job.plan, received.anchor)
+    got_in_steps = {part: drop_requests(got[part]) for part in setup.method.stepping_parts if part in got}
+    context = StepContext(received.anchor, got_in_steps, numbers, {}, mask)
+    if not job.plan:
+        received.contexts[key] = context
+    return context
+
+
+def init_local_state(
+    setup: TrainingSetup, received: ReceivedMessage, params: Params, states: dict[str, Tree], slots: Tree | None
+) -> LocalState:
+    """The state before the first step; devices that were sent the same share it where no part has changed anything."""
+    if params is not received.anchor or slots is not None or any(state != {} for state in states.values()):
+        return setup.rule.init_state(params, states, slots)
+    names = tuple(states)
+    if names not in received.plain_states:
+        received.plain_states[names] = setup.rule.init_state(params, states)
+    return received.plain_states[names]
+
+
+def receive_or_reuse(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> ReceivedMessage:
+    """What arrived; a message that went to several devices as it is, and is read without memories, is read once."""
+    net = setup.net
+    if job.plan or setup.method.codecs_for("down") or "personal" in net.roles.values():
+        return ReceivedMessage(*receive_model(setup, job, memory))
+    known = setup.received.by_message
+    received = known.get(job.message)
+    if received is None:
+        received = known[job.message] = ReceivedMessage(*receive_model(setup, job, memory))
+    return received
 
 
 def receive_model(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) -> tuple[Params, dict[str, Tensor], dict]:

@@ -16,6 +16,7 @@ from shoal.core.metric import list_part_metrics
 from shoal.core.model import tree
 from shoal.core.model.flops import count_macs, make_mask_key
 from shoal.core.model.tree import Params, Tree
+from shoal.core.phases import in_phase
 from shoal.core.telling import TOLD, make_told_extras
 from shoal.core.types import Outcome
 
@@ -76,6 +77,7 @@ def end_training(setup: TrainingSetup, training: LocalTraining, local_state: Loc
     return LocalResult(body, beside, memory, macs)
 
 
+@in_phase("pack")
 def encode_result(
     setup: TrainingSetup, training: LocalTraining, result: LocalResult, finite: bool, loss: float, macs_train: int
 ) -> tuple[Outcome, dict[str, Tree]]:

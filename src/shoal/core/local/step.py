@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
@@ -73,12 +72,12 @@ class StepRule:
         return LocalState(trained, {k: params[k] for k in self.net.buffers}, slots, states)
 
     def make_scorer(self, buffers: Params) -> Scorer:
-        """(parameters, batch) -> cross-entropy and outputs of the model in training; parts wrap it at `objective`."""
+        """(parameters, batch) -> the task's loss and outputs of the model in training; parts wrap it at `objective`."""
 
         def score_batch(params: Params, batch: Batch) -> BatchScore:
             outputs = self.net.forward(params | buffers, batch.inputs, self.taps, training=True)
             logits, features, taps, new_buffers = outputs
-            loss = compute_mean_loss(logits, batch)
+            loss = self.net.task.compute_mean_loss(logits, batch)
             return BatchScore(loss, logits, features, taps, buffers | new_buffers, {})
 
         return score_batch
@@ -102,6 +101,8 @@ def advance(
         got, draws = context.got.get(name, {}), context.draws.get(name, {})
         return Local(rule.net, context.anchor, got, context.numbers, draws, states.get(name, {}))
 
+    masks = [part.mask(view_for_part(part.name())) for part in method.parts_at("mask")]
+    gradient = mask_gradient(gradient, masks)
     scorer = rule.make_scorer(buffers)
     for part in reversed(method.parts_at("objective")):
         scorer = part.objective(scorer, view_for_part(part.name()))
@@ -119,8 +120,12 @@ def advance(
         local = view_for_part(name)._replace(loss_at=lambda at: scorer(at, batch).loss)
         update, state = part.step(update, states[name], scored, local)
         states = states | {name: state}
+    for mask in masks:
+        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
     update, slots = optimiser.step(update, slots, params)
-    for mask in (context.mask, *collect_masks(states)):
+    if optimiser.lr_groups:
+        update = optimiser.scale_groups(update)
+    for mask in (context.mask, *masks, *collect_masks(states)):
         update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
 
     lr = context.numbers["lr"]
@@ -136,7 +141,8 @@ def gate_padded_step(live: Tensor, new: LocalState, old: LocalState) -> LocalSta
 def compute_autograd_gradient(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
     """The gradient by `torch.autograd`, for one device; faster there than `torch.func`, which can be batched."""
     leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
-    scored = scorer(leaves, batch)
+    with torch.enable_grad():
+        scored = scorer(leaves, batch)
     grads = torch.autograd.grad(scored.loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads)), detach_score(scored)
 
@@ -155,24 +161,6 @@ def detach_score(scored: BatchScore) -> BatchScore:
     """The score cut off from autograd's graph."""
     loss, logits, features, *dicts = scored
     return BatchScore(loss.detach(), logits.detach(), features.detach(), *(tree.detach_params(d) for d in dicts))
-
-
-def compute_mean_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """The batch mean of cross-entropy, summed over the lists of targets with their weights (Mixup has two)."""
-    total = torch.zeros((), dtype=logits.dtype, device=logits.device) if len(batch.targets) > 1 else None
-    for targets, weight in batch.targets:
-        losses = compute_sample_losses(logits, targets)
-        loss = batch.mean(losses if weight is None else losses * weight)
-        total = loss if total is None else total + loss
-    assert total is not None
-    return total
-
-
-def compute_sample_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of each sample; the mean over positions where a sample has several (text)."""
-    if logits.dim() == 3:
-        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
-    return F.cross_entropy(logits, targets, reduction="none")
 
 
 def mask_gradient(gradient: GradientFunction, masks: Sequence[Params]) -> GradientFunction:

@@ -1,7 +1,7 @@
-"""Metrics of a model on a test set: accuracy, loss, those that say how they judge, by class and by device."""
+"""Metrics of a model on a test set: its task's, those that say how they judge, by class and by device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 from typing import Any, Protocol
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
-from shoal.core.local.step import compute_sample_losses
-from shoal.core.metric import METRICS
+from shoal.core.metric import ON_ONE_HALF
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
@@ -27,24 +26,27 @@ class StreamingMetric(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Computes accuracy and mean loss on a test set, and the further metrics that are named."""
+    """Computes what a net's task is judged by on a test set, and the further metrics that are named."""
 
     samples: Samples
     classes: int
+    """How many classes targets have; 0 where they are none."""
     metrics: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     """Devices x classes: how many training samples of each class a device holds."""
     custom_metrics: Mapping[str, Callable[[], StreamingMetric]] = field(default_factory=dict)
-    """The user's own metrics by name; each evaluation makes new ones."""
+    """The metrics of the task that are no means, and the user's own, by name; each evaluation makes new ones."""
     chunk: int = 0
     """Samples in one forward pass; 0: a number that suits the compute device."""
 
     def __call__(self, net: Net, params: Params) -> dict[str, Any]:
         custom = {name: make() for name, make in self.custom_metrics.items()}
         metrics = self.run_test_pass(net, params, list(custom.values()))
-        right, total = metrics.pop("right"), metrics.pop("total")
+        right, total, confusion = metrics.pop("right"), metrics.pop("total"), metrics.pop("confusion", None)
+        if confusion is not None:
+            metrics["confusion"] = confusion.long().tolist()
         if "perplexity" in self.metrics:
-            metrics["perplexity"] = exp(min(metrics["loss"], 700.0))
+            metrics["perplexity"] = exp(min(metrics.get("log_loss", metrics["loss"]), 700.0))
         if "per_class" in self.metrics:
             metrics["per_class"] = [float(r / t) if t else None for r, t in zip(right, total)]
         if "devices" in self.metrics and self.labels is not None:
@@ -61,31 +63,57 @@ class Evaluator:
 
     @torch.no_grad()
     def run_test_pass(self, net: Net, params: Params, custom: Sequence[StreamingMetric] = ()) -> dict[str, Any]:
-        """Accuracy, loss, and by class the numbers of right (`right`) and of all (`total`) predictions on the test set.
+        """Loss, means over targets, and by class the numbers of right (`right`) and of all (`total`) predictions.
 
-        Metrics in `custom` are updated with logits and targets on the CPU.
+        Metrics in `custom` are updated with outputs and targets on the CPU.
         """
-        judges = {m.name: m.judge for m in METRICS.values() if m.judge and m.asked in self.metrics}
-        sizes = (self.classes, self.classes, 1, len(judges))
+        task = net.task
+        judges = {m.name: m.judge for m in task.metrics if m.judge and (not m.asked or m.asked in self.metrics)}
+        classes = self.classes if task.predict_classes else 0
+        cells = classes if "confusion" in self.metrics else 0
+        sizes = (classes, classes, 1, len(judges), cells * cells)
         sums = torch.zeros(sum(sizes), dtype=torch.float64, device=net.place)
-        right, total, loss, judged = sums.split(sizes)
+        right, total, loss, judged, confusion = sums.split(sizes)
+        judgements = 0
         for rows in self.samples.index.split(self.chunk or choose_chunk_size(self.samples, net)):
             batch = self.samples.take_batch(rows)
-            logits, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
-            hit = logits.argmax(-1) == targets
-            total.index_add_(0, targets.flatten(), torch.ones_like(hit, dtype=sums.dtype).flatten())
-            right.index_add_(0, targets.flatten(), hit.to(sums.dtype).flatten())
-            loss += compute_sample_losses(logits, targets).double().sum()
+            outputs, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
+            judgements += targets.numel()
+            if task.predict_classes:
+                found, labels = task.predict_classes(outputs), targets.long()
+                if task.skips_padding:
+                    found, labels = found[labels >= 0], labels[labels >= 0]
+                hit = found == labels
+                total.index_add_(0, labels.flatten(), torch.ones_like(hit, dtype=sums.dtype).flatten())
+                right.index_add_(0, labels.flatten(), hit.to(sums.dtype).flatten())
+                if cells:
+                    at = (labels * cells + found).flatten()
+                    confusion.index_add_(0, at, torch.ones_like(at, dtype=sums.dtype))
+            loss += task.compute_sample_losses(outputs, targets).double().sum()
             for place, judge in enumerate(judges.values()):
-                judged[place] += judge(logits, targets).sum(dtype=sums.dtype)
-            shown = (logits.cpu(), targets.cpu()) if custom else ()
+                judged[place] += judge(outputs, targets).sum(dtype=sums.dtype)
+            shown = (outputs.cpu(), targets.cpu()) if custom else ()
             for metric in custom:
                 metric.update(*shown)
-        right, total, loss, judged = sums.cpu().split(sizes)  # the only wait for a GPU
-        positions, samples = max(float(total.sum()), 1.0), max(len(self.samples), 1)
-        metrics = {"accuracy": float(right.sum()) / positions, "loss": float(loss) / samples}
-        metrics |= {"right": right, "total": total}
+        right, total, loss, judged, confusion = sums.cpu().split(sizes)  # the only wait for a GPU
+        positions, samples = max(float(total.sum()) if classes else judgements, 1.0), max(len(self.samples), 1)
+        metrics: dict[str, Any] = {"accuracy": float(right.sum()) / positions} if classes else {}
+        metrics |= {"loss": float(loss) / samples, "right": right, "total": total}
+        metrics |= {"confusion": confusion.reshape(cells, cells)} if cells else {}
         return metrics | {name: value / positions for name, value in zip(judges, judged.tolist())}
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatorOfBothHalves:
+    """Judges on validation samples, and on the test half in columns `test_NAME`, by which nothing is chosen."""
+
+    validation: Evaluator
+    test: Evaluator
+
+    def __call__(self, net: Net, params: Params) -> dict[str, Any]:
+        metrics = replace(self.test, metrics=tuple(m for m in self.test.metrics if m not in ON_ONE_HALF))
+        tested = {f"test_{name}": value for name, value in metrics(net, params).items()}
+        return self.validation(net, params) | tested
 
 
 def choose_chunk_size(samples: Samples, net: Net) -> int:

@@ -10,6 +10,7 @@ from shoal.core.batch import Samples
 from shoal.core.measures.confusion import compute_class_matrix, measure_class_divergence
 from shoal.core.measures.evaluate import Evaluator, compute_device_accuracy
 from shoal.core.model import tree
+from shoal.core.phases import in_phase
 from shoal.core.types import SERVER, Reply, Round
 
 TAU = 1 - 1e-5
@@ -25,6 +26,7 @@ class LocalModelEvaluator:
     metrics: tuple[str, ...]
     """Those of `--metrics`; `local` and `class_kl` are computed here."""
 
+    @in_phase("evaluate")
     def __call__(self, round: Round) -> dict[str, Any]:
         replies = [reply for reply in round.replies if reply.device != SERVER]
         if not replies or not self.metrics:

@@ -6,8 +6,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from shoal.core.model.dynamo_import import call_without_dynamo
 from shoal.core.model.flops_by_width import FlopsByWidth, count_models_to_cut
 from shoal.core.model.plan import Axis, Plan
 
@@ -38,7 +40,7 @@ class FlopCache:
 
     def count_forward(self, net: "Net", plan: Plan) -> int:
         """Multiply-accumulates of one sample through the submodel that a plan trains."""
-        key = make_width_key(plan, net.axes)
+        key = make_width_key(plan, net.axes) if plan.kept else ()
         if not key:
             return net.macs_forward
         if key not in self.slices:
@@ -58,7 +60,11 @@ def verify_width_formula(widths: FlopsByWidth, measured: dict[tuple, int]) -> Fl
 
 def count_macs(work: Callable[[], object]) -> int:
     """The multiply-accumulates of a piece of torch code while it runs; 4 for each output of batch norm."""
-    with FlopCounterMode(display=False, custom_mapping=FLOP_RULES) as counter:
+    mode = getattr(flop_counter, "_FlopCounterMode", None)
+    with (
+        call_without_dynamo(getattr(mode, "__torch_dispatch__", None)),
+        FlopCounterMode(display=False, custom_mapping=FLOP_RULES) as counter,
+    ):
         work()
     return counter.get_total_flops() // 2
 

@@ -26,6 +26,11 @@ def take_rows(inputs: Inputs, rows: Tensor) -> Inputs:
     return tree.map_tensors(lambda t: t.index_select(0, rows), inputs)
 
 
+def scale_pixels(inputs: Inputs) -> Inputs:
+    """Pixels that stayed bytes, because they are mapped from a disk, as numbers from 0 to 1; others as they are."""
+    return tree.map_tensors(lambda t: t.to(torch.float32) / 255 if t.dtype == torch.uint8 else t, inputs)
+
+
 def concat_inputs(pieces: Sequence[Inputs]) -> Inputs:
     """The samples of several inputs of one form, one after the other."""
     own = zip(*(tree.collect_tensors(piece) for piece in pieces), strict=True)

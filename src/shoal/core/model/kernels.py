@@ -1,7 +1,8 @@
-"""Kernels of torch that have the gradients that a pass needs, where the fastest ones have not."""
+"""Kernels of torch that can be differentiated or vectorised as a pass needs it, where the fastest ones cannot."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,3 +22,8 @@ def use_differentiable_kernels(module: nn.Module, place: torch.device, twice: bo
         if twice:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
+
+
+def use_vectorisable_attention(place: torch.device) -> AbstractContextManager[Any]:
+    """Inside, attention can be made for many devices in one call; on a CPU its fused kernel would take them in turn."""
+    return sdpa_kernel(SDPBackend.MATH) if place.type == "cpu" else nullcontext()

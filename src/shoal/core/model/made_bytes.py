@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from shoal.core.model.dynamo_import import call_without_dynamo
 from shoal.core.model.torch_fallback import log_fallback
 
 ResultType = TypeVar("ResultType")
@@ -30,6 +31,6 @@ def count_made_bytes(work: Callable[[], ResultType]) -> tuple[ResultType, int]:
                 total += tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
             return result
 
-    with MadeBytesCounter():
+    with call_without_dynamo(MadeBytesCounter.__torch_dispatch__), MadeBytesCounter():
         result = work()
     return result, total

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from shoal.core.builtin_tasks import CLASSIFY
+from shoal.core.learning_task import LearningTask
 from shoal.core.model.flops import count_macs
 from shoal.core.model.frozen import (
     drop_uncuttable_axes,
@@ -22,9 +24,11 @@ from shoal.core.model.module_copy import copy_module, set_module_tensors, update
 from shoal.core.model.module_slots import ModuleSlots
 from shoal.core.model.module_taps import FEATURES_TAP, ModuleTaps
 from shoal.core.model.name_checks import check_net_names
+from shoal.core.model.outputs import read_logits
 from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
 from shoal.core.model.tensor_digest import compute_digest
 from shoal.core.model.tree import Params, collect_tensors
+from shoal.core.short_repr import cut_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,15 @@ class Net:
     """The layer whose inputs are the features; the last linear layer unless it is named."""
     example: Inputs | None = None
     """One sample, with a first dimension of 1, where inputs are a dict or tuple of tensors; None: they are one."""
+    task: LearningTask = CLASSIFY
+    """What it learns: the loss of a sample, and how its outputs are read and judged."""
+
+    def __repr__(self) -> str:
+        numbers = sum(self.initial[name].numel() for name in self.trainable)
+        frozen = f", {len(self.frozen)} frozen tensors" if self.frozen else ""
+        shape = cut_text(str(self.input_shape))
+        tensors = f"{numbers:,} trained parameters in {len(self.trainable)} tensors{frozen}"
+        return f"Net({type(self.module).__name__}: {tensors}, inputs {shape}, {self.classes} classes)"
 
     def __post_init__(self):
         # read before the first call fills the slots with other tensors
@@ -172,10 +185,10 @@ class Net:
         self._taps.record_into(tapped, taps)
         if self.half:
             with use_half_precision(collect_tensors(inputs)[0].device.type):
-                logits = self.module(inputs).float()
+                logits = read_logits(self.module(inputs)).float()
             tapped = {k: v.float() for k, v in tapped.items()}
         else:
-            logits = self.module(inputs)
+            logits = read_logits(self.module(inputs))
         self._taps.record_into({})
         features = tapped[FEATURES_TAP] if FEATURES_TAP in tapped else collect_tensors(inputs)[0]
         return logits, features, {k: tapped[k] for k in taps}, buffers

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.model.tree import Params, Tree
+from shoal.core.short_repr import make_short_repr
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Plan:
     sent: frozenset[str] | None = None
     known: bool = False
     level: bool = False
+
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
     def __bool__(self) -> bool:
         """Whether less than the whole model is trained."""
@@ -133,6 +137,12 @@ class Slicer:
     def scale_unit_outputs(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
         """Parameters with which the outputs of units count `units` times: the columns that read them are multiplied."""
         return self._multiply_cuts(params, units, [(a, cut) for a in units for cut in self.axes[a].cuts if cut.reads])
+
+    def scale_unit_weights(self, params: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
+        """Parameters of which those that make a unit are multiplied by its factor in `units`."""
+        return self._multiply_cuts(
+            params, units, [(a, cut) for a in units for cut in self.axes[a].cuts if not cut.reads]
+        )
 
     def mask_units(self, values: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> Params:
         """Values multiplied by the factor of each unit they belong to, in all cuts; factors of 0 and 1 make a mask."""

@@ -16,7 +16,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
 from shoal.core.model import tree
 from shoal.core.task import Task, TaskResult, estimate_steps
+from shoal.engines.batched.compile_cache import keep_compiled_code
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
+from shoal.engines.batched.fx_trace import trace_function
 from shoal.engines.batched.graph import StepProgram, trace_step
 from shoal.engines.batched.hyperparams import (
     Hyperparam,
@@ -34,6 +36,7 @@ from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.batched.step import build_step
 from shoal.engines.batched.torchscript import optimized_execution
+from shoal.engines.batched.trace_cache import make_cached_trace
 from shoal.engines.serial import train_device
 
 log = logging.getLogger("shoal")
@@ -42,10 +45,13 @@ StepsResult = tuple[list[Tensor], Tensor]
 
 
 class BatchedEngine:
-    """Trains stacks of at most `width` devices that fit into `budget` bytes of memory (0: as much as is free)."""
+    """Trains stacks of at most `width` devices that fit into `budget` bytes of memory (0: as much as is free).
 
-    def __init__(self, width: int, budget: int = 0, compiled: bool = False):
-        self.width, self.budget, self.compiled = width, budget, compiled
+    On a GPU programs may be `compiled`; on a processor some operations may be computed by `native` kernels.
+    """
+
+    def __init__(self, width: int, budget: int = 0, compiled: bool = False, native: bool = False):
+        self.width, self.budget, self.compiled, self.native = width, budget, compiled, native
         self.programs: dict[tuple, StepProgram] = {}
         self.replays: dict[tuple, GraphReplay] = {}
         self.program_numbers: dict[tuple, int] = {}
@@ -88,15 +94,19 @@ class BatchedEngine:
         Where it cannot, it is tried again with the hyperparameters on which it branches as plain numbers, then with
         images in the ordinary memory format, and at last one device after the other.
         """
-        slots = {i: DeviceSlot(task) for i, task in tasks.items()}
+        slots = {i: DeviceSlot(task, pads_extras=len(tasks) > 1) for i, task in tasks.items()}
         setups = {id(slot.setup): slot.setup for slot in slots.values()}
         numbers = {
             setup_id: self.program_numbers.setdefault(build_program_key(setup, hyperparams), len(self.program_numbers))
             for setup_id, setup in setups.items()
         }
         groups: dict[tuple, list[int]] = {}
+        known_keys: dict[tuple, tuple] = {}
         for i, slot in slots.items():
-            groups.setdefault(slot.build_sharing_key(numbers[id(slot.setup)]), []).append(i)
+            origin = slot.identify_origin()
+            if origin not in known_keys:
+                known_keys[origin] = slot.build_sharing_key(numbers[id(slot.setup)])
+            groups.setdefault(known_keys[origin], []).append(i)
         results: dict[int, TaskResult] = {}
         for sharing_key, indices in groups.items():
             try:
@@ -132,7 +142,7 @@ class BatchedEngine:
         on_gpu = slots[0].setup.net.place.type == "cuda"
         width = round_up_width(len(slots), self.width) if on_gpu else len(slots)
         stack = DeviceStack(slots, hyperparams, width, batch, sharing_key not in self.channels_first)
-        with torch.no_grad(), optimized_execution(False):
+        with torch.set_grad_enabled(stack.uses_autograd), optimized_execution(False):
             state, losses = self.replay_graphs(sharing_key, stack) if on_gpu else self.run_steps(sharing_key, stack)
         local_results, finite = stack.collect_results(state)
         rows = zip(slots, local_results, finite, losses.tolist() if losses.dim() else [float(losses)])
@@ -184,8 +194,13 @@ class BatchedEngine:
         key = (sharing_key, stack.width, stack.batch, padded)
         if key not in self.programs:
             on_gpu = stack.place.type == "cuda"
+            if self.compiled:
+                keep_compiled_code()
             with raise_not_vectorisable(stack):
-                program = trace_step(build_step(stack, padded), *example(), in_place=not on_gpu)
+                trace = trace_function if self.compiled else make_cached_trace(stack, padded)
+                program = trace_step(
+                    build_step(stack, padded), *example(), in_place=not on_gpu, native=self.native, trace=trace
+                )
             if on_gpu and self.compiled:
                 program = replace(program, call=torch.compile(program.module, dynamic=False))
             self.programs[key] = program

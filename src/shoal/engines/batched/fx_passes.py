@@ -83,15 +83,23 @@ def fuse_updates(graph: fx.Graph, carried: int) -> None:
             if fused:
                 left, right = operands
                 if left.meta["val"].numel() <= right.meta["val"].numel():
-                    left = graph.call_function(aten.mul.Tensor, (left, lr))
+                    left = scale_by_rate(graph, left, lr)
                 else:
-                    right = graph.call_function(aten.mul.Tensor, (right, lr))
+                    right = scale_by_rate(graph, right, lr)
                 done = graph.call_function(fused, (own, left, right), {"alpha": scale})
             else:
                 done = graph.call_function(aten.addcmul_.default, end.args, dict(end.kwargs))
         done.meta = dict(end.meta)
         end.replace_all_uses_with(done)
         graph.erase_node(end)
+
+
+def scale_by_rate(graph: fx.Graph, factor: fx.Node, lr: Any) -> fx.Node:
+    scaled = graph.call_function(aten.mul.Tensor, (factor, lr))
+    scaled.meta = dict(
+        factor.meta
+    )  # a product with a number has the shape and the strides of what it is multiplied with
+    return scaled
 
 
 FUSED_OPS: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}

@@ -10,6 +10,9 @@ from torch import Tensor, fx
 from shoal.core.model.torch_fallback import log_fallback
 from shoal.engines.batched.fake_mode import share_fake_mode
 
+Trace = Callable[[Callable[..., Any], Sequence[Tensor], bool], fx.GraphModule | None]
+"""What traces: `trace_function`, or something that finds what it traced before."""
+
 
 def trace_function(function: Callable[..., Any], example: Sequence[Tensor], fake: bool) -> fx.GraphModule | None:
     """The operations of a function, from an example of its tensors; with `fake` nothing is computed.

@@ -18,8 +18,9 @@ from shoal.core.model.made_bytes import count_made_bytes
 from shoal.core.model.torch_fallback import log_fallback
 from shoal.engines.batched.fx_cse import share_subexpressions
 from shoal.engines.batched.fx_passes import fuse_biases, fuse_updates, remove_no_ops
-from shoal.engines.batched.fx_trace import trace_function
+from shoal.engines.batched.fx_trace import Trace, trace_function
 from shoal.engines.batched.gpu_conv import choose_convolution_forms
+from shoal.engines.batched.native_ops import use_native_kernels
 from shoal.engines.batched.torchscript import compile_torchscript
 
 log = logging.getLogger("shoal")
@@ -50,10 +51,13 @@ def trace_step(
     frame: list[Tensor],
     in_place: bool,
     fake: bool = False,
+    native: bool = False,
+    trace: Trace = trace_function,
 ) -> StepProgram:
     """The program of a step, from an example of its tensors; `in_place`: it may overwrite what is carried.
 
-    With `fake` nothing is computed: enough to see what a step would take.
+    With `fake` nothing is computed: enough to see what a step would take. With `native` some operations are left to
+    kernels of our own.
     """
     ends = (len(carried), len(carried) + len(fixed))
 
@@ -61,7 +65,7 @@ def trace_step(
         return step(list(tensors[: ends[0]]), list(tensors[ends[0] : ends[1]]), list(tensors[ends[1] :]))
 
     example = [t.detach() for t in (*carried, *fixed, *frame)]
-    module = trace_function(call_step, example, fake)
+    module = trace(call_step, example, fake)
     if module is None:
         return run_untraced(call_step, example, len(fixed))
     remove_no_ops(module.graph)
@@ -70,6 +74,8 @@ def trace_step(
     if in_place:
         fuse_updates(graph, len(carried))
         graph.eliminate_dead_code()
+        if native:
+            use_native_kernels(graph)
     else:
         choose_convolution_forms(graph)
     inputs = [n for n in graph.nodes if n.op == "placeholder"][ends[0] : ends[1]]

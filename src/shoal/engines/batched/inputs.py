@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.model import tree
+from shoal.core.phases import in_phase
 from shoal.engines.batched.slot import DeviceSlot
 
 
@@ -66,6 +67,7 @@ class StepInputs:
             drawn = [t[0] for t in self.stack_draws(step, step + 1)]
             yield not whole, [*(row if even or not whole else (row[0], *row[3:])), *drawn]
 
+    @in_phase("data")
     def build_table(self, total: int, even: bool) -> list[Tensor]:
         """Rows, weight, live, step and epoch; weight and live are left out where all batches are whole."""
         dtype = self.setup.net.dtype
@@ -81,6 +83,7 @@ class StepInputs:
             weight[: len(own), lane] = (torch.arange(self.batch) < torch.tensor(own.sizes)[:, None]).to(dtype)
         return [rows, weight, weight[..., 0] > 0, *times]
 
+    @in_phase("data")
     def stack_draws(self, first: int, last: int) -> list[Tensor]:
         """What was drawn for some steps: by parts, for images, for layers."""
         if not (self.slots[0].first_draws or self.setup.augment or self.setup.net.has_dropout):

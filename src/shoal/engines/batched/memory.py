@@ -19,7 +19,7 @@ from shoal.engines.deterministic import explain_nondeterminism
 
 def estimate_device_bytes(slot: DeviceSlot, hyperparams: Sequence[Hyperparam], channels_last: bool) -> int:
     """Bytes that one device holds at the peak of a step, from a trace with fake tensors."""
-    stack = DeviceStack([DeviceSlot(slot.task)], hyperparams, 1, max(slot.batch_sizes), channels_last)
+    stack = DeviceStack([DeviceSlot(slot.task, slot.pads_extras)], hyperparams, 1, max(slot.batch_sizes), channels_last)
     padded, step_tensors = next(stack.step_inputs.iterate_steps())
     state, constants, inputs = stack.stack_initial_states(), stack.stack_constants(), [*stack.data, *step_tensors]
     with raise_not_vectorisable(stack):

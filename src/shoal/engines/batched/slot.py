@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from shoal.core.local.device import LocalTraining, prepare_training
+from shoal.core.local.device import LocalTraining, TrainingSetup, prepare_training
 from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.step import advance, compute_autograd_gradient
@@ -16,31 +16,36 @@ from shoal.core.task import Task
 
 
 class DeviceSlot:
-    """One device, ready to train: its setup, local training and random draws."""
+    """One device, ready to train: its setup, local training and random draws.
 
-    def __init__(self, task: Task):
-        self.task, self.setup = task, task.setup
+    With `pads_extras` parts pad what they were sent, so that devices which were sent different shapes can be stacked.
+    """
+
+    def __init__(self, task: Task, pads_extras: bool = False):
+        self.task, self.setup, self.pads_extras = task, task.setup, pads_extras
         self.training: LocalTraining = prepare_training(task.setup, task.job, task.memory)
+        self.batch_sizes: list[int] = self.training.rows.sizes
+        """How many samples the batch of each step has."""
+        self.steps = len(self.batch_sizes)
         self.local_draws = LocalDraws(self.setup, self.training)
         self.first_draws = self.local_draws.draw_for_parts(0)
         context = self.training.context
-        self.fixed = [context.anchor, context.got, context.numbers, context.mask]
-
-    @property
-    def steps(self) -> int:
-        return len(self.training.rows)
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """How many samples the batch of each step has."""
-        return self.training.rows.sizes
+        self.got = pad_extras_of_parts(self.setup, context.got) if pads_extras else context.got
+        """By part: what was sent beside the model, as the steps of a stack see it."""
+        self.fixed = [context.anchor, self.got, context.numbers, context.mask]
 
     def build_sharing_key(self, kind: int) -> tuple:
         """What must be equal for two devices to be stacked and share a program; `kind` is the number of the setup."""
-        samples, state, context = self.training.device.samples, self.training.state, self.training.context
-        shapes = tree.outline_tree([state.states, context.got, self.first_draws])
+        samples, state, mask = self.training.device.samples, self.training.state, self.training.context.mask
+        shapes = tree.outline_tree([state.states, self.got, self.first_draws])
         data = tuple(map(id, tree.collect_tensors([samples.inputs, samples.targets])))
-        return (kind, data, shapes, tuple(context.mask), tuple(state.slots))
+        return (kind, data, shapes, tuple(mask), tuple(state.slots))
+
+    def identify_origin(self) -> tuple[int, ...]:
+        """What the sharing key is made of, by identity: slots of one round that agree in it have the same key."""
+        samples, training = self.training.device.samples, self.training
+        own = (self.setup, samples.inputs, samples.targets, training.state, training.context, self.first_draws or None)
+        return tuple(map(id, own))
 
     @property
     def macs(self) -> int:
@@ -53,7 +58,9 @@ class DeviceSlot:
         )
 
     def bound_peak_bytes(self) -> int:
-        """More bytes than a step of this device alone can hold at its peak; 0 where nothing was counted."""
+        """More bytes than a step of this device alone can hold at its peak; 0 where that step was not counted."""
+        if self.got is not self.training.context.got:
+            return 0
         size = max(self.batch_sizes)
         self.find_draw_shapes(size)
         made = self.setup.tally.made_bytes.get(("step", size, self.training.cost_key), 0)
@@ -83,3 +90,14 @@ class DeviceSlot:
             setup.tally.known.setdefault(key, macs)
             setup.tally.drawn[key], setup.tally.made_bytes[key] = shapes, made_bytes
         return setup.tally.drawn.get(key, [])
+
+
+def pad_extras_of_parts(setup: TrainingSetup, got: dict[str, dict]) -> dict[str, dict]:
+    """What parts were sent, with `pad_extras` of those that have it.
+
+    Not where layers draw random numbers: how many they draw, and in which order, follows from what was sent.
+    """
+    padding = [part for part in setup.method.parts if part.name() in got and part.acts_at("pad_extras")]
+    if not padding or setup.net.has_dropout:
+        return got
+    return got | {part.name(): part.pad_extras(got[part.name()], setup.net) for part in padding}

@@ -43,14 +43,28 @@ class DeviceStack:
     def is_single(self) -> bool:
         return self.width == 1
 
-    def stack_trees(self, trees: Sequence[Any]) -> list[Tensor]:
-        """The devices' tensors, each stacked with the devices as first dimension."""
-        return [self.stack_tensors(own) for own in zip(*(tree.collect_tensors(t) for t in trees), strict=True)]
+    @property
+    def uses_autograd(self) -> bool:
+        """Whether gradients are autograd's, which has a single operation for the gradient of an LSTM on a processor."""
+        return self.is_single and self.place.type == "cpu"
 
-    def stack_tensors(self, device_tensors: Sequence[Tensor]) -> Tensor:
+    def stack_trees(self, trees: Sequence[Any]) -> list[Tensor]:
+        """The devices' tensors, each stacked with the devices as first dimension.
+
+        Devices that start alike share a tree, of which the tensors are looked up once.
+        """
+        distinct = {id(own): own for own in trees}
+        numbers = {key: number for number, key in enumerate(distinct)}
+        which = [numbers[id(own)] for own in trees]
+        device_tensors = zip(*(tree.collect_tensors(own) for own in distinct.values()), strict=True)
+        return [self.stack_tensors(own, which) for own in device_tensors]
+
+    def stack_tensors(self, distinct: Sequence[Tensor], which: Sequence[int]) -> Tensor:
+        """For each device the tensor of this number."""
         if self.is_single:
-            return self.apply_memory_format(device_tensors[0].to(self.place, copy=True))
-        return torch.stack([*device_tensors, *[device_tensors[0]] * (self.width - len(device_tensors))]).to(self.place)
+            return self.apply_memory_format(distinct[0].to(self.place, copy=True))
+        tensors = [distinct[number] for number in which]
+        return torch.stack(tensors + [tensors[0]] * (self.width - len(tensors))).to(self.place)
 
     def apply_memory_format(self, tensor: Tensor) -> Tensor:
         """The tensor in the memory format that the program wants."""
@@ -63,11 +77,14 @@ class DeviceStack:
 
     def stack_constants(self, read: Sequence[bool] | None = None) -> list[Tensor]:
         """The tensors that no step changes; where a program says which it reads, only those."""
+        distinct: dict[tuple[int, int], int] = {}
+        which = [distinct.setdefault((id(m.training.context), id(m.setup)), len(distinct)) for m in self.slots]
+        first_slots = [self.slots[which.index(number)] for number in range(len(distinct))]
         device_tensors = [
-            tree.collect_tensors([m.fixed, read_hyperparams(m.setup, self.hyperparams)]) for m in self.slots
+            tree.collect_tensors([m.fixed, read_hyperparams(m.setup, self.hyperparams)]) for m in first_slots
         ]
         picked = range(len(device_tensors[0])) if read is None else [i for i, yes in enumerate(read) if yes]
-        return [self.stack_tensors([own[i] for own in device_tensors]) for i in picked]
+        return [self.stack_tensors([own[i] for own in device_tensors], which) for i in picked]
 
     def collect_results(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
         """What each device is about to send, and whether all of it is finite."""
@@ -77,23 +94,21 @@ class DeviceStack:
         return results, tree.check_each_finite([[result.body, result.beside] for result in results])
 
     def collect_deltas(self, carried: Sequence[Tensor]) -> tuple[list[LocalResult], list[bool]]:
-        """The same where no part acts after the last step: the changes of all devices at once."""
+        """The same where no part acts after the last step: all changes at once, in place of the devices' values."""
         stacked: LocalState = tree.refill_tensors(self.slots[0].training.state, carried)
-        values, anchors = stacked.params | stacked.buffers, [m.training.context.anchor for m in self.slots]
-        names, sound = (
-            self.setup.net.names_with_role("shared"),
-            torch.ones(self.width, dtype=torch.bool, device=self.place),
-        )
-        device_tensors = []
+        values, count = stacked.params | stacked.buffers, len(self.slots)
+        names = self.setup.net.names_with_role("shared")
+        ranges = find_equal_ranges([m.training.context.anchor for m in self.slots])
+        sound, device_tensors = torch.ones(count, dtype=torch.bool, device=self.place), []
         for name in names:
-            own = [anchor[name] for anchor in anchors]
-            same = all(t is own[0] for t in own)
-            change = values[name][: len(own)] - (own[0] if same else torch.stack(own))
-            sound[: len(own)] &= change.reshape(len(own), -1).sum(1).isfinite()
+            change = values[name].contiguous()[:count]
+            for first, last, anchor in ranges:
+                change[first:last].sub_(anchor[name])
+            sound &= change.reshape(count, -1).sum(1).isfinite()
             device_tensors.append(change.unbind())
         bodies = [dict(zip(names, own)) for own in zip(*device_tensors)]
         made = [LocalResult(body, {}, dict(m.training.memory), m.training.macs) for body, m in zip(bodies, self.slots)]
-        finite = sound.tolist()[: len(made)]
+        finite = sound.tolist()
         return made, finite if all(finite) else tree.check_each_finite(bodies)
 
     def split_states(self, carried: Sequence[Tensor]) -> list[LocalState]:
@@ -110,3 +125,14 @@ def sends_plain_delta(setup: TrainingSetup) -> bool:
     method, net = setup.method, setup.net
     acting = method.parts_at("end") or method.parts_at("measure") or method.carries == "values" or method.keeps_slots
     return not acting and not net.names_with_role("personal")
+
+
+def find_equal_ranges(values: Sequence[Any]) -> list[tuple[int, int, Any]]:
+    """Where the same object stands several times in a row: its first place, the place after its last, and itself."""
+    ranges: list[tuple[int, int, Any]] = []
+    for place, value in enumerate(values):
+        if ranges and ranges[-1][2] is value:
+            ranges[-1] = (ranges[-1][0], place + 1, value)
+        else:
+            ranges.append((place, place + 1, value))
+    return ranges

@@ -7,9 +7,17 @@ from torch import Tensor
 
 from shoal.core.batch import Batch
 from shoal.core.local.layer_overrides import override_layers
-from shoal.core.local.step import LocalState, StepContext, advance, compute_func_gradient, gate_padded_step
+from shoal.core.local.step import (
+    LocalState,
+    StepContext,
+    advance,
+    compute_autograd_gradient,
+    compute_func_gradient,
+    gate_padded_step,
+)
 from shoal.core.model import tree
-from shoal.core.model.inputs import Inputs
+from shoal.core.model.inputs import Inputs, scale_pixels
+from shoal.core.model.kernels import use_vectorisable_attention
 from shoal.engines.batched.graph import StepFunction
 from shoal.engines.batched.hyperparams import substitute_hyperparams
 from shoal.engines.batched.stack import DeviceStack
@@ -41,8 +49,9 @@ def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
             inputs = setup.augment.transform_images(inputs, drawn[drawn_by_parts : drawn_by_parts + images])
         layers = iter(drawn[drawn_by_parts + images :])
         rule = substitute_hyperparams(setup, hyperparams, fixed[own_fixed:])
+        gradient = compute_autograd_gradient if stack.uses_autograd else compute_func_gradient
         with override_layers(setup.net.has_dropout, setup.net.mixes_batch, lambda _: next(layers), weight):
-            after, scored = advance(rule, before, Batch(inputs, ((y, None),), weight), context, compute_func_gradient)
+            after, scored = advance(rule, before, Batch(inputs, ((y, None),), weight), context, gradient)
         if live is None:
             return tree.collect_tensors(after), scored.loss
         return tree.collect_tensors(gate_padded_step(live, after, before)), torch.where(live, scored.loss, 0)
@@ -53,14 +62,15 @@ def build_step(stack: DeviceStack, padded: bool) -> StepFunction:
             return step_one_device(
                 carried,
                 fixed,
-                [stack.apply_memory_format(t.index_select(0, rows)) for t in inputs],
+                [stack.apply_memory_format(scale_pixels(t.index_select(0, rows))) for t in inputs],
                 targets.index_select(0, rows),
                 rest,
             )
         flat = rows.flatten()
-        x = [t.index_select(0, flat).view(width, batch, *t.shape[1:]) for t in inputs]
+        x = [scale_pixels(t.index_select(0, flat)).view(width, batch, *t.shape[1:]) for t in inputs]
         y = targets.index_select(0, flat).view(width, batch, *targets.shape[1:])
-        return torch.vmap(step_one_device)(carried, fixed, x, y, rest)
+        with use_vectorisable_attention(setup.net.place):
+            return torch.vmap(step_one_device)(carried, fixed, x, y, rest)
 
     def step_with_frozen(carried: list[Tensor], fixed: list[Tensor], frame: list[Tensor]):
         end = len(stack.data)

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+NAMESPACES = ("aten", "shoal_native")
+"""Where operations come from that a program may call."""
+
 
 def compile_torchscript(graph: fx.Graph) -> Callable[..., Any]:
     """The program as a TorchScript function, 1 to 3 us faster per operation; raises where it cannot be written so."""
@@ -45,10 +48,13 @@ def import_optimiser_switch() -> Callable[[bool], AbstractContextManager]:
 def write_call(node: fx.Node) -> str:
     if node.target is getitem:
         return f"{write_argument(node.args[0])}[{node.args[1]}]"
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in NAMESPACES:
         raise ValueError(f"a program calls {node.target}")
+    if node.target is torch.ops.aten._to_copy.default and isinstance(node.args[0], (bool, int, float)):
+        # vmap leaves this of a number that meets a tensor without dimensions; TorchScript copies tensors only
+        return f"torch.ops.aten.scalar_tensor({write_argument(node.args[0])}, dtype={node.kwargs['dtype']})"
     given = [*map(write_argument, node.args), *(f"{key}={write_argument(value)}" for key, value in node.kwargs.items())]
-    return f"torch.ops.aten.{node.target._opname}({', '.join(given)})"
+    return f"torch.ops.{node.target.namespace}.{node.target._opname}({', '.join(given)})"
 
 
 def write_argument(value: Any) -> str:

@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 
 from shoal.core.batch import Batch
+from shoal.core.builtin_tasks import TASKS
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model.inputs import describe_inputs
 from shoal.core.model.net import Net
@@ -47,8 +48,13 @@ def require_curvature(part: Part, net: Net) -> None:
     """Refuse a model whose loss has no second derivative that torch could take, tried on two samples."""
     inputs = net.make_example_inputs(2)
     try:
-        logits = net.forward(net.initial, inputs)[0]
-        targets = torch.zeros(logits.shape[:-1], dtype=torch.long, device=net.place)
+        outputs = net.forward(net.initial, inputs)[0]
+        if net.task.has_class_logits:
+            targets = torch.zeros(outputs.shape[:-1], dtype=torch.long, device=net.place)
+        elif net.task.name in TASKS:
+            targets = torch.zeros_like(outputs)
+        else:
+            return  # nobody knows here what its targets look like
         loss = FlatLoss(net, net.initial, Batch(inputs, ((targets, None),)))
         at = loss.flatten(net.initial)
         loss.build_hessian_product(at)(torch.ones_like(at))

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from shoal.core.batch import Batch
 from shoal.core.extras import Extra
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
+from shoal.core.types import Device
 
 PRUNING_RATE = Extra(
     low=0, high=1, when="rate", optional=True, about="the share of the model that its curvature lets go"
@@ -57,7 +57,9 @@ class FlatLoss:
         pieces = leaf.split([self.params[k].numel() for k in self.names])
         params = {k: piece.view(self.params[k].shape) for k, piece in zip(self.names, pieces)}
         with use_differentiable_kernels(self.net.module, self.net.place, twice=graph):
-            loss = compute_mean_loss(self.net.forward(self.params | params, self.batch.inputs)[0], self.batch)
+            loss = self.net.task.compute_mean_loss(
+                self.net.forward(self.params | params, self.batch.inputs)[0], self.batch
+            )
         (gradient,) = torch.autograd.grad(loss, leaf, create_graph=graph)
         return leaf, gradient if self.held is None else gradient * self.held
 
@@ -186,3 +188,14 @@ def estimate_pruning_rate(
     if share is None or share > MAX_PRUNING_RATE:
         share = find_plateau_rate(spectrum)
     return min(max(share, 0.0), MAX_PRUNING_RATE)
+
+
+def estimate_held_rate(device: Device, params: Params, batch: Batch, rule: str, steps: int) -> float | None:
+    """The same on a device, over what it holds of the model; from the received model to `params`."""
+    loss = FlatLoss(device.net, params, batch)
+    if device.covered:
+        # what the device does not hold never moves, so it must not count in the spectrum
+        anchor = device.anchor
+        cover = {k: device.covered.get(k, torch.ones_like(anchor[k])) for k in device.net.shared_trainable}
+        loss.held = loss.flatten(cover).to(loss.flatten(params))
+    return estimate_pruning_rate(rule, loss, device.anchor, params, steps, device.generator("probe"))

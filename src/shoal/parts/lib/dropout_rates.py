@@ -77,3 +77,28 @@ def draw_kept_neurons(
         order = np.argsort(-scores, kind="stable")
         kept[order[~kept[order]][:missing]] = True
     return np.flatnonzero(kept)
+
+
+# as in the released code of FedDHAD -----------------------------------------------------------------------------------
+def compute_rates_by_samples(sizes: np.ndarray, devices: Sequence[int], mean: float, floor: float) -> list[float]:
+    """d_k = 1 - n_max (1 - d) / n_k of each device, and `floor` where that is not above 0; n_max is the most samples.
+
+    Time is the number of samples there, and nothing else.
+    """
+    rates = [1 - float(sizes.max()) * (1 - mean) / max(float(sizes[d]), 1.0) for d in devices]
+    return [rate if rate > 0 else floor for rate in rates]
+
+
+def compute_softmax_rates(scores: Mapping[str, np.ndarray], mean: float) -> dict[str, np.ndarray]:
+    """d_k N softmax(-r) over the N units of all axes together: the mean is d_k, and some may be 1 and more."""
+    if not scores:
+        return {}
+    everyone = np.concatenate(list(scores.values())).astype(float)
+    factors = np.exp(everyone.min() - everyone)
+    rates = mean * len(everyone) * factors / factors.sum()
+    return dict(zip(scores, np.split(rates, np.cumsum([len(own) for own in scores.values()])[:-1])))
+
+
+def scale_kept_units(rates: np.ndarray) -> np.ndarray:
+    """1 / (1 - p) of each unit; 1 for one that always drops out and is kept only because its layer would be empty."""
+    return np.divide(1.0, 1 - rates, out=np.ones_like(rates), where=rates < 1)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
 from shoal.core.errors import ShoalError
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
@@ -36,6 +35,7 @@ def add_hybrid_paths(
     cross: float | Tensor,
     distil: float | Tensor,
     heat: float | Tensor,
+    shares: Tensor | None = None,
 ) -> Scorer:
     """zeta = inner loss + cross zeta_H + distil zeta_KL, eq. (18), with means over the hybrid paths j in `paths`:
 
@@ -44,6 +44,9 @@ def add_hybrid_paths(
 
     Path j ends with the last j blocks of the received model. Those do not move, but gradients go through them into the
     local blocks before them.
+
+    With `shares` the means are sums over the paths j, weighed by shares[j - 1]. A share of 0 takes a path out: what it
+    would compute from its block's input is computed from zeros, so that numbers of it that are not finite do no harm.
     """
     ends, blocks = find_block_ends(local.net), len(local.net.blocks)
 
@@ -53,11 +56,17 @@ def add_hybrid_paths(
         total = torch.zeros_like(scored.loss)
         for j in paths:
             first = blocks - j
-            logits = local.net.forward_from_block(local.anchor, scored.taps[ends[first - 1]], first, training=True)
+            x = scored.taps[ends[first - 1]]
+            x = x if shares is None else torch.where(shares[j - 1] > 0, x, 0)
+            logits = local.net.forward_from_block(local.anchor, x, first, training=True)
             q_hybrid = (logits / heat).log_softmax(-1)
             divergence = (q_hybrid.exp() * (q_hybrid - q_local)).sum(-1)
             divergence = divergence if divergence.dim() == 1 else divergence.flatten(1).mean(1)
-            total = total + cross * compute_mean_loss(logits, batch) + distil * batch.mean(divergence)
-        return scored._replace(loss=scored.loss + total / max(len(paths), 1))
+            loss = local.net.task.compute_mean_loss(logits, batch)
+            if shares is None:
+                total = total + cross * loss + distil * batch.mean(divergence)
+            else:
+                total = total + shares[j - 1] * (cross * loss + distil * batch.mean(divergence))
+        return scored._replace(loss=scored.loss + (total / max(len(paths), 1) if shares is None else total))
 
     return score_hybrid_paths

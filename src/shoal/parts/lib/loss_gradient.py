@@ -3,7 +3,6 @@
 import torch
 
 from shoal.core.batch import Samples
-from shoal.core.local.step import compute_mean_loss
 from shoal.core.model import tree
 from shoal.core.model.kernels import use_differentiable_kernels
 from shoal.core.model.net import Net
@@ -20,7 +19,9 @@ def compute_loss_gradient(net: Net, params: Params, samples: Samples) -> Params:
         leaves = {k: params[k].detach().requires_grad_() for k in net.shared_trainable}
         batch = samples.take_batch(rows)
         with use_differentiable_kernels(net.module, net.place):
-            loss = compute_mean_loss(net.forward(params | leaves, batch.inputs)[0], batch) * (len(rows) / len(samples))
+            loss = net.task.compute_mean_loss(net.forward(params | leaves, batch.inputs)[0], batch) * (
+                len(rows) / len(samples)
+            )
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         total = tree.add_params(total, dict(zip(leaves, gradients)))
     return total

@@ -1,6 +1,6 @@
 """Scores of units (filters, heads, neurons): the rank of their feature maps, or the size of their weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -49,9 +49,39 @@ def shape_feature_maps(output: Tensor, axis: Axis) -> Tensor:
 
 def compute_map_ranks(maps: Tensor) -> Tensor:
     """The mean rank of each unit's maps as a share of the largest possible one; values that are not finite are 0."""
+    return average_map_ranks(maps) / min(maps.shape[-2:])
+
+
+def average_map_ranks(maps: Tensor) -> Tensor:
+    """The mean rank of each unit's maps; values that are not finite are 0."""
     maps = maps.float().nan_to_num(0.0, 0.0, 0.0)
     # many small decompositions are quicker on the CPU than on a GPU
-    return torch.linalg.matrix_rank(maps.cpu()).float().mean(0).to(maps.device) / min(maps.shape[-2:])
+    return torch.linalg.matrix_rank(maps.cpu()).float().mean(0).to(maps.device)
+
+
+@torch.no_grad()
+def measure_map_ranks(net: Net, params: Params, inputs: Inputs) -> dict[str, Tensor]:
+    """By axis, the mean rank of each unit's maps over the inputs; 0 where units have no maps."""
+    taps = tuple(dict.fromkeys(axis.tap for axis in net.axes if axis.tap))
+    with TrackPoolingInputs():
+        seen = net.forward(params, inputs, taps)[2] if taps else {}
+    return {
+        a.name: average_map_ranks(shape_feature_maps(seen[a.tap], a)) if a.tap else torch.zeros(a.size).to(net.place)
+        for a in net.axes
+    }
+
+
+def sum_adjacent_weights(axes: Iterable[Axis], params: Params) -> dict[str, Tensor]:
+    """By axis, the sum of the absolute weights that make each unit and of those that read it; biases do not count."""
+    sums = {}
+    for axis in axes:
+        total = torch.zeros(axis.size, dtype=torch.float64)
+        for cut in axis.cuts:
+            if cut.tensor in params and params[cut.tensor].dim() > 1:
+                line = params[cut.tensor].abs().double().movedim(cut.dim, 0).flatten(1).sum(1)
+                total = total + line.view(cut.copies, axis.size, cut.span).sum((0, 2)).cpu()
+        sums[axis.name] = total
+    return sums
 
 
 def average_neuron_scores(

@@ -1,0 +1,180 @@
+"""Columns of a table as inputs of a model, encoded with what the training half shows and nothing else."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.sequences import MASK, pad_sequences
+from shoal.data.table import SampleColumn, Table
+from shoal.data.user_split import make_data_error
+
+MOST_CATEGORIES = 1000
+"""A column with more different texts is no category."""
+FREE_TEXT = 50
+"""With more different texts than this, and one in every second row, a column is free text."""
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnEncoding:
+    """What the training half shows of one column of numbers, dates or texts."""
+
+    name: str
+    kind: str
+    fill: float = 0.0
+    """What stands for a missing number."""
+    center: float = 0.0
+    scale: float = 1.0
+    """Dates are shifted and scaled to mean 0 and deviation 1; numbers stay as they are."""
+    categories: tuple[str, ...] = ()
+    flags: bool = False
+    """Whether a further input says that the value is missing."""
+
+    def encode(self, column: SampleColumn) -> np.ndarray:
+        """(N, number of inputs): a number, or a 1 in the place of the category; nothing but zeros if it is unknown."""
+        missing = column.find_missing()
+        if self.kind == "category":
+            places = {text: i for i, text in enumerate(self.categories)}
+            found = np.array([places.get(text, -1) for text in column.values])
+            block = (found[:, None] == np.arange(len(self.categories))).astype(np.float32)
+        else:
+            filled = np.where(missing, self.fill, column.values)
+            block = ((filled - self.center) / self.scale).astype(np.float32)[:, None]
+        return np.concatenate((block, missing[:, None].astype(np.float32)), 1) if self.flags else block
+
+
+def fit_column(name: str, column: SampleColumn, rule: str) -> ColumnEncoding:
+    """The encoding of a column of the training half, for a rule of `MISSING_RULES`."""
+    missing = column.find_missing()
+    if missing.all():
+        raise make_data_error(f"Column {name!r} has no value in the training half.", "Drop the column.")
+    flags = rule == "flag" and bool(missing.any())
+    if column.kind == "category":
+        return ColumnEncoding(name, "category", categories=find_categories(name, column), flags=flags)
+    present = column.values[~missing]
+    fill = 0.0 if rule == "zero" else float(np.median(present) if rule == "median" else present.mean())
+    if column.kind == "date":
+        center, scale = float(present.mean()), float(present.std()) or 1.0
+        return ColumnEncoding(name, "date", center if rule == "zero" else fill, center, scale, flags=flags)
+    return ColumnEncoding(name, "number", fill, flags=flags)
+
+
+def refuse_gaps(name: str, table: Table) -> None:
+    """Refuse a column with missing values, with the place of the first."""
+    missing = table.columns[name].find_missing()
+    if missing.any():
+        more = f", and {int(missing.sum()) - 1} more" if missing.sum() > 1 else ""
+        raise make_data_error(
+            f"{table.locate(int(missing.nonzero()[0][0]), name)}: the cell is empty{more}.",
+            'Fill it, drop the row, or say missing = "mean", "median", "zero" or "flag".',
+        )
+
+
+def find_categories(name: str, column: SampleColumn) -> tuple[str, ...]:
+    """The texts of a column in sorted order; free text is refused."""
+    texts = sorted({text for text in column.values if text is not None})
+    if len(texts) > MOST_CATEGORIES or len(texts) > max(FREE_TEXT, len(column.values) / 2):
+        raise make_data_error(
+            f"Column {name!r} holds {len(texts)} different texts in {len(column.values)} training rows: it is no "
+            "category.",
+            "Turn it into numbers (a tokeniser, a date, a code), or drop the column.",
+        )
+    return tuple(texts)
+
+
+def encode_inputs(train: Table, test: Table, rule: str) -> tuple[Any, Any, list[str]]:
+    """Inputs of both halves, fitted on the training half, and remarks about what the test half has beyond it.
+
+    Numbers, dates and categories are one tensor (N, inputs). A single column of arrays of one shape is that tensor.
+    With several, or with sequences, inputs are a dict by column, where `table` holds the numbers.
+    """
+    scalars = {name: column for name, column in train.columns.items() if column.kind in ("number", "date", "category")}
+    remarks: list[str] = []
+    encodings = [fit_column(name, column, rule) for name, column in scalars.items()]
+    halves: list[dict[str, Tensor]] = [{}, {}]
+    if encodings:
+        for inputs, table in zip(halves, (train, test)):
+            blocks = []
+            for encoding in encodings:
+                column = table.columns[encoding.name]
+                blocks.append(encoding.encode(match_kind(encoding, column, table)))
+            inputs["table"] = torch.from_numpy(np.concatenate(blocks, 1))
+        remarks = [text for own in encodings for text in remark_on_test(own, test, rule)]
+    for inputs, own in zip(halves, encode_arrays(train, test, [name for name in train.columns if name not in scalars])):
+        inputs |= own
+    if all(len(inputs) == 1 for inputs in halves):
+        return *(next(iter(inputs.values())) for inputs in halves), remarks  # type: ignore[return-value]
+    return halves[0], halves[1], remarks
+
+
+def match_kind(encoding: ColumnEncoding, column: SampleColumn, table: Table) -> SampleColumn:
+    """The column of the half, refused where it is of another kind than in the training half and not just empty."""
+    if column.kind == encoding.kind:
+        return column
+    if encoding.kind == "category" and column.kind == "number" and not np.isnan(column.values).all():
+        return SampleColumn("category", np.array([None if v != v else f"{v:g}" for v in column.values], dtype=object))
+    if column.find_missing().all():
+        empty: Any = np.full(len(column.values), np.nan)
+        return SampleColumn(encoding.kind, np.full(len(empty), None) if encoding.kind == "category" else empty)
+    raise make_data_error(
+        f"Column {encoding.name!r} is a {encoding.kind} in the training half and a {column.kind} in the test half.",
+        "Give both halves the same columns.",
+    )
+
+
+def remark_on_test(encoding: ColumnEncoding, test: Table, rule: str) -> list[str]:
+    """What the test half has that training could not show."""
+    column, name = test.columns[encoding.name], encoding.name
+    missing = column.find_missing()
+    remarks = []
+    if encoding.kind == "category" and column.kind == "category":
+        known = set(encoding.categories)
+        unknown = [text for text in column.values if text is not None and text not in known]
+        if unknown:
+            shown = ", ".join(repr(text)[:30] for text in sorted(set(unknown))[:3])
+            remarks.append(
+                f"Column {name!r}: {len(unknown)} of {len(column.values)} test samples have a text that training "
+                f"lacks ({shown}); they count as none of the known ones."
+            )
+    if missing.any() and rule == "flag" and not encoding.flags:
+        remarks.append(
+            f"Column {name!r} has gaps in the test half only: they are filled with what training shows, without a flag."
+        )
+    return remarks
+
+
+def encode_arrays(train: Table, test: Table, names: list[str]) -> list[dict[str, Tensor]]:
+    """Both halves of the columns of arrays by name; sequences are padded, with a mask unless there is a column of it.
+
+    The mask is `attention_mask`; a further column of other lengths has one under its own name.
+    """
+    halves: list[dict[str, Tensor]] = [{}, {}]
+    masked: list[list[int]] = []
+    for name in names:
+        columns = [table.columns[name] for table in (train, test)]
+        kinds = {column.kind for column in columns}
+        if not kinds <= {"array", "sequence"}:
+            raise make_data_error(f"Column {name!r} holds arrays in one half only.", "Give both halves alike columns.")
+        if kinds == {"array"} and columns[0].values.shape[1:] == columns[1].values.shape[1:]:
+            for inputs, column in zip(halves, columns):
+                inputs[name] = convert_array(column.values)
+            continue
+        longest = max(len(value) for column in columns for value in column.values)
+        for inputs, column in zip(halves, columns):
+            inputs[name], mask = pad_sequences(column.values, f"column {name!r}", longest).values()
+            lengths = [len(value) for value in train.columns[name].values]
+            mask_name = MASK if not masked or masked[0] == lengths else f"{name}_mask"
+            if mask_name not in names and name != MASK:
+                inputs[mask_name] = mask
+        if name != MASK:
+            masked.append(lengths)
+    return halves
+
+
+def convert_array(values: np.ndarray) -> Tensor:
+    """Bytes stay bytes, whole numbers and yes and no become int64, the rest single precision."""
+    if values.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    return torch.from_numpy(values if values.dtype == np.uint8 else values.astype(np.int64))

@@ -1,0 +1,81 @@
+"""What a round of a cell costs on this machine: from runs that are recorded, or from a short trial."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from shoal.compare.comparison import play_all_runs
+from shoal.core.errors import ShoalError
+from shoal.core.interrupts import STOP_KINDS
+from shoal.reproduce.ledger import LedgerRun, describe_machine
+from shoal.runs.history import read_history
+from shoal.runs.recipe import Recipe
+from shoal.runs.store import RunFolder
+
+log = logging.getLogger("shoal")
+TRIAL_ROUNDS = 3
+"""Rounds of a trial; the first is not counted, since engines compile and caches fill in it."""
+SIZE_KEYS = ("data", "model", "devices", "sample", "epochs", "steps", "batch", "augment", "split")
+"""Recipe keys in which runs must agree for the seconds of one to say something about the other."""
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Seconds of a round of one run, and where they are from."""
+
+    seconds: float
+    source: str
+    is_of_this_machine: bool = True
+
+
+def find_own_cost(recipes: Sequence[Recipe]) -> RoundCost | None:
+    """The seconds of a round by what the cell's own runs have played."""
+    seconds = [seconds for recipe in recipes for seconds in read_round_seconds(recipe)]
+    return RoundCost(median(seconds), "its own rounds so far") if seconds else None
+
+
+def find_recorded_cost(recipe: Recipe, ledger: Sequence[LedgerRun], here: bool) -> RoundCost | None:
+    """The seconds of a round by runs of the ledger of the same size, on this machine or on another.
+
+    Runs of the same method go before those of others.
+    """
+    machine = describe_machine(recipe.compute)
+    alike = [run for run in ledger if has_same_size(run.parsed_recipe, recipe) and (run.machine == machine) == here]
+    same = [run for run in alike if run.method == recipe.method]
+    found, whose = (same, recipe.method) if same else (alike, "other methods")
+    seconds = [row["wall_seconds"] for run in found for row in run.rows[1:]]
+    if not seconds:
+        return None
+    where = "here" if here else f"on another machine ({found[0].machine})"
+    return RoundCost(median(seconds), f"runs of {whose} {where}", here)
+
+
+def read_round_seconds(recipe: Recipe) -> list[float]:
+    """The seconds of every round but the first that a run's folder has."""
+    folder = RunFolder(Path(recipe.out), None)
+    if not recipe.out or not folder.history_file.is_file():
+        return []
+    try:
+        return [row["wall_seconds"] for row in read_history(folder.history_file).rows[1:]]
+    except ShoalError:
+        return []  # whoever resumes the run says what is wrong
+
+
+def has_same_size(recipe: Recipe, other: Recipe) -> bool:
+    return all(getattr(recipe, key) == getattr(other, key) for key in SIZE_KEYS)
+
+
+def measure_round(recipes: Sequence[Recipe], method: str) -> RoundCost | None:
+    """The seconds of a round of one run in a short trial of all seeds; None where it cannot be played here."""
+    trial = [replace(recipe, rounds=TRIAL_ROUNDS, eval_every=TRIAL_ROUNDS, out="") for recipe in recipes]
+    try:
+        comparison = play_all_runs({method: trial}, 0.0, None)
+    except ShoalError as error:
+        if error.kind.name in STOP_KINDS:
+            raise
+        log.warning("No trial could be played: %s", error.problem)
+        return None
+    seconds = [row["wall_seconds"] for result in comparison.results[method] for row in result.history.rows[1:]]
+    return RoundCost(median(seconds), f"a trial of {TRIAL_ROUNDS} rounds of {method}")

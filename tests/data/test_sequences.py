@@ -1,0 +1,85 @@
+"""Sequences of unequal length are padded once to the longest, with a mask, and train on every engine."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import Dataset as TorchDataset
+
+import shoal
+from shoal.data.user_data import build_user_dataset
+
+TOKENS = [[(i * j) % 9 + 1 for j in range(1, 2 + i % 5)] for i in range(40)]
+LABELS = [i % 2 for i in range(40)]
+
+
+class MeanOfWords(nn.Module):
+    """The mean of the embeddings of the words that are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        mask = inputs["attention_mask"].unsqueeze(-1).to(self.head.weight.dtype)
+        return self.head((self.embed(inputs["input_ids"]) * mask).sum(1) / mask.sum(1))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=6), min_size=3, max_size=9))
+def test_what_is_padded_is_what_was_given(sequences):
+    own = build_user_dataset((sequences, [0] * len(sequences)), test=(sequences, [0] * len(sequences)))
+    if len({len(one) for one in sequences}) == 1:
+        assert own.inputs.tolist() == sequences
+        return
+    ids, mask = own.inputs["input_ids"], own.inputs["attention_mask"]
+    assert [row[present.bool()].tolist() for row, present in zip(ids, mask)] == sequences
+    assert ids.shape == mask.shape == (len(sequences), max(map(len, sequences))) and not ids[mask == 0].any()
+
+
+def test_halves_and_devices_are_padded_alike():
+    own = build_user_dataset(([[1], [2, 3]], [0, 1], [[4, 5, 6, 7], [1]], [0, 1]))
+    assert own.inputs["input_ids"].tolist() == [[1, 0, 0, 0], [2, 3, 0, 0]] and own.test_inputs["input_ids"].shape == (
+        2,
+        4,
+    )
+    devices = build_user_dataset([([[1], [2, 3]], [0, 1]), ([[4, 5, 6], [1]], [0, 1])], test=([[1, 2], [1]], [0, 1]))
+    assert devices.inputs["attention_mask"].sum(1).tolist() == [1, 2, 3, 1]
+
+
+def test_measurements_of_unequal_length():
+    series = [np.ones((length, 2), np.float64) for length in (1, 3, 2)]
+    own = build_user_dataset((series, [0, 1, 0]), test=(series, [0, 1, 0]))
+    assert own.inputs["values"].shape == (3, 3, 2) and own.inputs["values"].dtype == torch.float32
+    assert own.inputs["values"].sum((1, 2)).tolist() == [2, 6, 4]
+
+
+class Sentences(TorchDataset):
+    def __len__(self):
+        return len(TOKENS)
+
+    def __getitem__(self, i):
+        return torch.tensor(TOKENS[i]), LABELS[i]
+
+
+def test_a_torch_data_set_of_sentences():
+    whole = build_user_dataset((TOKENS, LABELS))
+    own = build_user_dataset(Sentences())
+    assert torch.equal(own.inputs["input_ids"], whole.inputs["input_ids"])
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_padding_leaves_no_trace(engine):
+    keys: dict[str, Any] = dict(devices=4, sample=3, rounds=2, batch=4, split="iid", engine=engine)
+    torch.manual_seed(0)
+    model = MeanOfWords()
+    data = (TOKENS, LABELS, TOKENS, LABELS)
+    short = shoal.run(data=data, model=model, **keys)
+    longer = (TOKENS, LABELS, [*TOKENS, [1] * 12], [*LABELS, 0])  # pads everything to 12
+    wide = shoal.run(data=longer, model=model, **keys)
+    for name, value in short.params.items():
+        assert torch.allclose(value, wide.params[name], atol=1e-6)

@@ -1,0 +1,71 @@
+"""The scripts in examples/ run as they are, and print what they promise."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_example(name: str, capsys) -> str:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")
+def test_survival_is_learnt(capsys):
+    printed = run_example("survival.py", capsys)
+    reached = [float(value) for value in re.findall(r"c_index (0\.\d+)", printed)]
+    assert len(reached) == 3 and min(reached) > 0.8 and printed.count("1 of 1 reached") == 3
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_quantile_is_learnt_by_a_loss_of_ones_own(capsys):
+    shares = [
+        int(share) for share in re.findall(r"(\d+)% of the numbers lie below", run_example("own_loss.py", capsys))
+    ]
+    assert 40 <= shares[0] <= 60 and 85 <= shares[1] <= 96
+
+
+@pytest.mark.filterwarnings("default")
+def test_several_labels_are_judged_by_f1(capsys):
+    printed = run_example("multilabel.py", capsys)
+    assert (
+        len(scores := [float(value) for value in re.findall(r"f1_macro (0\.\d+)", printed)]) == 3 and min(scores) > 0.8
+    )
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_metric_of_ones_own_can_be_the_headline(capsys):
+    assert re.search(r"within a tenth \d+%, 90 % after \d+ rounds", run_example("own_metric.py", capsys))
+
+
+@pytest.mark.filterwarnings("default")
+def test_images_are_read_from_a_folder(capsys):
+    pytest.importorskip("PIL")
+    reached = [float(value) for value in re.findall(r"accuracy ([01]\.\d+)", run_example("image_folder.py", capsys))]
+    assert len(reached) == 2 and min(reached) > 0.8
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_frame_with_owners_is_learnt(capsys):
+    pytest.importorskip("pandas")
+    pytest.importorskip("torchmetrics")
+    shares = [float(value) for value in re.findall(r"R2 (0\.\d+)", run_example("frame_with_owner.py", capsys))]
+    assert len(shares) == 2 and min(shares) > 0.7
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_small_transformer_reads_sentences(capsys):
+    pytest.importorskip("transformers")
+    found = re.search(r"accuracy ([01]\.\d+)", run_example("small_transformer.py", capsys))
+    assert found and float(found[1]) > 0.9
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_data_set_of_hugging_face_is_learnt(capsys):
+    pytest.importorskip("datasets", reason="the extra hf-data is not installed")
+    found = re.search(r"accuracy ([01]\.\d+) on 3 species", run_example("hugging_face_data.py", capsys))
+    assert found and float(found[1]) > 0.9
