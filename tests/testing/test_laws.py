@@ -99,6 +99,13 @@ OTHER_VALUES = [
     "finetune(epochs=2, lr=0.01)",
     "fedas(align_lr=0.5, align_epochs=2, batch=2)",
     "fedala(eta=0.3, sample_share=0.5, first_epochs=2, batch=2)",
+    "lora(rank=2, alpha=1.0, where='a,b', head='personal')",
+    "lora(a='frozen')",
+    "lora(b='personal', head='frozen')",
+    "hetlora(rates='1,0.3', padded=False)",
+    "hetlora(rates='1,0.5', gamma=0.6, lam=0.3, weights='size')",
+    "biasonly(head=False)",
+    "lastlayers(layers=2)",
 ]
 EACH: list[Part] = [*(cls() for cls in find_shipped_parts().values()), *TINY]
 TABLE: list[Part] = [*EACH, *(parse_method(text, find_shipped_parts(), PRESETS).parts[0] for text in OTHER_VALUES)]

@@ -248,6 +248,9 @@ def export_command(
     with_frozen: Annotated[
         bool, typer.Option("--with-frozen", help="Write frozen tensors into a .safetensors file, too.")
     ] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Write the model without adapters: what they learnt is in its weights.")
+    ] = False,
     best: Annotated[
         bool, typer.Option("--best", help="The model of the best validation metric, of a run with --keep-best.")
     ] = False,
@@ -265,7 +268,7 @@ def export_command(
     """
     from shoal.runs.export import export
 
-    exported = export(run, file, force=force, with_frozen=with_frozen, best=best)
+    exported = export(run, file, force=force, with_frozen=with_frozen, merged=merged, best=best)
     if not quiet:
         typer.echo(exported)
 

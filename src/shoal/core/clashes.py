@@ -70,6 +70,12 @@ def refuse_clashes(parts: Sequence[Part]) -> None:
         "both divide the model into layers that stay on devices and layers that travel",
         "Keep one of them.",
     )
+    _refuse_two(
+        parts,
+        lambda p: "frozen" if p.freezes_rest else None,
+        "both choose what of the model is trained and freeze the rest",
+        "Keep one of them.",
+    )
     own = next((p for p in parts if p.keeps_layers), None)
     served = next((p for p in parts if p.needs_server_model), None)
     if own and served:

@@ -35,7 +35,9 @@ class Method:
         by_point = {point: tuple(p for p in self.parts if p.acts_at(point)) for point in POINTS}
         by_point["objective"] = tuple(sorted(by_point["objective"], key=lambda p: p.replaces_loss))
         by_point["gradient"] = tuple(sorted(by_point["gradient"], key=lambda p: p.replaces_gradient))
-        by_point["model"] = tuple(sorted(by_point["model"], key=lambda p: not p.makes_features))
+        # norms that stay on devices are not frozen, what is frozen was there before parts that add layers
+        order = lambda p: (p.keeps_layers != "norms", not p.freezes_rest, not p.makes_features)  # noqa: E731
+        by_point["model"] = tuple(sorted(by_point["model"], key=order))
         for point in ("select", "plan", "weigh"):
             by_point[point] = tuple(sorted(by_point[point], key=lambda p: point not in p.sets))
         for point in ("serve", "evaluate"):  # who sets the plan has the last word on what is left of the model

@@ -78,12 +78,19 @@ class Part:
 
     A method has at most one part that divides head and body; all are refused with parts that say `needs_server_model`.
     """
+    freezes_rest: ClassVar[bool] = False
+    """Whether its `model` freezes all that it does not choose, before other parts add to the model.
+
+    A method has at most one such part. Only parts that keep norms on devices change the model before it.
+    """
     needs_server_model: ClassVar[bool] = False
     """Whether it runs the model on the server, or makes layers there, for which the server must have all of it."""
     needs_class_logits: ClassVar[bool] = False
     """Whether it needs targets that are classes and a logit for each; it is refused with tasks that have none."""
     keeps_slots: ClassVar[bool] = False
     """Whether devices remember the optimiser's state (momentum, moments) from round to round."""
+    needs_part: ClassVar[str] = ""
+    """The part without which it has nothing to work on; runs in miniature list it before."""
     cite: ClassVar[tuple[str, ...]] = ()
     """The papers it comes from, by their BibTeX keys in `report/bibliography.py`; empty when it comes from none."""
     metrics: ClassVar[tuple[Metric, ...]] = ()

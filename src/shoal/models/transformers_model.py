@@ -21,6 +21,7 @@ class TransformersModel(nn.Module):
     The attention mask, 1 for tokens and 0 for padding, becomes a mask of four dimensions before the model sees it: from
     one of two dimensions transformers makes its own, and looks at its values on the way, which no two devices can do in
     one call. `causal` says that a position sees none after it; by default it is read from the name of the class.
+    A model that peft has wrapped is taken as it is, with its adapters.
     """
 
     token_inputs = True
@@ -30,13 +31,14 @@ class TransformersModel(nn.Module):
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             problem = f"A {type(model).__name__} is no model of transformers."
             raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
-        self.causal = type(model).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
+        base = find_base_model(model)
+        self.causal = type(base).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
         self.has_dropout = has_dropout(model)
-        choose_attention: Any = getattr(model, "set_attn_implementation", None)
+        choose_attention: Any = getattr(base, "set_attn_implementation", None)
         if choose_attention:
             choose_attention("eager")  # fused kernels draw their own random numbers, and not all can be vectorised
         self.model = model
-        self.accepts = frozenset(inspect.signature(model.forward).parameters)
+        self.accepts = frozenset(inspect.signature(base.forward).parameters)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         tokens = inputs["input_ids"]
@@ -53,7 +55,13 @@ class TransformersModel(nn.Module):
 
 def takes_token_dict(module: nn.Module) -> bool:
     """Whether a module is a model of transformers for text, which takes `input_ids` by name."""
-    return hasattr(module, "config") and "input_ids" in inspect.signature(module.forward).parameters
+    base: Any = find_base_model(module)
+    return hasattr(base, "config") and "input_ids" in inspect.signature(base.forward).parameters
+
+
+def find_base_model(model: Any) -> Any:
+    """The model itself, or the one that the package peft has put adapters into."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
 
 def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:

@@ -24,6 +24,8 @@ PRESETS = {
     "mofedsam": "fedsam+fedcm",
     "fedbr_ran": "fedbr(choose='random')",
     "serverm": "fedavgm",
+    "ffalora": "lora(a='frozen')",
+    "fedsalora": "lora(b='personal')",
 }
 """Names for combinations; a method's own page says where they come from."""
 

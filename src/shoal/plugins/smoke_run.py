@@ -37,6 +37,7 @@ from shoal.engines.batched.step import build_step
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.fleet.fleets import UniformFleet
+from shoal.parts import find_shipped_parts
 from shoal.plugins.guard import guard_part
 from shoal.storage.memory import DeviceMemory
 
@@ -118,8 +119,9 @@ def build_tiny_run(
 ) -> tuple[Loop[LocalDevices], Net]:
     """The loop and the net of a run in miniature: a few devices and a server with a few samples each.
 
-    `optimiser` is plain SGD with `momentum` unless it is given.
+    `optimiser` is plain SGD with `momentum` unless it is given. Parts that others of the method need come first.
     """
+    method = add_needed_parts(method)
     optimiser = optimiser or Optimiser(momentum)
     total = sum(sizes) + SHARED
     setting = setting or make_tiny_setup(total)
@@ -145,6 +147,12 @@ def build_tiny_run(
         server=get_samples(SERVER),
     )
     return loop, net
+
+
+def add_needed_parts(method: Method) -> Method:
+    """The method with the parts, at their defaults, that others of its parts need and that it does not list."""
+    known, needed = find_shipped_parts(), dict.fromkeys(part.needs_part for part in method.parts if part.needs_part)
+    return Method((*(known[name]() for name in needed if name not in method.names), *method.parts))
 
 
 def build_tiny_net(outputs: int = 2) -> Net:

@@ -694,4 +694,51 @@ BIBTEX = r"""
   booktitle = {Proceedings of the {IEEE/CVF} Conference on Computer Vision and Pattern Recognition},
   year      = {2024}
 }
+
+@inproceedings{hu2022lora,
+  title     = {{LoRA}: Low-Rank Adaptation of Large Language Models},
+  author    = {Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and
+               Wang, Shean and Wang, Lu and Chen, Weizhu},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2022},
+  eprint    = {2106.09685},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{sun2024ffalora,
+  title     = {Improving {LoRA} in Privacy-preserving Federated Learning},
+  author    = {Sun, Youbang and Li, Zitao and Li, Yaliang and Ding, Bolin},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2024},
+  eprint    = {2403.12313},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{guo2025fedsa,
+  title     = {Selective Aggregation for Low-Rank Adaptation in Federated Learning},
+  author    = {Guo, Pengxin and Zeng, Shuang and Wang, Yanran and Fan, Huijie and Wang, Feifei and Qu, Liangqiong},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2025},
+  eprint    = {2410.01463},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{cho2024hetlora,
+  title     = {Heterogeneous {LoRA} for Federated Fine-tuning of On-Device Foundation Models},
+  author    = {Cho, Yae Jee and Liu, Luyang and Xu, Zheng and Fahrezi, Aldi and Joshi, Gauri},
+  booktitle = {Proceedings of the 2024 Conference on Empirical Methods in Natural Language Processing},
+  year      = {2024},
+  eprint    = {2401.06432},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{benzaken2022bitfit,
+  title     = {{BitFit}: Simple Parameter-efficient Fine-tuning for Transformer-based Masked Language-models},
+  author    = {Ben Zaken, Elad and Goldberg, Yoav and Ravfogel, Shauli},
+  booktitle = {Proceedings of the 60th Annual Meeting of the Association for Computational Linguistics},
+  pages     = {1--9},
+  year      = {2022},
+  eprint    = {2106.10199},
+  archivePrefix = {arXiv}
+}
 """

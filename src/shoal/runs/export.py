@@ -55,6 +55,7 @@ def export(
     fleet: Any = None,
     force: bool = False,
     with_frozen: bool = False,
+    merged: bool = False,
     best: bool = False,
 ) -> ExportedModel:
     """Write the judged model of a run folder, at its newest checkpoint: `export("runs/first", "model.onnx")`.
@@ -66,12 +67,16 @@ def export(
     program still has them from then.
 
     A .safetensors file holds what was trained, and of frozen tensors the digest alone, unless `with_frozen`; a program
-    (.pt2, .onnx) always holds everything, since it must run.
+    (.pt2, .onnx) always holds everything, since it must run. With `merged` it holds all tensors of the model as they
+    are without adapters: what the adapters learnt is added to the weights, which have the names of the base model.
     """
     folder, path = get_run_folder(run), Path(path)
     write = WRITERS.get(path.suffix.lower())
     if write is None:
         raise ShoalError("bad-value", f"{path} has no ending that is known.", f"End it with {' or '.join(WRITERS)}.")
+    if merged and write is not export_safetensors:
+        problem = f"{path} is a program, in which adapters are computed beside the weights."
+        raise ShoalError("bad-value", problem, "Leave merged out, or end the name with .safetensors.")
     refuse_overwrite(path, folder, force)
     if write is export_onnx:
         require_onnx()
@@ -79,7 +84,9 @@ def export(
         trained = load_trained_model(folder, best)
     if write is export_onnx:
         trained = trained.to_float32()
-    if with_frozen:
+    if merged:
+        trained = trained.with_adapters_merged()
+    elif with_frozen:
         trained = trained.with_frozen()
     content, deviation = write(trained)
     write_bytes(path, content)
@@ -121,6 +128,8 @@ def describe_export(exported: ExportedModel) -> list[str]:
     ]
     if "kept" in about:
         lines.append("pruned: " + ", ".join(f"{len(units)} units of {axis}" for axis, units in about["kept"].items()))
+    if "merged" in about:
+        lines.append("its adapters are added to the weights, which have the names of the model without adapters")
     if "frozen" in about and is_bare:
         frozen, holds = about["frozen"], "with" if exported.with_frozen else "without"
         lines.append(f"{holds} its {frozen['parameters']:,} frozen numbers, whose digest is {frozen['digest']}")

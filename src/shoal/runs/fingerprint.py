@@ -100,7 +100,10 @@ def iterate_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def describe_layer(layer: nn.Module) -> Iterator[str]:
-    """The class, settings and code of a layer, in lines that are the same in every process."""
+    """The class, settings and code of a layer, in lines that are the same in every process.
+
+    What transformers notes on its classes when a model is first used (`..._cached_value`) is none of them.
+    """
     yield type(layer).__qualname__
     yield layer.extra_repr()
     for name, value in sorted(vars(layer).items()):
@@ -110,7 +113,7 @@ def describe_layer(layer: nn.Module) -> Iterator[str]:
         if not is_from_torch(cls):
             for name, value in sorted(vars(cls).items()):
                 function = getattr(value, "__func__", getattr(value, "fget", value))
-                if inspect.isfunction(function) or not name.startswith("__"):
+                if inspect.isfunction(function) or not (name.startswith("__") or name.endswith("_cached_value")):
                     yield f"{name}: {describe_setting(function)}"
 
 

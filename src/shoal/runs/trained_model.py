@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, count_samples, scale_pixels, take_rows
+from shoal.core.model.low_rank import merge_adapters
 from shoal.core.model.net import Net
 from shoal.core.model.outputs import LogitsModel
 from shoal.core.model.plan import Plan
@@ -63,10 +64,20 @@ class TrainedModel:
     about: dict[str, Any]
     frozen: Params = field(default_factory=dict)
     """Those of the model's tensors that no run changes; `params` is without them."""
+    net: Net | None = None
+    """The net of the params."""
 
     def with_frozen(self) -> "TrainedModel":
         """The same model with the frozen tensors among its params."""
         return replace(self, params=self.params | self.frozen)
+
+    def with_adapters_merged(self) -> "TrainedModel":
+        """The same model with its adapters added to the weights, and all tensors named as without adapters."""
+        assert self.net is not None
+        params = merge_adapters(self.net, self.params)
+        about = {key: value for key, value in self.about.items() if key not in ("frozen", "kept")}
+        about |= {"parameters": sum(v.numel() for v in params.values()), "merged": True}
+        return replace(self, params=params, about=about, frozen={})
 
     def to_float32(self) -> "TrainedModel":
         """The same model in float32, which is what most runtimes compute in."""
@@ -127,7 +138,7 @@ def load_trained_model(path: Path, best: bool = False) -> TrainedModel:
         about["kept"] = list_kept_units(cuts)
     if net.frozen:
         about["frozen"] = {"digest": net.digest, "parameters": sum(v.numel() for v in net.frozen.values())}
-    return TrainedModel(module.eval(), params, samples, about, net.frozen)
+    return TrainedModel(module.eval(), params, samples, about, net.frozen, net)
 
 
 def require_best_model(folder: RunFolder, recipe: Recipe, history: History, net: Net) -> BestModel:

@@ -40,9 +40,13 @@ def check_frozen_tensors_stay(part: Part, same_numbers: bool = True) -> None:
         assert [row[key] for row in rows] == [row[key] for row in expected_rows], f"{part}: {key} has frozen tensors"
 
 
+class FrozenStem(nn.Linear):
+    """A linear layer that no part takes for a plain one, to which adapters could be added."""
+
+
 def add_frozen_stem(net: Net) -> tuple[Net, nn.Module]:
     """The net with a frozen linear layer before the others, and that layer."""
-    stem = nn.Linear(4, 4).double()
+    stem = FrozenStem(4, 4).double()
     with torch.no_grad():
         stem.weight.copy_(torch.eye(4) + 0.1)
         stem.bias.fill_(0.1)

@@ -38,6 +38,7 @@ from shoal.engines.workers.fork import PoolEngine
 from shoal.plugins.smoke_run import (
     SHARED,
     SmokeSetup,
+    add_needed_parts,
     build_tiny_run,
     make_step_contexts,
     make_tiny_setup,
@@ -213,9 +214,10 @@ def check_neutral_setting(part: Part) -> None:
     sizes = (4, 4) if part.neutral.equal_devices else (5, 3)
     rounds = part.neutral.rounds or ROUNDS
     ends = []
-    for method in (Method((neutral,)), Method()):
+    whole = add_needed_parts(Method((neutral,)))
+    for method in (whole, Method(whole.parts[:-1])):
         loop, net = build_tiny_run(method, sizes)
-        if not method.parts:
+        if method is not whole:
             net = neutral.model(net)
             loop.host.resize(net, WHOLE_MODEL)
         server_state, _ = play_rounds(loop, loop.start(net), 0, rounds)
@@ -271,10 +273,11 @@ def check_pair(a: Part, b: Part) -> None:
         return
     try:
         loop, net = build_tiny_run(method)
+        server_state = loop.start(net)
     except ShoalError as error:  # what one part makes of the model leaves nothing for the other
         assert (a.name() in str(error) or b.name() in str(error)) and error.advice, str(error)
         return
-    server_state, rows = play_rounds(loop, loop.start(net), 0, 2)
+    server_state, rows = play_rounds(loop, server_state, 0, 2)
     assert tree.is_tree_finite(server_state.params) and not any(row.get("void") for row in rows)
     reasons = [gone["why"] for row in rows for gone in row.get("dropped", [])]
     assert not any("as declared" in why for why in reasons), f"{method}: of honest devices, {reasons[0]}"
@@ -297,7 +300,7 @@ def run_in_folder(
             disk.append_row(clear_nonfinite_values(row))
         disk.save_checkpoint(recipe, server_state, stop_at, loop.host.memory)
         loop, net = build_tiny_run(Method((part,)), memory=disk.memory_folder)
-        actual = disk.read_checkpoint(recipe, net, [part.name()])
+        actual = disk.read_checkpoint(recipe, net, loop.method.names)
         assert actual is not None
         if actual.server_state.cuts:
             loop.follow_pruning(ServerState(net, {}, {}), actual.server_state)

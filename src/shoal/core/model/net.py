@@ -30,6 +30,9 @@ from shoal.core.model.tensor_digest import compute_digest
 from shoal.core.model.tree import Params, collect_tensors
 from shoal.core.short_repr import cut_text
 
+ADAPTER_KEYS = frozenset({"lora_A", "lora_B"})
+"""What layers are called that the package peft puts beside others, and that are no head."""
+
 
 @dataclass(frozen=True, eq=False)
 class Net:
@@ -250,6 +253,7 @@ class Net:
     def head_name(self) -> str:
         """The name of the layer whose inputs are the features; empty where there is no linear layer."""
         layers = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        layers = [name for name in layers if not ADAPTER_KEYS.intersection(name.split("."))]
         return self.head or (layers[-1] if layers else "")
 
     @cached_property

@@ -38,6 +38,8 @@ def require_axes(part: Part, net: Net, usable: Sequence[Axis], widen: str = "") 
     advice = "Use lenet, cnn, vgg11, resnet18, lstm or vit."
     if net.axes:
         advice = f"Write {widen}." if widen else advice
+    elif net.frozen:
+        advice = "Frozen layers are never cut; of lora(...), with a and b shared, the ranks are units."
     elif find_spec("torch_pruning") is None:
         advice += ' For a module of your own install "shoal[axes]".'
     problem = f"{part.name()} leaves out units, and this model has none that it could leave out."

@@ -1,4 +1,4 @@
-"""Which layers of a model stay on devices: the last ones, all but these, or those of a kind."""
+"""Which layers of a model stay on devices or are frozen: the last ones, all but these, or those of a kind."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -28,6 +28,16 @@ def keep_on_devices(net: Net, names: Collection[str], part: str) -> Net:
         problem = f"{part} keeps every layer of this model on the devices, and nothing is left to share."
         raise ShoalError("bad-part", problem, "Use a model with more layers, or keep fewer of them.")
     return replace(net, module=copy_module(net), roles=roles)
+
+
+def train_only(net: Net, names: Collection[str], part: str) -> Net:
+    """The net of whose shared tensors only those of these names are trained and travel; the others are frozen."""
+    frozen = (name for name in net.names_with_role("shared") if name not in names)
+    made = replace(net, module=copy_module(net), roles=dict(net.roles) | dict.fromkeys(frozen, "frozen"))
+    if not made.shared_trainable:
+        problem = f"{part} freezes all of this model that would be shared, and nothing is left to train."
+        raise ShoalError("bad-part", problem, "Leave it out, or leave out the part that keeps the other layers.")
+    return made
 
 
 def fill_masks(params: Params, names: Sequence[str], value: Tensor | float) -> Params:
