@@ -69,3 +69,18 @@ def test_a_data_set_of_hugging_face_is_learnt(capsys):
     pytest.importorskip("datasets", reason="the extra hf-data is not installed")
     found = re.search(r"accuracy ([01]\.\d+) on 3 species", run_example("hugging_face_data.py", capsys))
     assert found and float(found[1]) > 0.9
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_classifier_of_hugging_face_reads_sentences(capsys):
+    pytest.importorskip("transformers")
+    found = re.search(r"accuracy ([01]\.\d+)", run_example("hugging_face_text.py", capsys))
+    assert found and float(found[1]) > 0.9
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_decoder_is_pretrained_and_fine_tuned(capfd):
+    pytest.importorskip("transformers")
+    printed = run_example("hugging_face_decoder.py", capfd)
+    found = re.search(r"perplexity ([\d.]+) after the first round, ([\d.]+) after the last", printed)
+    assert found and float(found[2]) < 0.7 * float(found[1]) and "saved to" in printed

@@ -171,13 +171,13 @@ def refuse_other_text(config: Any, input_shape: InputShape, example: Inputs | No
             problem = f"The data have {', '.join(more)[:80]} beside the tokens, which {name[:80]} does not take."
             raise ShoalError("no-data", problem, "Drop the columns, or name them as label, owner or order.")
         length = example["input_ids"].shape[1]
-    positions = count_positions(config)
+    positions = count_text_positions(config)
     if positions and length > positions:
         problem = f"The longest text of the data has {length} tokens, and {name[:80]} has {positions} positions."
         raise ShoalError("no-data", problem, f"Cut the texts: text_length = {positions} where shoal makes the tokens.")
 
 
-def count_positions(config: Any) -> int:
+def count_text_positions(config: Any) -> int:
     """How many tokens a model can read at once; 0 where its config does not say."""
     positions = int(getattr(config, "max_position_embeddings", 0) or 0)
     if config.model_type in COUNTS_FROM_PADDING and positions:

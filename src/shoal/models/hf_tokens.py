@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.models.hf_folder import find_hf_folder, import_transformers, keep_quiet, read_hf_config
-from shoal.models.hf_model import count_positions
+from shoal.models.hf_model import count_text_positions
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -37,7 +37,7 @@ class FolderTokeniser:
         """Token columns by name, and how many texts were cut."""
         if self.loaded is None:
             self.loaded = load_tokenizer(self.name)
-        length = self.length or count_positions(read_hf_config(self.name))
+        length = self.length or count_text_positions(read_hf_config(self.name))
         bounds = {"truncation": True, "max_length": length} if length else {}
         try:
             with keep_quiet():

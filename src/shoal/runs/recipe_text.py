@@ -31,7 +31,10 @@ def make_text_reading(values: Mapping[str, Any]) -> TextReading:
 
 
 def fit_to_vocabulary(dataset: Dataset, model: str, task: str) -> Dataset:
-    """The data set with as many classes as a model of next tokens has tokens; tokens that it lacks are refused."""
+    """The data set with as many classes as a model's head has outputs; tokens that the model lacks are refused.
+
+    For next tokens those are its vocabulary, for labels of tokens as many as the targets show.
+    """
     if not is_hf_model(model):
         return dataset
     config = read_hf_config(model)
@@ -39,6 +42,9 @@ def fit_to_vocabulary(dataset: Dataset, model: str, task: str) -> Dataset:
         if isinstance(inputs, dict | Tensor):
             refuse_unknown_tokens(config, inputs, model)
     task = task or dataset.task or find_task_name(dataset.inputs, dataset.targets)
-    if task != "tokens" or choose_head(config, task, model) != "next tokens":
+    if task != "tokens":
         return dataset
-    return replace(dataset, classes=max(dataset.classes, config.vocab_size))
+    if choose_head(config, task, model) == "next tokens":
+        return replace(dataset, classes=max(dataset.classes, config.vocab_size))
+    halves = (dataset.targets, dataset.test_targets, dataset.final_targets)
+    return replace(dataset, classes=max(int(own.max()) + 1 for own in halves if own is not None))
