@@ -109,9 +109,9 @@ def test_a_step_needs_less_memory():
 def test_where_it_cannot_be():
     for engine in ("batched", "pool"):
         with pytest.raises(ShoalError, match="gradient_checkpointing is given, and engine is"):
-            shoal.run(model=Stack(), gradient_checkpointing=True, engine=engine, **RECIPE | {"threads": 0})
+            shoal.run(**RECIPE | {"model": Stack(), "gradient_checkpointing": True, "engine": engine, "threads": 0})
     with pytest.raises(ShoalError, match="works on layers of one kind in an nn.ModuleList, and mlp has none"):
         shoal.run(model="mlp", gradient_checkpointing=True, **RECIPE)
-    result = shoal.run(model=Stack(), gradient_checkpointing=True, **RECIPE | {"rounds": 1})
+    result = shoal.run(**RECIPE | {"model": Stack(), "gradient_checkpointing": True, "rounds": 1})
     assert result.engine is not None and result.engine.engine == "serial"
     assert find_repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []

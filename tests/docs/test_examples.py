@@ -5,6 +5,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from hf_folders import write_hf_folder, write_reviews
+
+import shoal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -84,3 +87,14 @@ def test_a_decoder_is_pretrained_and_fine_tuned(capfd):
     printed = run_example("hugging_face_decoder.py", capfd)
     found = re.search(r"perplexity ([\d.]+) after the first round, ([\d.]+) after the last", printed)
     assert found and float(found[2]) < 0.7 * float(found[1]) and "saved to" in printed
+
+
+@pytest.mark.filterwarnings("default")
+def test_rouge_l_by_hand_and_in_a_run(capsys, tmp_path):
+    pytest.importorskip("transformers")
+    assert "ROUGE-L 0.75" in run_example("rouge_l.py", capsys)
+    folder, data = write_hf_folder(tmp_path / "llama", "llama"), write_reviews(tmp_path / "texts.csv", label=False)
+    small = {"devices": 2, "sample": 2, "rounds": 1, "steps": "1", "split": "iid", "engine": "serial"}
+    metrics = (f"{EXAMPLES / 'rouge_l.py'}:RougeL",)
+    row = shoal.run(model=f"hf:{folder}", data=str(data), metrics=metrics, **small).history.rows[0]
+    assert 0 <= row["accuracy"] <= row["RougeL"] <= 1

@@ -28,15 +28,17 @@ RECIPE: dict[str, Any] = dict(
     devices=4, sample=4, rounds=1, steps="2", batch=4, lr=0.1, precision="float64", split="iid"
 )
 TEXTS, LABELS = draw_reviews()
+VOCABULARY: list[str] = list(WORDS)
 
 
 def run_hf(folder: Path, **values: Any) -> Any:
-    return shoal.run(**RECIPE | {"model": f"hf:{folder}", "engine": "serial"} | values)
+    recipe: dict[str, Any] = RECIPE | {"model": f"hf:{folder}", "engine": "serial"} | values
+    return shoal.run(**recipe)
 
 
 def get_tokens() -> tuple[dict[str, Tensor], Tensor]:
     """The reviews as token numbers and mask, and their classes, in three."""
-    rows = [[WORDS.index(word) for word in text.split()] for text in TEXTS]
+    rows = [[VOCABULARY.index(word) for word in text.split()] for text in TEXTS]
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     for row, own in zip(ids, rows):
         row[: len(own)] = torch.tensor(own)

@@ -33,7 +33,7 @@ class Recorder(InProcessTransport):
 
     def __init__(self, clients):
         super().__init__(clients)
-        self.seen: list[bytes] = []
+        self.seen: list[Any] = []
 
     def exchange(self, requests, kind, timeout):
         self.seen += requests.values()
@@ -60,7 +60,10 @@ def write_device_files(folder: Path, values: dict[str, Any]) -> list[str]:
 def test_devices_read_texts_and_model_themselves_and_give_the_numbers_of_the_simulation(kind, label, tmp_path):
     server, own = write_hf_folder(tmp_path / "server" / "tiny", kind), tmp_path / "own"
     write_hf_folder(own / "tiny", kind)
-    values = VALUES | {"data": str(write_reviews(tmp_path / "reviews.csv", label)), "model": f"hf:{server}"}
+    values: dict[str, Any] = VALUES | {
+        "data": str(write_reviews(tmp_path / "reviews.csv", label)),
+        "model": f"hf:{server}",
+    }
     clients = [
         DeviceClient(data, tmp_path / f"home-{device}", str(own))
         for device, data in enumerate(write_device_files(tmp_path, values))
@@ -84,7 +87,11 @@ def read(message: bytes) -> Any:
 
 def test_a_device_without_the_model_or_with_another_config_says_so(tmp_path):
     server = write_hf_folder(tmp_path / "server" / "tiny", "bert")
-    values = VALUES | {"data": str(write_reviews(tmp_path / "reviews.csv")), "model": f"hf:{server}", "rounds": 1}
+    values: dict[str, Any] = VALUES | {
+        "data": str(write_reviews(tmp_path / "reviews.csv")),
+        "model": f"hf:{server}",
+        "rounds": 1,
+    }
     data = write_device_files(tmp_path, values)
     write_hf_folder(tmp_path / "right" / "tiny", "bert")
     write_hf_folder(tmp_path / "wrong" / "tiny", "bert", layer_norm_eps=1e-3)
@@ -125,7 +132,11 @@ class Freeze(Part):
 
 def test_nothing_frozen_travels_and_other_weights_are_refused(tmp_path, monkeypatch):
     server = write_hf_folder(tmp_path / "server" / "tiny", "bert")
-    values = VALUES | {"data": str(write_reviews(tmp_path / "reviews.csv")), "model": f"hf:{server}", "rounds": 1}
+    values: dict[str, Any] = VALUES | {
+        "data": str(write_reviews(tmp_path / "reviews.csv")),
+        "model": f"hf:{server}",
+        "rounds": 1,
+    }
     data = write_device_files(tmp_path, values)
     monkeypatch.setattr("shoal.service.client.load_method", lambda expression, files: Method((Freeze(),)))
     monkeypatch.setattr("shoal.runs.build.load_method", lambda expression, files: Method((Freeze(),)))

@@ -13,7 +13,7 @@ from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 PANELS = {
     "What to run": "method parts data data_dir model task split server_data devices sample rounds seed",
-    "Columns of a table, texts": "label owner order missing text_length",
+    "Columns of a table": "label owner order missing text_length",
     "Local training": "epochs steps batch accumulate gradient_checkpointing loss label_smoothing focal class_weights "
     "normalise augment init",
     "Optimiser": "optimiser lr lr_decay lr_schedule lr_warmup local_lr_schedule local_lr_warmup lr_groups momentum "

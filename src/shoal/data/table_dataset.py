@@ -130,7 +130,8 @@ def encode_targets(table: Table, test: Table, label: str) -> tuple[Tensor, Tenso
     kinds = {column.kind for column in columns}
     if "sequence" in kinds and kinds <= {"array", "sequence"} and has_whole_steps(columns):
         longest = max(len(own) for column in columns for own in column.values)
-        return *(pad_targets(column, longest) for column in columns), ()
+        y, test_y = (pad_targets(column, longest) for column in columns)
+        return y, test_y, ()
     if len(kinds) > 1:
         raise make_data_error(
             f"The column {label!r} holds {' in one half and '.join(sorted(kinds))} in the other.",
