@@ -3,10 +3,12 @@
 import json
 import logging
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hf_folders import WORDS, draw_reviews, write_hf_folder, write_reviews, write_tokenizer
 from torch import Tensor
@@ -298,3 +300,53 @@ def test_fingerprints_go_by_content_and_names_hold_no_path(tmp_path):
     for path in ("..", "../bert", "/etc", "a/../b", ".hidden", "a/b/c", "a\\b", "", "a/", "~root", "hf:x", "a/.."):
         assert not PUBLIC_NAME.fullmatch(path)
     assert PUBLIC_NAME.fullmatch("org/tiny-bert_1.0") and PUBLIC_NAME.fullmatch("bert")
+
+
+# from the outside -----------------------------------------------------------------------------------------------------
+def test_a_name_is_looked_up_in_the_hub_cache_and_never_in_a_network(tmp_path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a connection was asked for")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--org--tiny"
+    write_hf_folder(cached / "snapshots" / "abc", "bert")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    data = str(write_reviews(tmp_path / "reviews.csv"))
+    assert shoal.run(**RECIPE | {"model": "hf:org/tiny", "data": data}).net.task.name == "classify"
+    assert get_public_name("hf:org/tiny") == "hf:org/tiny"
+    with pytest.raises(ShoalError, match="no model of that name in the hub cache"):
+        shoal.run(**RECIPE | {"model": "hf:org/other", "data": data})
+
+
+def test_check_and_list_know_them(tmp_path, capsys):
+    folder = write_hf_folder(tmp_path / "llama", "llama")
+    data = write_reviews(tmp_path / "texts.csv", label=False)
+    run_in_process("check", f"hf:{folder}", "--data", str(data), "--method", "fedavg")
+    printed = capsys.readouterr().out
+    assert "task tokens" in printed and "14 outputs" in printed and "vectorised" in printed
+    run_in_process("list", "models")
+    assert "hf:FOLDER" in capsys.readouterr().out
+
+
+def run_in_process(*words: str) -> None:
+    from shoal.cli.commands import app
+
+    app(list(words), standalone_mode=False)
+
+
+def test_a_trained_model_is_exported_and_is_one_of_transformers(tmp_path):
+    folder = write_hf_folder(tmp_path / "bert", "bert", num_labels=2)
+    data = str(write_reviews(tmp_path / "reviews.csv"))
+    result = run_hf(folder, data=data, out=str(tmp_path / "run"), precision="float32")
+    shoal.export(str(tmp_path / "run"), str(tmp_path / "trained.safetensors"))
+    weights = safetensors.torch.load_file(tmp_path / "trained.safetensors")
+    model = transformers.BertForSequenceClassification.from_pretrained(folder)
+    named = {name.removeprefix("model."): value for name, value in weights.items()}
+    assert not model.load_state_dict(named, strict=False).unexpected_keys
+    inputs, _ = get_tokens()
+    with torch.no_grad():
+        expected = model.eval()(**inputs).logits
+        found = result.module().eval()(inputs)
+    assert torch.allclose(expected, found, 0, 1e-5)
