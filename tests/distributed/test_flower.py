@@ -27,6 +27,7 @@ from federation import (
     wait_until,
     write_samples_file,
 )
+from hf_folders import write_hf_folder, write_reviews
 
 import shoal
 from shoal.core.errors import ShoalError
@@ -458,6 +459,31 @@ def test_without_keys_numbers_are_given_as_devices_come(tmp_path):
         assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
         [row] = read_played_rows(tmp_path / "run")
         assert "dropped" not in row and row["accuracy"] is not None
+    finally:
+        end_processes([server, *nodes])
+
+
+def test_devices_read_a_model_of_hugging_face_from_their_own_disks(tmp_path):
+    pytest.importorskip("transformers")
+    models, port = tmp_path / "models", free_port()
+    server_model = write_hf_folder(tmp_path / "server" / "tiny", "bert", num_labels=2)
+    write_hf_folder(models / "tiny", "bert", num_labels=2)
+    data = write_reviews(tmp_path / "reviews.csv")
+    values = {"data": str(data), "model": f"hf:{server_model}", "devices": 2, "sample": 2, "rounds": 1}
+    (tmp_path / "recipe.toml").write_text("".join(f"{key} = {value!r}\n" for key, value in values.items()))
+    own = tmp_path / "own.csv"
+    own.write_text(data.read_text().replace("praise", "1").replace("blame", "0"))
+    command = [SHOAL, "server", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--insecure"]
+    server = start_process([*command, "--port", str(port)], tmp_path / "server.out", os.environ)
+    nodes = []
+    for device in range(2):
+        join = [SHOAL, "join", "--server", f"127.0.0.1:{port}", "--insecure", "--data", str(own)]
+        join += ["--models", str(models), "--folder", str(tmp_path / f"home-{device}")]
+        nodes.append(start_process(join, tmp_path / f"join-{device}.log", os.environ))
+    try:
+        assert server.wait(400) == 0, (tmp_path / "server.out").read_text()
+        [row] = read_played_rows(tmp_path / "run")
+        assert "dropped" not in row and row["devices"] == [0, 1] and row["accuracy"] is not None
     finally:
         end_processes([server, *nodes])
 

@@ -5,6 +5,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from hf_folders import write_hf_folder, write_reviews
+
+import shoal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,3 +72,29 @@ def test_a_data_set_of_hugging_face_is_learnt(capsys):
     pytest.importorskip("datasets", reason="the extra hf-data is not installed")
     found = re.search(r"accuracy ([01]\.\d+) on 3 species", run_example("hugging_face_data.py", capsys))
     assert found and float(found[1]) > 0.9
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_classifier_of_hugging_face_reads_sentences(capsys):
+    pytest.importorskip("transformers")
+    found = re.search(r"accuracy ([01]\.\d+)", run_example("hugging_face_text.py", capsys))
+    assert found and float(found[1]) > 0.9
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_decoder_is_pretrained_and_fine_tuned(capfd):
+    pytest.importorskip("transformers")
+    printed = run_example("hugging_face_decoder.py", capfd)
+    found = re.search(r"perplexity ([\d.]+) after the first round, ([\d.]+) after the last", printed)
+    assert found and float(found[2]) < 0.7 * float(found[1]) and "saved to" in printed
+
+
+@pytest.mark.filterwarnings("default")
+def test_rouge_l_by_hand_and_in_a_run(capsys, tmp_path):
+    pytest.importorskip("transformers")
+    assert "ROUGE-L 0.75" in run_example("rouge_l.py", capsys)
+    folder, data = write_hf_folder(tmp_path / "llama", "llama"), write_reviews(tmp_path / "texts.csv", label=False)
+    small = {"devices": 2, "sample": 2, "rounds": 1, "steps": "1", "split": "iid", "engine": "serial"}
+    metrics = (f"{EXAMPLES / 'rouge_l.py'}:RougeL",)
+    row = shoal.run(model=f"hf:{folder}", data=str(data), metrics=metrics, **small).history.rows[0]
+    assert 0 <= row["accuracy"] <= row["RougeL"] <= 1

@@ -116,9 +116,14 @@ def join_command(
     folder: Annotated[Path, typer.Option(help="Where this device remembers.")] = Path("device"),
     key: Annotated[Path | None, typer.Option(help="This device's own key.", metavar="FILE")] = None,
     authority: Annotated[Path | None, typer.Option(help="The certificate to trust.", metavar="FILE")] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(help="Where models of Hugging Face lie on this device, a folder each.", metavar="FOLDER"),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Take part as a device: train on what is here, and send only what was learnt."""
+    from shoal.data.text_columns import TextReading, count_each_text_as_a_token
     from shoal.remote.keys import AUTHORITY
     from shoal.service.client import DeviceClient
     from shoal.service.private_socket import PrivateFolder
@@ -136,14 +141,19 @@ def join_command(
     data_path, _, function = data.partition(".py:")
     if not Path(data_path + ".py" if function else data_path).expanduser().exists():
         raise ShoalError("no-data", f"There is no {data_path}{'.py' if function else ''}.", "Correct --data.")
+    if models and not models.is_dir():
+        raise ShoalError("no-data", f"There is no folder {models}.", "Correct --models.")
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     source = str(Path(data_path).expanduser().resolve()) + (f".py:{function}" if function else "")
     device_config = {"data": source, "folder": str(folder.resolve())}
+    device_config |= {"models": str(models.resolve())} if models else {}
     console = Console(soft_wrap=True)
-    x, y = DeviceClient(source, folder).load_samples()
-    console.print(f"{len(x)} samples of {len(y.unique())} classes; they stay here")
+    text = TextReading(count_each_text_as_a_token, next_tokens=True) if models else None
+    _, y = DeviceClient(source, folder).load_samples(text)
+    classes = f" of {len(y.unique())} classes" if y.dim() == 1 else ""
+    console.print(f"{len(y)} samples{classes}; they stay here")
     private = PrivateFolder.create()
     while True:
         process = start_supernode(server, key, authority, device_config, private)

@@ -50,6 +50,7 @@ def make_listing(what: str, files: tuple[str, ...]) -> Table:
 def describe_models() -> dict[str, str]:
     """Models with their size and the cost of a pass, on 3x32x32 and 10 classes unless the model says otherwise."""
     from shoal.models import MODELS, describe_model
+    from shoal.models.hf_model import describe_hf_models
 
     descriptions = {}
     for name, make in MODELS.items():
@@ -57,6 +58,7 @@ def describe_models() -> dict[str, str]:
         descriptions[name] = f"{parameters:,} parameters, {macs:,} MACs. {read_first_sentence(make)}"
     libraries = [name for name in MODEL_LIBRARIES if find_spec(name)]
     installed = f" Installed to take one from: {', '.join(libraries)}." if libraries else ""
+    descriptions["hf:FOLDER"] = describe_hf_models()
     return descriptions | {"FILE.py:NAME": f"A module of your own, which `shoal check FILE.py:NAME` tries.{installed}"}
 
 

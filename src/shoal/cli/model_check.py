@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_command(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="A model of `shoal list models`, or FILE.py:NAME.")],
+    name: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of `shoal list models`, hf:FOLDER, or FILE.py:NAME.")
+    ],
     file: Annotated[Path | None, typer.Option("--recipe", help="A recipe; flags go over it.")] = None,
     sets: Sets = None,
     as_json: Json = False,

@@ -7,21 +7,38 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+from shoal.core.losses import IGNORED_TARGET
 from shoal.data.dataset import Dataset
 from shoal.data.holding_out import choose_held_out_rows
 from shoal.data.table import ColumnRoles, SampleColumn, Table
-from shoal.data.table_encoding import encode_inputs, refuse_gaps
+from shoal.data.table_encoding import encode_arrays, encode_inputs, refuse_gaps
+from shoal.data.text_columns import TOKENS, TextReading, read_text_columns
 from shoal.data.user_split import UserSamples, count_classes, make_data_error, number_owners
 
-LABEL_NAMES = ("label", "target")
+LABEL_NAMES = ("label", "target", "labels")
 OWNER_NAMES = ("device", "owner")
 """Columns that have a role by their name, whatever its case, where none is named."""
 
 
 def build_table_dataset(
-    table: Table, test: Table | None, roles: ColumnRoles, test_share: float, seed: int, classes: int, name: str
+    table: Table,
+    test: Table | None,
+    roles: ColumnRoles,
+    test_share: float,
+    seed: int,
+    classes: int,
+    name: str,
+    text: TextReading | None = None,
 ) -> Dataset:
-    """A data set from one table, or from one for each half; what is encoded is fitted on the training half."""
+    """A data set from one table, or from one for each half; what is encoded is fitted on the training half.
+
+    `text` says how columns of text are read, where they are no categories.
+    """
+    named, text = roles, text or TextReading()
+    table, roles, text_remarks = read_text_columns(table, named, text)
+    if test is not None:
+        test, _, test_remarks = read_text_columns(test, named, text)
+        text_remarks += test_remarks
     roles = find_roles(table, roles)
     check_table(table, roles)
     owners = number_column_owners(table, roles.owner) if roles.owner else None
@@ -42,7 +59,7 @@ def build_table_dataset(
     inputs = [name for name in shared if name != roles.label]
     table, test = (replace(half, columns={name: half.columns[name] for name in inputs}) for half in (table, test))
     x, test_x, remarks = encode_inputs(table, test, roles.missing)
-    remarks += [text for column in table.columns.items() for text in remark_on_row_numbers(*column)]
+    remarks += [*text_remarks, *(said for column in table.columns.items() for said in remark_on_row_numbers(*column))]
     return Dataset(
         name,
         x,
@@ -111,6 +128,10 @@ def encode_targets(table: Table, test: Table, label: str) -> tuple[Tensor, Tenso
     """
     columns = [half.columns[label] for half in (table, test)]
     kinds = {column.kind for column in columns}
+    if "sequence" in kinds and kinds <= {"array", "sequence"} and has_whole_steps(columns):
+        longest = max(len(own) for column in columns for own in column.values)
+        y, test_y = (pad_targets(column, longest) for column in columns)
+        return y, test_y, ()
     if len(kinds) > 1:
         raise make_data_error(
             f"The column {label!r} holds {' in one half and '.join(sorted(kinds))} in the other.",
@@ -145,6 +166,19 @@ def encode_targets(table: Table, test: Table, label: str) -> tuple[Tensor, Tenso
         "be learnt.",
         "Name another column as label.",
     )
+
+
+def has_whole_steps(columns: list[SampleColumn]) -> bool:
+    """Whether targets are a whole number for each position of sequences."""
+    return all(np.ndim(own) == 1 and np.asarray(own).dtype.kind in "biu" for column in columns for own in column.values)
+
+
+def pad_targets(column: SampleColumn, length: int) -> Tensor:
+    """Targets of sequences of unequal length; positions that were padded do not count."""
+    padded = np.full((len(column.values), length), IGNORED_TARGET, dtype=np.int64)
+    for row, own in zip(padded, column.values):
+        row[: len(own)] = own
+    return torch.from_numpy(padded)
 
 
 def refuse_free_labels(label: str, names: list[str], rows: int) -> None:
@@ -185,11 +219,17 @@ def remark_on_row_numbers(name: str, column: SampleColumn) -> list[str]:
     return [f"The column {name!r} numbers the rows, and a model could learn it by heart: drop it if that is not meant."]
 
 
-def read_plain_samples(table: Table, roles: ColumnRoles) -> UserSamples:
-    """The samples of one half alone, of number columns only: nothing is encoded with what another half shows."""
+def read_plain_samples(table: Table, roles: ColumnRoles, text: TextReading | None = None) -> UserSamples:
+    """The samples of one half alone, of number columns or tokens: nothing is encoded with what another half shows."""
+    table, roles, _ = read_text_columns(table, roles, text or TextReading())
     roles = replace(find_roles(table, roles), missing="refuse")
     check_table(table, roles)
     inputs = {n: c for n, c in table.columns.items() if n not in (roles.label, roles.owner, roles.order)}
+    if TOKENS in inputs and all(column.kind in ("array", "sequence") for column in inputs.values()):
+        tokens, _ = encode_arrays(table, table, list(inputs))
+        y, _, names = encode_targets(table, table, roles.label)
+        x = tokens if len(tokens) > 1 else tokens[TOKENS]
+        return UserSamples(x, [names[i] for i in y.tolist()] if names else y)
     odd = next((name for name, column in inputs.items() if column.kind != "number"), None)
     if odd is not None:
         raise make_data_error(

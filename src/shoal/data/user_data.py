@@ -22,6 +22,7 @@ from shoal.data.sequences import MASK, is_ragged, pad_sequences, pad_to_length
 from shoal.data.table import ColumnRoles
 from shoal.data.table_dataset import build_table_dataset, read_plain_samples, refuse_roles
 from shoal.data.table_sources import read_sample_table
+from shoal.data.text_columns import TextReading
 from shoal.data.torch_data import read_torch_dataset
 from shoal.data.user_split import (
     UserSamples,
@@ -54,6 +55,7 @@ def build_user_dataset(
     owner: str = "",
     order: str = "",
     missing: str = "refuse",
+    text: TextReading | None = None,
 ) -> Dataset:
     """A data set from almost anything.
 
@@ -67,7 +69,7 @@ def build_user_dataset(
 
     Of tables, `label`, `owner` and `order` name the columns of targets, devices and times (the newest samples are the
     test half), and `missing` is `refuse`, or how gaps are filled: `mean`, `median`, `zero`, or `flag` for the mean and
-    a further input that says so.
+    a further input that says so. `text` says how columns of text become tokens; without it they are categories.
     """
     if isinstance(data, Dataset):
         return data
@@ -78,7 +80,7 @@ def build_user_dataset(
     table = read_sample_table(data, roles.missing)
     test_table = None if test is None or table is None else read_sample_table(test, roles.missing)
     if table is not None and (test is None or test_table is not None):
-        return build_table_dataset(table, test_table, roles, test_share, seed, classes, name)
+        return build_table_dataset(table, test_table, roles, test_share, seed, classes, name, text)
     if table is not None:
         raise make_data_error("The training half is a table and the test half is not.", "Give both in one form.")
     refuse_roles(roles, "this data")
@@ -178,11 +180,11 @@ def separate_folder(folder: Path) -> tuple[Path, Path | None]:
     return folder / "train", folder / "test"
 
 
-def read_user_samples(data: Any, roles: ColumnRoles | None = None) -> UserSamples:
+def read_user_samples(data: Any, roles: ColumnRoles | None = None, text: TextReading | None = None) -> UserSamples:
     """The training or the test samples, in any of the forms that `build_user_dataset` takes."""
     table = read_sample_table(data)
     if table is not None:
-        return read_plain_samples(table, roles or ColumnRoles())
+        return read_plain_samples(table, roles or ColumnRoles(), text)
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
         if not path.exists():

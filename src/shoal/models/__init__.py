@@ -1,6 +1,7 @@
 """Models that take the shape of their inputs and the number of classes, and state their axes and blocks."""
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 
 import torch
@@ -11,6 +12,8 @@ from shoal.core.model.net import Net
 from shoal.models import user_model
 from shoal.models.cnn import cnn
 from shoal.models.conv2cifar import conv2cifar
+from shoal.models.hf_folder import is_hf_model
+from shoal.models.hf_model import build_hf_net
 from shoal.models.lenet import lenet, lenet_relu_logits
 from shoal.models.lstm import lstm
 from shoal.models.mlp import mlp, mlp_256, mlp_1024, mlp_1024_256
@@ -54,22 +57,27 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 """What models are described on when it is not 3x32x32 and 10 classes."""
 
 
-def build_model(name: str, input_shape: InputShape, classes: int, seed: int, example: Inputs | None = None) -> Net:
+def build_model(
+    name: str, input_shape: InputShape, classes: int, seed: int, example: Inputs | None = None, task: str = "classify"
+) -> Net:
     """The model with first weights drawn from a seed of its own; `file.py:Name` is a model of the user's.
 
-    Where inputs are a dict or tuple of tensors, `example` is one sample of them.
+    Where inputs are a dict or tuple of tensors, `example` is one sample of them. The name of the learning task decides
+    about the head of `hf:FOLDER`, a model of Hugging Face.
     """
     if example is not None and name in MODELS and "example" not in signature(MODELS[name]).parameters:
         problem = f"The model {name} takes one tensor, and the inputs are {describe_inputs(example)}."
         raise ShoalError("no-data", problem, "Use mlp, or a module of your own that takes them.")
     with torch.random.fork_rng(devices=[]):
-        make = find_model_maker(name)
+        make = partial(find_model_maker(name), task=task) if is_hf_model(name) else find_model_maker(name)
         torch.manual_seed(seed)
         return make(input_shape, classes) if example is None else make(input_shape, classes, example)
 
 
 def find_model_maker(name: str) -> Callable[..., Net]:
-    """The function that builds a model, by the model's name or a `file.py:Name`."""
+    """The function that builds a model, by the model's name, a `file.py:Name` or an `hf:FOLDER`."""
+    if is_hf_model(name):
+        return partial(build_hf_net, name)
     if ".py:" in name:
         return user_model.load_model_maker(name)
     known = MODELS | HANDED_OVER

@@ -18,6 +18,8 @@ CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 class TransformersModel(nn.Module):
     """A transformer for text: `{"input_ids": ..., "attention_mask": ...}` to the logits of sentences or positions.
 
+    Token numbers alone, as one tensor, are texts without padding.
+
     The attention mask, 1 for tokens and 0 for padding, becomes a mask of four dimensions before the model sees it: from
     one of two dimensions transformers makes its own, and looks at its values on the way, which no two devices can do in
     one call. `causal` says that a position sees none after it; by default it is read from the name of the class.
@@ -39,18 +41,37 @@ class TransformersModel(nn.Module):
             choose_attention("eager")  # fused kernels draw their own random numbers, and not all can be vectorised
         self.model = model
         self.accepts = frozenset(inspect.signature(base.forward).parameters)
+        padding = getattr(base.config, "pad_token_id", None)
+        self.padding = padding if isinstance(padding, int) else None
 
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+    def forward(self, inputs: dict[str, Tensor] | Tensor) -> Tensor:
+        inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
         tokens = inputs["input_ids"]
         present = inputs["attention_mask"] != 0 if "attention_mask" in inputs else torch.ones_like(tokens) != 0
+        if self.padding is not None and "attention_mask" in inputs:  # by it decoders find the end of a sentence
+            tokens = torch.where(present, tokens, self.padding)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-        given = inputs | {"attention_mask": build_attention_mask(present, self.causal, dtype)}
-        if "position_ids" in self.accepts:
+        given = inputs | {"input_ids": tokens, "attention_mask": build_attention_mask(present, self.causal, dtype)}
+        if "position_ids" in self.accepts and self.causal:  # encoders number them in ways of their own
             given.setdefault("position_ids", (present.long().cumsum(-1) - 1).clamp(min=0))
         if getattr(self.model.config, "type_vocab_size", 0) and "token_type_ids" in self.accepts:
             given.setdefault("token_type_ids", torch.zeros_like(tokens))
         cache = {"use_cache": False} if "use_cache" in self.accepts else {}
         return self.model(**given, **cache, return_dict=True).logits
+
+
+class TransformersImageModel(nn.Module):
+    """A model of transformers for images: one tensor of pixels to logits."""
+
+    token_inputs = False
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.has_dropout = has_dropout(model)
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(pixel_values=images, return_dict=True).logits
 
 
 def takes_token_dict(module: nn.Module) -> bool:

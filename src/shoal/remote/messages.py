@@ -29,6 +29,7 @@ DEVICE_PROBLEMS = {
     "unread": "it could not read what it was sent",
     "time": "its time was up",
     "model": "its frozen tensors are not those of the run",
+    "absent": "it does not have the model of the run",
     "not-finite": "its update is not finite",
     "failed": "its program failed",
 }

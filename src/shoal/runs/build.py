@@ -29,6 +29,7 @@ from shoal.core.measures.evaluate import Evaluator, EvaluatorOfBothHalves
 from shoal.core.measures.local_models import LocalModelEvaluator
 from shoal.core.metric import ASKED, METRICS, Metric, add_test_metrics, is_own_metric, list_run_metrics
 from shoal.core.model import tree
+from shoal.core.model.checkpointing import require_repeated_layers
 from shoal.core.model.inputs import make_example
 from shoal.core.model.net import Net
 from shoal.core.round import Loop
@@ -49,6 +50,7 @@ from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
 from shoal.fleet.fleets import UniformFleet, parse_fleet
 from shoal.models import MODELS, build_model
+from shoal.models.hf_folder import fingerprint_hf_config, is_hf_model
 from shoal.plugins.load import load_method, smoke_test_user_parts
 from shoal.plugins.metrics import load_metric_factories, make_task_metrics
 from shoal.plugins.smoke_run import make_smoke_setup
@@ -146,6 +148,8 @@ def assemble_run(
     source = (recipe.data, recipe.data_dir, *get_column_roles(recipe).values())
     held_back = recipe.validation and (recipe.validation, recipe.stratify_validation, recipe.seed, recipe.evaluate_test)
     key = (*source, recipe.normalise, dtype, place, held_back, recipe.local_test_of, task.name)
+    if is_hf_model(recipe.model):
+        key += (recipe.model, recipe.text_length)
     dataset_cache = {} if dataset_cache is None else dataset_cache
     if key not in dataset_cache:
         dataset_cache[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
@@ -161,8 +165,12 @@ def assemble_run(
     kind = (
         f"{recipe.model} on {dataset.input_shape}, {outputs} classes, {recipe.precision}{describe_loss(recipe, task)}"
     )
-    net = build_first_net(recipe, dataset, outputs, streams, dtype, place)
-    net = replace(net, half=half, task=task)
+    net = build_first_net(recipe, task, dataset, outputs, streams, dtype, place)
+    net = replace(net, half=half, task=task, checkpointing=recipe.gradient_checkpointing)
+    if net.checkpointing:
+        require_repeated_layers(net.module, recipe.model)
+    if is_hf_model(recipe.model):
+        kind += f", {fingerprint_hf_config(recipe.model)}"
     if task.loss is not CLASSIFY.loss or recipe.model not in MODELS:
         check_task_on_model(net, dataset, recipe.loss or (task.name if task.name not in TASKS else ""))
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
@@ -264,11 +272,17 @@ def parse_compute_device(name: str) -> torch.device:
 
 
 def build_first_net(
-    recipe: Recipe, dataset: Dataset, outputs: int, streams: RandomStreams, dtype: torch.dtype, place: torch.device
+    recipe: Recipe,
+    task: LearningTask,
+    dataset: Dataset,
+    outputs: int,
+    streams: RandomStreams,
+    dtype: torch.dtype,
+    place: torch.device,
 ) -> Net:
     """The net with its initial weights, drawn from the stream `init` or read from the recipe's file."""
     example = make_example(dataset.inputs)
-    net = build_model(recipe.model, dataset.input_shape, outputs, streams.derive_seed("init"), example)
+    net = build_model(recipe.model, dataset.input_shape, outputs, streams.derive_seed("init"), example, task.name)
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")

@@ -92,6 +92,9 @@ def choose_engine_by_recipe(assembly: "Assembly") -> EngineChoice:
     refuse_contradictory_settings(recipe)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = recipe.threads or 1
+    if recipe.gradient_checkpointing:
+        why = "gradient_checkpointing is for devices one by one" if recipe.engine == "auto" else ""
+        return EngineChoice("serial", threads=threads, why=why)
     if recipe.engine != "auto" and not ENGINES[recipe.engine].has_width:
         return EngineChoice(recipe.engine, threads=threads)
     if recipe.engine == "ray" and net.place.type == "cpu":
@@ -120,6 +123,9 @@ def refuse_contradictory_settings(recipe: Recipe) -> None:
     if recipe.address and recipe.engine != "ray":
         problem = f"address is {recipe.address!r}, and engine is {recipe.engine}, which knows no cluster."
         raise ShoalError("bad-value", problem, "Add --engine ray, or leave the address out.")
+    if recipe.gradient_checkpointing and recipe.engine not in ("auto", "serial"):
+        problem = f"gradient_checkpointing is given, and engine is {recipe.engine}, whose steps are traced as a whole."
+        raise ShoalError("bad-value", problem, "Add --engine serial, or save memory by accumulate on any engine.")
     if recipe.width > 1 and (recipe.engine == "auto" or not ENGINES[recipe.engine].has_width):
         why = "finds its own" if recipe.engine == "auto" else "trains one device at a time"
         problem = f"width is {recipe.width}, and engine is {recipe.engine}, which {why}."

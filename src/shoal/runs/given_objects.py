@@ -31,6 +31,7 @@ from shoal.runs.given_code import CODE_KINDS, express_method, hand_over_code_aga
 from shoal.runs.recipe import DEFAULTS, Recipe
 from shoal.runs.recipe_files import COMPARISON_FILE, TUNING_FILE, read_recipe_file
 from shoal.runs.recipe_task import GIVEN_LOSSES, GIVEN_TASKS
+from shoal.runs.recipe_text import TEXT_KEYS, make_text_reading
 from shoal.storage.files import explain_disk_errors, write_bytes
 
 log = logging.getLogger("shoal")
@@ -59,7 +60,8 @@ def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
     """The recipe values with names in place of objects; the objects are registered as long as the program lives."""
     values = name_given_code(recipe)
     if not isinstance(values.get("data", ""), (str, Path)):
-        values["data"] = hand_over_data(values["data"], {key: values[key] for key in ROLE_KEYS if key in values})
+        text = {key: values[key] for key in TEXT_KEYS if key in values}
+        values["data"] = hand_over_data(values["data"], {k: values[k] for k in ROLE_KEYS if k in values}, text)
     if isinstance(model := values.get("model"), type):
         problem = f"model is the class {model.__name__}, and no module that was made of it."
         raise ShoalError("bad-value", problem, f"Give {model.__name__}(...), or FILE.py:{model.__name__} as text.")
@@ -82,10 +84,13 @@ def hand_over_methods(methods: Iterable[Any], recipe: dict[str, Any]) -> tuple[l
     return [expression for expression, _ in expressed], Recipe().with_values(**values)
 
 
-def hand_over_data(data: Any, roles: Mapping[str, str] | None = None) -> str:
-    """Register data for recipes of this program, read with the recipe's roles of columns; the name that they get."""
-    texts: dict[str, Any] = {key: str(value) for key, value in (roles or {}).items()}
-    dataset = build_user_dataset(data, **texts)
+def hand_over_data(data: Any, roles: Mapping[str, str] | None = None, text: Mapping[str, Any] | None = None) -> str:
+    """Register data for recipes of this program, read with the recipe's roles of columns; the name that they get.
+
+    `text` are the recipe's values of `TEXT_KEYS`, by which texts are read.
+    """
+    named: dict[str, Any] = {key: str(value) for key, value in (roles or {}).items()}
+    dataset = build_user_dataset(data, **named, text=make_text_reading(text or {}))
     name = f"own-{fingerprint_dataset(dataset)}"
     datasets.HANDED_OVER[name] = dataset
     HANDED_OVER_ROLES.setdefault(name, dict(roles or {}))
@@ -220,7 +225,8 @@ def hand_over_again(
                 raise ShoalError("other-recipe", problem, f"Leave out `{key}`.")
             if is_name or not is_handed_over(recorded) or (value is None and recorded not in handed_over):
                 continue
-            roles = {"roles": get_column_roles(recipe)} if key == "data" else {}
+            text = {name: getattr(recipe, name) for name in TEXT_KEYS}
+            roles = {"roles": get_column_roles(recipe), "text": text} if key == "data" else {}
             name = hand_over(handed_over[recorded] if value is None else value, **roles)
             if re.fullmatch(NUMBERED, recorded):
                 log.warning("%s keeps no fingerprint of its %s: nobody can tell whether it is the same.", path, key)

@@ -75,8 +75,19 @@ class Recipe:
         page="`flag` fills with the mean and adds an input that says so; see [data](data.md#tables).",
         later=True,
     )
+    text_length: int = recipe_field(
+        0,
+        "Most tokens of a text, where the model's tokenizer makes them; 0: as many as the model has positions.",
+        0,
+        10**6,
+        page='For `model = "hf:FOLDER"` and columns of text; see [Hugging Face](hugging-face.md#texts).',
+        later=True,
+    )
     model: str = recipe_field(
-        "mlp", "Model, or FILE.py:NAME.", page="Names: {names}; see [models](../reference/models.md)."
+        "mlp",
+        "Model, hf:FOLDER, or FILE.py:NAME.",
+        page="Names: {names}; `hf:FOLDER` is a [model of Hugging Face](hugging-face.md); see "
+        "[models](../reference/models.md).",
     )
     task: str = recipe_field(
         "",
@@ -180,6 +191,12 @@ class Recipe:
         1,
         10**9,
         page="A step still goes along the gradient of the whole batch; not with batch norm.",
+        later=True,
+    )
+    gradient_checkpointing: bool = recipe_field(
+        False,
+        "Compute layers again on the way back in place of keeping them: less memory, more time.",
+        page="With `engine` `serial`; see [Hugging Face](hugging-face.md#memory).",
         later=True,
     )
     loss: str = recipe_field(
@@ -410,6 +427,8 @@ DEFAULTS = {f.name: f.default for f in fields(Recipe)}
 OTHER_NAMES = {
     "data": "dataset dataset_name",
     "method": "algorithm strategy",
+    "text_length": "max_length max_seq_length seq_len",
+    "gradient_checkpointing": "activation_checkpointing checkpoint_activations",
     "devices": "clients num_clients n_clients num_supernodes total_clients users",
     "sample": "clients_per_round fraction_fit participation join_ratio sample_clients cohort_size",
     "rounds": "num_rounds global_rounds communication_rounds comm_round n_rounds",

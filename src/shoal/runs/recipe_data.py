@@ -1,5 +1,6 @@
 """The data set that a recipe names, and how its samples are divided among devices, the server and validation."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,13 @@ from shoal.data.server_data import draw_server_samples, draw_withheld_samples
 from shoal.data.sources import SOURCES, find_data_folder, load_dataset
 from shoal.data.splits import parse_split
 from shoal.data.table import ColumnRoles
+from shoal.data.text_columns import TextReading
 from shoal.data.user_data import build_user_dataset, hold_out_validation, separate_folder
 from shoal.data.user_function import call_data_function
 from shoal.runs.given_objects import get_column_roles, refuse_missing_objects, refuse_other_roles
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_task import build_task
+from shoal.runs.recipe_text import TEXT_KEYS, fit_to_vocabulary, make_text_reading
 from shoal.runs.recipe_values import bad_value_error
 from shoal.runs.task_targets import count_target_classes, derive_labels, fit_targets
 
@@ -49,6 +52,7 @@ FILE_SUFFIXES = (".csv", ".parquet", ".npz", ".npy", ".safetensors")
 def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     """The data set by its name, or a user's folder, table or function; a validation share replaces the test set."""
     refuse_missing_objects(recipe)
+    read_text = partial(make_text_reading, {key: getattr(recipe, key) for key in TEXT_KEYS})
     path = Path(recipe.data).expanduser()
     if recipe.data in HANDED_OVER:
         dataset = HANDED_OVER[recipe.data]
@@ -56,15 +60,16 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     elif recipe.data in (built_in := DATASETS | NOISE):
         dataset = built_in[recipe.data]()
     elif ".py:" in recipe.data:
-        dataset = build_user_dataset(call_data_function(recipe.data), **get_column_roles(recipe))
+        dataset = build_user_dataset(call_data_function(recipe.data), **get_column_roles(recipe), text=read_text())
     elif recipe.data.startswith(PREFIX):
-        dataset = build_user_dataset(recipe.data, **get_column_roles(recipe))
+        dataset = build_user_dataset(recipe.data, **get_column_roles(recipe), text=read_text())
     elif recipe.data not in SOURCES and (path.is_dir() or path.suffix in FILE_SUFFIXES):
-        dataset = load_user_path(path, recipe)
+        dataset = load_user_path(path, recipe, read_text())
     elif recipe.data.partition(":")[0] not in SOURCES:
         raise unknown_name_error("data set", recipe.data, [*DATASETS, *SOURCES])
     else:
         dataset = load_dataset(recipe.data, recipe.data_dir)
+    dataset = fit_to_vocabulary(dataset, recipe.model, recipe.task)
     if recipe.local_test_of == "all":
         if not recipe.local_test:
             raise bad_value_error("local_test_of", "all", "train unless local_test is above 0")
@@ -78,12 +83,12 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     return held.keep_test_half(dataset) if recipe.evaluate_test and len(dataset.test_targets) else held
 
 
-def load_user_path(path: Path, recipe: Recipe) -> Dataset:
+def load_user_path(path: Path, recipe: Recipe, text: TextReading) -> Dataset:
     """The data set of a user's file or folder; parquet files that are too large for memory are copied to the cache."""
     roles = get_column_roles(recipe)
     train, test = separate_folder(path) if path.is_dir() else (path, None)
     if not is_parquet(train) or count_parquet_bytes(list_parquet_files(train)) <= parquet_files.READ_AS_A_WHOLE:
-        return build_user_dataset(path, **roles)
+        return build_user_dataset(path, **roles, text=text)
     return load_large_parquet(train, test, ColumnRoles(**roles), find_data_folder(recipe.data_dir))
 
 

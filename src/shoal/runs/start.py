@@ -19,6 +19,7 @@ from shoal.runs.engine_choice import (
     use_engine_settings,
 )
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects, save_first_weights
+from shoal.runs.model_content import note_model_content, refuse_changed_config, refuse_changed_content
 from shoal.runs.patience import describe_end_of_patience
 from shoal.runs.profile import RunProfiler
 from shoal.runs.recipe import Recipe
@@ -81,6 +82,7 @@ def prepare_new_run(
     folder = RunFolder.create(recipe)
     try:
         save_first_weights(recipe, folder.path)
+        note_model_content(folder, recipe)
         folder.write_note("split", assembly.split())
         folder.write_note("metrics", encode_metrics(assembly.metrics))
         folder.write_note("task", assembly.task_note)
@@ -111,6 +113,7 @@ def prepare_resumed_run(
             )
         recipe = change_budgets(folder.read_recipe(), changes or {})
         refuse_missing_objects(recipe, path)
+        refuse_changed_content(folder, recipe)
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, dataset_cache)
         checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
         if checkpoint and checkpoint.server_state.cuts:  # before memories are restored with all cuts
@@ -149,6 +152,7 @@ def load_result(path: Path, data_dir: str | None = None) -> Result:
     recipe = folder.read_recipe()
     recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir)
     refuse_missing_objects(recipe, path)
+    refuse_changed_config(folder, recipe)
     assembly = assemble_run(recipe)
     checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
     if checkpoint is None:

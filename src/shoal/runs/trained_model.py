@@ -25,6 +25,7 @@ from shoal.runs.build import DatasetCache, assemble_run
 from shoal.runs.engine_choice import EngineChoice, parse_engine_choice, use_engine_settings
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
 from shoal.runs.history import History
+from shoal.runs.model_content import refuse_changed_config
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_data import load_recipe_dataset
 from shoal.runs.session import Result, blame_user_parts
@@ -98,6 +99,7 @@ def load_trained_model(path: Path, best: bool = False) -> TrainedModel:
             f"Go on with it by {describe_way_to_resume(path, recipe)} first.",
         )
     refuse_missing_objects(recipe, path, "shoal.export({}, FILE{})")
+    refuse_changed_config(folder, recipe)
     dataset_cache: DatasetCache = {}
     cpu_recipe = replace(recipe, compute="cpu", precision="float32" if recipe.precision == "tf32" else recipe.precision)
     assembly = assemble_run(cpu_recipe, dataset_cache=dataset_cache)

@@ -30,18 +30,30 @@ from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER
 from shoal.data.augment import parse_augment, refuse_augmenting
 from shoal.data.dataset import Dataset, get_single_tensor
+from shoal.data.sequences import MASK, pad_to_length
+from shoal.data.text_columns import TextReading
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
 from shoal.models import build_model
+from shoal.models.hf_folder import (
+    HF_MODEL,
+    PUBLIC_NAME,
+    fingerprint_hf_config,
+    get_public_name,
+    is_hf_model,
+    read_hf_config,
+)
+from shoal.models.hf_model import refuse_unknown_tokens
 from shoal.plugins.load import load_method
 from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, reply_to_bytes
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_optimiser import OPTIMISER_KEYS, make_optimiser
 from shoal.runs.recipe_task import CLASS_OPTIONS, apply_loss, build_task, parse_class_weights
+from shoal.runs.recipe_text import make_text_reading
 from shoal.runs.task_targets import count_outputs, find_target_problem
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import DeviceMemory, MemoryVersion
@@ -54,7 +66,7 @@ SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "au
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
 LATER_SETUP_KEYS = (
     *(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS),
-    *("task", "loss", *CLASS_OPTIONS),
+    *("task", "loss", *CLASS_OPTIONS, "gradient_checkpointing"),
 )
 """Those that servers of the first version do not send; they trained with their defaults."""
 REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread", "other-recipe": "model"}
@@ -68,12 +80,18 @@ class MemoryLost(Exception):
     """The device has lost the version of its memory that the server asks for."""
 
 
+class ModelAbsent(Exception):
+    """The device has no folder with the model of the run, or one with another config."""
+
+
 @dataclass(frozen=True)
 class DeviceClient:
-    """One device: where its samples are, and the folder of its memories."""
+    """One device: where its samples are, the folder of its memories, and the one of its models of Hugging Face."""
 
     data: str
     folder: Path
+    models: str = ""
+    """Where folders with models lie, that a server may name; "" where none may."""
 
     def answer_request(self, payload: bytes, kind: str) -> bytes:
         """The reply to a request of this kind ("enrol" or "train"); of an exception only a code is sent."""
@@ -91,15 +109,14 @@ class DeviceClient:
         run_description = tree_from_bytes(payload, MAX_REQUEST_BYTES)["setup"]
         with use_threads(read_thread_count(run_description)):
             samples = self.prepare_samples(run_description)
-            card = build_device_setup(run_description, samples).enrol(stamp.device)
+            card = build_device_setup(run_description, samples, self.models).enrol(stamp.device)
         return tree_to_bytes({"stamp": stamp.to_dict(), "size": len(samples), "card": card})
 
     def answer_training(self, payload: bytes) -> bytes:
         train_request = TrainRequest.from_bytes(payload, MAX_REQUEST_BYTES)
         with limit_time(train_request.time_limit), use_threads(read_thread_count(train_request.run_description)):
-            setup = build_device_setup(
-                train_request.run_description, self.prepare_samples(train_request.run_description)
-            )
+            samples = self.prepare_samples(train_request.run_description)
+            setup = build_device_setup(train_request.run_description, samples, self.models)
             nets = [setup.net]
             for cut in train_request.cuts:
                 nets.append(nets[-1].cut(cut))
@@ -125,17 +142,17 @@ class DeviceClient:
             raise MemoryLost from error
         return memory
 
-    def load_samples(self) -> tuple[Inputs, Tensor]:
-        """The device's inputs and labels as `data` gives them."""
+    def load_samples(self, text: TextReading | None = None) -> tuple[Inputs, Tensor]:
+        """The device's inputs and labels as `data` gives them; `text` says how texts are read."""
         try:
             given = load_named_object(self.data) if ".py:" in self.data else self.data
-            samples = read_user_samples(given() if callable(given) else given)
+            samples = read_user_samples(given() if callable(given) else given, text=text)
             if isinstance(samples.y, list) and not all(label.isdecimal() for label in samples.y):
                 problem = "The classes have names, and every device would number them in its own way."
                 raise ShoalError("no-data", problem, "Name them 0, 1, 2 and so on, alike on all devices.")
             [(x, y)] = number_classes([samples])
             check_samples((x, y))
-        except (ShoalError, TimeLimitExceeded):
+        except (ShoalError, TimeLimitExceeded, ModelAbsent):
             raise
         except Exception as error:
             raise ShoalError(
@@ -145,7 +162,8 @@ class DeviceClient:
 
     def prepare_samples(self, run_description: dict[str, Any]) -> Samples:
         """The device's samples in the dtype and normalisation of the run; samples of another form are refused."""
-        x, y = self.load_samples()
+        x, y = self.load_samples(self.make_own_text_reading(run_description))
+        x, y = pad_to_run_length(x, y, run_description)
         dtype = torch.float64 if run_description["precision"] == "float64" else torch.float32
 
         def convert_values(x: Tensor) -> Tensor:
@@ -158,6 +176,29 @@ class DeviceClient:
             x = (get_single_tensor(x, "normalise") - run_description["mean"]) / run_description["std"]
         y = y.long() if read_device_task(run_description).has_class_logits else y.to(dtype)
         return Samples(x, y, torch.arange(len(y)))
+
+    def make_own_text_reading(self, run_description: dict[str, Any]) -> TextReading | None:
+        """How texts of this device are read: by the tokenizer in its own folder of the run's model."""
+        length, model = get_run_length(run_description), str(run_description["model"])
+        if not length or not is_hf_model(model):
+            return None
+        own = find_own_model(model, str(run_description.get("model_config")), self.models)
+        return make_text_reading({"model": own, "task": run_description["task"], "text_length": length})
+
+
+def get_run_length(run_description: dict[str, Any]) -> int:
+    """How many positions the padded sequences of a run have; 0 where samples are no such sequences."""
+    example = run_description.get("example")
+    mask = example.get(MASK) if isinstance(example, dict) else None
+    return mask.shape[1] if isinstance(mask, Tensor) and mask.dim() == 2 else 0
+
+
+def pad_to_run_length(x: Inputs, y: Tensor, run_description: dict[str, Any]) -> tuple[Inputs, Tensor]:
+    """A device's padded sequences, and targets of their positions, as long as those of the run."""
+    length = get_run_length(run_description)
+    if y.dim() == 2 and isinstance(x, dict) and MASK in x and y.shape == x[MASK].shape:
+        y = torch.nn.functional.pad(y, (0, max(0, length - y.shape[1])), value=IGNORED_TARGET)
+    return pad_to_length(x, length), y
 
 
 def is_described_form(inputs: Inputs, run_description: dict[str, Any]) -> bool:
@@ -193,11 +234,19 @@ def are_described_targets(targets: Tensor, run_description: dict[str, Any]) -> b
     return bool(task.outputs) or columns == run_description["outputs"]
 
 
-def build_device_setup(run_description: dict[str, Any], samples: Samples) -> TrainingSetup:
-    """The training setup of a run on a device; names that stand for Python files are refused."""
+def build_device_setup(run_description: dict[str, Any], samples: Samples, models: str = "") -> TrainingSetup:
+    """The training setup of a run on a device; names that stand for Python files are refused.
+
+    A model of Hugging Face is one of the folder `models` of the device's own disk.
+    """
     settings = {key: run_description[key] for key in SETUP_KEYS}
     settings |= {key: run_description[key] for key in LATER_SETUP_KEYS if key in run_description}
-    if any(".py" in str(settings.get(key, "")) for key in ("method", "model", "task", "loss")):
+    if is_hf_model(str(settings["model"])):
+        settings["model"] = find_own_model(settings["model"], str(run_description.get("model_config")), models)
+        refuse_unknown_tokens(read_hf_config(settings["model"]), samples.inputs, settings["model"])
+    elif ".py" in str(settings["model"]):
+        raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
+    if any(".py" in str(settings.get(key, "")) for key in ("method", "task", "loss")):
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().with_values(**settings)
     method: Method = load_method(recipe.method, recipe.parts)
@@ -207,9 +256,10 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     classes = run_description["classes"]
     task = apply_loss(recipe, read_device_task(run_description), classes, samples.targets)
     outputs = run_description.get("outputs", classes)
-    net: Net = build_model(recipe.model, shape, outputs, streams.derive_seed("init"), example)
+    net: Net = build_model(recipe.model, shape, outputs, streams.derive_seed("init"), example, task.name)
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16", task=task)
+    net = replace(net, checkpointing=recipe.gradient_checkpointing)
     net = method.model(net)
     if net.digest != run_description.get("model_digest", ""):
         problem = "The model has other frozen tensors on this device than on the server."
@@ -220,6 +270,27 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples) -> Tra
     if augment:
         refuse_augmenting(samples.inputs)
     return TrainingSetup(method, net, streams, make_optimiser(recipe), get_samples, augment)
+
+
+def find_own_model(name: str, config: str, models: str) -> str:
+    """The model of this name in the device's folder `models`, with the config that the run is about.
+
+    The name is a word, or two with a slash between them, and never leads out of that folder.
+    """
+    word = name.removeprefix(HF_MODEL)
+    if not PUBLIC_NAME.fullmatch(word):
+        raise ShoalError("damaged", "The server names a path.", "Devices read nothing that a server names.")
+    if not models:
+        raise ModelAbsent(f"The run is about the model {word}: start `shoal join` with --models FOLDER.")
+    folder = Path(models) / word
+    try:
+        own = fingerprint_hf_config(f"{HF_MODEL}{folder}") if folder.is_dir() else ""
+    except (ShoalError, ValueError) as error:
+        raise ModelAbsent(f"There is no config in {folder}.") from error
+    if own != config:
+        why = f"the config in {folder} is another one" if own else f"there is no folder {folder}"
+        raise ModelAbsent(f"The run is about the model {word}, and {why}.")
+    return f"{HF_MODEL}{folder}"
 
 
 def read_thread_count(run_description: dict[str, Any]) -> int:
@@ -238,6 +309,8 @@ def build_run_description(
     mean, std = moments or (None, None)
     settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
     settings |= {"threads": recipe.threads, "model_digest": digest}
+    if is_hf_model(recipe.model):
+        settings |= {"model": get_public_name(recipe.model), "model_config": fingerprint_hf_config(recipe.model)}
     task = build_task(recipe, dataset)
     settings |= {"task": task.name, "skips_padding": task.skips_padding, "outputs": count_outputs(task, dataset)}
     if recipe.class_weights:
@@ -252,7 +325,7 @@ def get_reason_code(error: BaseException) -> str:
     """The code by which a reply tells of an exception; see DEVICE_PROBLEMS."""
     if isinstance(error, ShoalError):
         return REASON_CODES.get(error.kind.name, "failed")
-    causes = {TimeLimitExceeded: "time", MemoryLost: "memory", OSError: "disk"}
+    causes = {TimeLimitExceeded: "time", MemoryLost: "memory", ModelAbsent: "absent", OSError: "disk"}
     return next((code for kind, code in causes.items() if isinstance(error, kind)), "failed")
 
 

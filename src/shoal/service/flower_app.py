@@ -143,7 +143,9 @@ def answer_message(message: Message, kind: str) -> Message:
     settings = json.loads(os.environ[DEVICE_VARIABLE])
     folder = Path(settings["folder"])
     logging.basicConfig(filename=folder / "device.log", format=LOG_FORMAT, force=True)
-    reply = DeviceClient(settings["data"], folder).answer_request(bytes_from_message(message), kind)
+    reply = DeviceClient(settings["data"], folder, settings.get("models", "")).answer_request(
+        bytes_from_message(message), kind
+    )
     return Message(bytes_to_record(reply), reply_to=message)
 
 

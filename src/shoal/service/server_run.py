@@ -18,6 +18,7 @@ from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine
 from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
 from shoal.runs.engine_choice import EngineChoice
 from shoal.runs.given_objects import is_handed_over
+from shoal.runs.model_content import MODEL_NOTE, note_model_content, refuse_changed_content
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
 from shoal.runs.store import RunFolder
@@ -74,6 +75,9 @@ def play_server_run(
     folder = RunFolder.open(path)
     try:
         recipe = folder.read_recipe()
+        if folder.read_note(MODEL_NOTE) is None:
+            note_model_content(folder, recipe)
+        refuse_changed_content(folder, recipe)
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, elsewhere=True)
         remote_engine = RemoteEngine(
             transport,

@@ -5,9 +5,8 @@ gets its uniform numbers from the caller, and batch norm weighs samples, so that
 alone, batched with others, and with padding. Calls of functions are overridden, not classes, so any module works.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,13 +15,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
+from shoal.core.model.checkpointing import Contexts, entered_overrides
 from shoal.core.model.tree import Params
 
 UniformDraw = Callable[[torch.Size], Tensor]
 """Shape -> uniform numbers in [0, 1)."""
-
-
-entered_overrides: ContextVar["LayerOverrides | None"] = ContextVar("entered_overrides", default=None)
 
 
 class LayerOverrides(TorchFunctionMode):
@@ -38,6 +35,8 @@ class LayerOverrides(TorchFunctionMode):
         self.drawn: list[Tensor] = []
         self.replayed: int | None = None
         """How many of `drawn` this pass has used again; None: draws are not kept."""
+        self.record: list[Tensor] | None = None
+        """Where the draws of a layer are kept that will be computed again."""
 
     def __enter__(self):
         self.token = entered_overrides.set(self)
@@ -50,11 +49,35 @@ class LayerOverrides(TorchFunctionMode):
     def draw_uniform(self, uniform: UniformDraw, shape: torch.Size) -> Tensor:
         """The numbers of the next layer: new ones, or those that it had in the pass before."""
         if self.replayed is None:
-            return uniform(shape)
-        if self.replayed == len(self.drawn):
-            self.drawn.append(uniform(shape))
-        self.replayed += 1
-        return self.drawn[self.replayed - 1]
+            numbers = uniform(shape)
+        else:
+            if self.replayed == len(self.drawn):
+                self.drawn.append(uniform(shape))
+            self.replayed += 1
+            numbers = self.drawn[self.replayed - 1]
+        if self.record is not None:
+            self.record.append(numbers)
+        return numbers
+
+    def record_draws(self) -> Contexts:
+        """What is entered while a layer is computed that will be computed again, and what is entered then."""
+        record: list[Tensor] = []
+
+        @contextmanager
+        def keep_draws() -> Iterator[None]:
+            before, self.record = self.record, record
+            try:
+                yield
+            finally:
+                self.record = before
+
+        @contextmanager
+        def use_kept_draws() -> Iterator[None]:
+            kept = iter(record)
+            with LayerOverrides(self.uniform and (lambda shape: next(kept)), self.weight):
+                yield
+
+        return keep_draws(), use_kept_draws()
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         if func in OVERRIDES:

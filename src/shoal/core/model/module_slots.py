@@ -24,10 +24,13 @@ class ModuleSlots:
         """Norms with frozen statistics, by which they normalise in training, too."""
         self.frozen_now = frozen
         """The tensors that calls put into the frozen slots."""
+        self.filled: Params | None = None
+        """What the last call put into the module."""
 
     def fill(self, params: Params, training: bool) -> Params:
         """Put tensors into the module; buffers, which a pass in training changes, are copied first and returned."""
         buffers: Params = {}
+        self.filled = params
         for holder, key, name in self.slots:
             value = params[name]
             if training and name in self.updated_names:
@@ -46,6 +49,7 @@ class ModuleSlots:
 
     def reset(self) -> None:
         """Put the initial and the frozen tensors back into the module, in place of what the last call left there."""
+        self.filled = None
         for holder, key, name in self.slots:
             holder[key] = self.initial[name]
         for holder, key, name in self.frozen_slots:

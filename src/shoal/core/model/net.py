@@ -1,7 +1,7 @@
 """A model as a function of its tensors: run it with any parameters, tap any layer, cut it smaller, count its cost."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.core.builtin_tasks import CLASSIFY
 from shoal.core.learning_task import LearningTask
+from shoal.core.model.checkpointing import checkpoint_layers, find_repeated_layers
 from shoal.core.model.flops import count_macs
 from shoal.core.model.frozen import (
     drop_uncuttable_axes,
@@ -56,6 +57,8 @@ class Net:
     """Whether inputs are token numbers and not real numbers."""
     half: bool = False
     """Whether layers compute in bfloat16; weights, logits and losses keep their type."""
+    checkpointing: bool = False
+    """Whether layers of a stack are computed again on the way back, in place of being kept (gradient checkpointing)."""
     rows: tuple[Axis, ...] = ()
     """Rows of matrices that a plan can leave out of training and of messages, where they count as 0.
 
@@ -186,15 +189,31 @@ class Net:
         tapped: dict[str, Tensor] = {}
         buffers = self._slots.fill(params, training)
         self._taps.record_into(tapped, taps)
-        if self.half:
-            with use_half_precision(collect_tensors(inputs)[0].device.type):
-                logits = read_logits(self.module(inputs)).float()
-            tapped = {k: v.float() for k, v in tapped.items()}
-        else:
-            logits = read_logits(self.module(inputs))
+        kind = collect_tensors(inputs)[0].device.type
+        with self._keep_layer_inputs(params, kind) if training and self.checkpointing else nullcontext():
+            if self.half:
+                with use_half_precision(kind):
+                    logits = read_logits(self.module(inputs)).float()
+                tapped = {k: v.float() for k, v in tapped.items()}
+            else:
+                logits = read_logits(self.module(inputs))
         self._taps.record_into({})
         features = tapped[FEATURES_TAP] if FEATURES_TAP in tapped else collect_tensors(inputs)[0]
         return logits, features, {k: tapped[k] for k in taps}, buffers
+
+    def _keep_layer_inputs(self, params: Params, kind: str) -> AbstractContextManager[None]:
+        """Inside, layers of a stack keep only their inputs; what they are computed again with is what they had."""
+        frozen = list(self._slots.frozen_now.values())
+
+        @contextmanager
+        def repeat(drawn: AbstractContextManager) -> Iterator[None]:
+            half = use_half_precision(kind) if self.half else nullcontext()
+            with self.substitute_frozen(frozen), half, drawn:
+                if self._slots.filled is not params:  # another pass has come in between
+                    self._slots.fill(params, True)
+                yield
+
+        return checkpoint_layers(self._repeated_layers, repeat)
 
     def forward_from_block(self, params: Params, x: Tensor, first: int, training: bool = False) -> Tensor:
         """The logits from `x`, the input of block number `first`, through that block and the ones after it."""
@@ -255,6 +274,10 @@ class Net:
         layers = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         layers = [name for name in layers if not ADAPTER_KEYS.intersection(name.split("."))]
         return self.head or (layers[-1] if layers else "")
+
+    @cached_property
+    def _repeated_layers(self) -> list[nn.Module]:
+        return find_repeated_layers(self.module)
 
     @cached_property
     def _slots(self) -> ModuleSlots:
