@@ -38,7 +38,7 @@ from shoal.service.supervisor import read_played_rows
 
 METHODS = {
     "fedavg": {"normalise": True},
-    "scaffold": {},
+    "scaffold": {"normalise_by": "0.5:0.5"},
     "feddhad": {"model": "lenet"},
     "fedbiad(early=2)+dgc": {"rounds": 3},
     "fedacd+mixup": {},

@@ -14,7 +14,8 @@ from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 PANELS = {
     "What to run": "method parts data data_dir model task split server_data devices sample rounds seed",
     "Columns of a table": "label owner order missing",
-    "Local training": "epochs steps batch accumulate loss label_smoothing focal class_weights normalise augment init",
+    "Local training": "epochs steps batch accumulate loss label_smoothing focal class_weights normalise normalise_by "
+    "augment init",
     "Optimiser": "optimiser lr lr_decay lr_schedule lr_warmup local_lr_schedule local_lr_warmup lr_groups momentum "
     "nesterov beta1 beta2 eps weight_decay clip",
     "When to look": "eval_every metrics validation stratify_validation evaluate_test local_test local_test_of headline "

@@ -10,6 +10,7 @@ from shoal.core.model.inputs import Inputs, InputShape, describe_inputs
 from shoal.core.model.net import Net
 from shoal.models import user_model
 from shoal.models.cnn import cnn
+from shoal.models.cnn_pfllib import cnn_pfllib
 from shoal.models.conv2cifar import conv2cifar
 from shoal.models.lenet import lenet, lenet_relu_logits
 from shoal.models.lstm import lstm
@@ -33,6 +34,7 @@ MODELS: dict[str, Callable[..., Net]] = {
     "lenet": lenet,
     "lenet-relu-logits": lenet_relu_logits,
     "cnn": cnn,
+    "cnn-pfllib": cnn_pfllib,
     "conv2cifar": conv2cifar,
     "vgg11": vgg11,
     "resnet18": resnet18,

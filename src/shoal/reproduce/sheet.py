@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from shoal.reproduce.figures import DEVIATION, ROUNDS, Figure
-from shoal.reproduce.metric_readers import EQUAL, MEAN_OF_LIST, MINUS_FEDAVG, READERS, TIME, Value, find_reader
+from shoal.reproduce.metric_readers import (
+    EQUAL,
+    MEAN_OF_LIST,
+    MINUS_FEDAVG,
+    OWN_TESTS,
+    READERS,
+    TIME,
+    Value,
+    find_reader,
+)
 from shoal.reproduce.protocol import FAIR
 from shoal.reproduce.table import PaperTable
 from shoal.storage.files import write_bytes
@@ -39,6 +48,10 @@ EQUAL_COST = (
     "minus FedAvg is the mean of the differences seed by seed."
 )
 GAP = "A gap is measured minus published. A dash: not measured, or not published. never: the target was not reached."
+OWN = (
+    "Own tests are those of devices on samples that they keep to test on, with the models that they would use: "
+    "over all samples of all devices, the mean over devices, and the mean of the worst tenth of them."
+)
 SIZES = "Upload is the mean over devices and rounds, in decimal units; its gap is in per cent of what was published."
 
 
@@ -79,6 +92,7 @@ class Sheet:
         clock = [SECONDS if any(f.published is not None for f in timed) else SIMULATED] if timed else []
         clock = [COUNTED_ROUNDS] if timed and self.table.protocol.clock else clock
         sizes = [SIZES] if any(f.metric == "upload_size" for f in self.figures) else []
+        own_tests = [OWN] if any(f.metric in OWN_TESTS for f in self.figures) else []
         chosen = [f"{f.column}, {f.method}: {f.note}." for f in self.figures if f.metric == MEAN_OF_LIST]
         lists = [CHOSEN, *chosen] if chosen else []
         spread = [INTERVAL] if any(f.interval is not None for f in self.figures) else []
@@ -87,7 +101,7 @@ class Sheet:
         own = [MEANINGLESS] if self.scale == "smoke" else []
         missing = [f"{row.method} was not run: {row.missing}" for row in self.missing_rows]
         gap = [GAP] if known else []
-        words = [*self.protocol_words, seeds, *spread, *gap, *clock, *sizes, *lists, *equal]
+        words = [*self.protocol_words, seeds, *spread, *gap, *own_tests, *clock, *sizes, *lists, *equal]
         return [*own, *words, *self.table.notes, *missing]
 
     @property

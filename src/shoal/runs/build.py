@@ -145,10 +145,10 @@ def assemble_run(
     population, own_tests = hold_out_own_tests(recipe, population, streams, labels)
     source = (recipe.data, recipe.data_dir, *get_column_roles(recipe).values())
     held_back = recipe.validation and (recipe.validation, recipe.stratify_validation, recipe.seed, recipe.evaluate_test)
-    key = (*source, recipe.normalise, dtype, place, held_back, recipe.local_test_of, task.name)
+    key = (*source, recipe.normalise, recipe.normalise_by, dtype, place, held_back, recipe.local_test_of, task.name)
     dataset_cache = {} if dataset_cache is None else dataset_cache
     if key not in dataset_cache:
-        dataset_cache[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
+        dataset_cache[key] = convert_dataset(recipe, dataset, dtype, place)
     dataset = dataset_cache[key]
     if not elsewhere:
         dataset = skew_features(dataset, whole_population, parse_split(recipe.split).skews, streams)

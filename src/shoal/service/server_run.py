@@ -115,7 +115,8 @@ def describe_run_for_devices(recipe: Recipe, digest: str) -> dict:
     streams = RandomStreams(recipe.seed)
     dtype, _ = set_precision(recipe.precision, place := torch.device("cpu"))
     dataset = load_recipe_dataset(recipe, streams).to(dtype, place)
-    moments = dataset.moments if recipe.normalise and has_moments(dataset.inputs) else None
+    has = recipe.normalises and has_moments(dataset.inputs)
+    moments = dataset.find_moments(recipe.normalise_by) if has else None
     return build_run_description(recipe, dataset, moments, digest)
 
 
