@@ -350,6 +350,11 @@ def test_what_devices_get_on_their_own_tests_stands_first_in_a_table_that_is_abo
     assert [found[name].measured for name in list(found)[:4]] == pytest.approx([60, 50, 10, 40])
     assert found["best_own_tests_pct"].measured == pytest.approx(80)
     assert found["best_own_tests_pct"].published == 99.57
+    heads = {name: heads for name, heads, _ in Sheet(table, "full", 1, tuple(found.values())).make_sections()}
+    assert list(heads) == [column.name, f"{column.name}, on devices' own tests"]
+    assert heads[f"{column.name}, on devices' own tests"] == [
+        "method", "own tests %", "mean of devices %", "worst tenth %", "best round of own tests %", "paper", "gap"
+    ]  # fmt: skip
     beside = make_figures(column, row, {"acc": 0.7}, [run])
     assert [f.metric for f in beside][:2] == ["acc", "own_tests_pct"]
 

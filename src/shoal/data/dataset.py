@@ -111,7 +111,7 @@ class Dataset:
 
 
 def parse_moments(text: str) -> tuple[list[float], list[float]]:
-    """Means and deviations from a text like `0.5:0.5`, or one number for each channel, `0.49,0.48,0.45:0.25,0.24,0.26`."""
+    """Means and deviations from a text like `0.5:0.5`, or `0.49,0.48,0.45:0.25,0.24,0.26` for three channels."""
     try:
         means, deviations = ([float(number) for number in half.split(",")] for half in text.split(":"))
     except ValueError:

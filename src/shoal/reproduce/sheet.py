@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.reproduce.figures import DEVIATION, ROUNDS, Figure
 from shoal.reproduce.metric_readers import (
+    BEST_OWN_TESTS,
     EQUAL,
     MEAN_OF_LIST,
     MINUS_FEDAVG,
@@ -40,7 +41,7 @@ CHOSEN = (
     "Where the authors took the best of a list by test data, so does the figure here, "
     "and `mean of list` is the mean accuracy of the whole list."
 )
-TO_TARGET, AT_EQUAL_COST = ", to the target", ", at equal cost"
+ON_OWN_TESTS, TO_TARGET, AT_EQUAL_COST = ", on devices' own tests", ", to the target", ", at equal cost"
 """Behind the name of a column, where it has further sections."""
 INTERVAL = "± is half of a 95 % interval of the mean over seeds."
 EQUAL_COST = (
@@ -112,10 +113,11 @@ class Sheet:
     def make_sections(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For every column: its name, the heads, and one line of texts per method.
 
-        What is too wide for one section has its own: targets in rounds and in the authors' seconds, equal costs.
+        What is too wide for one section has its own: what devices get on their own tests, targets in rounds and in the
+        authors' seconds, equal costs.
         """
         for column in self.table.columns:
-            sections: dict[str, list[Figure]] = {"": [], TO_TARGET: [], AT_EQUAL_COST: []}
+            sections: dict[str, list[Figure]] = {"": [], ON_OWN_TESTS: [], TO_TARGET: [], AT_EQUAL_COST: []}
             for figure in self.figures:
                 if figure.column == column.name:
                     sections[self.pick_section(figure.metric)].append(figure)
@@ -126,6 +128,8 @@ class Sheet:
     def pick_section(self, metric: str) -> str:
         if is_side_by_side(metric):
             return AT_EQUAL_COST
+        if metric.removesuffix(DEVIATION) in (*OWN_TESTS, BEST_OWN_TESTS):
+            return ON_OWN_TESTS
         return TO_TARGET if self.table.protocol.clock and metric.startswith((TIME, ROUNDS)) else ""
 
     def make_section(self, figures: list[Figure]) -> tuple[list[str], list[list[str]]]:
