@@ -447,6 +447,16 @@ def test_any_other_tree_is_read_or_refused(content, field, has_codecs):
     assert_read_or_refused(tree_bytes.tree_to_bytes(content), has_codecs)
 
 
+@given(TREES, st.sampled_from(["", "stamp", "size", "card", "problem"]))
+def test_any_other_enrolment_is_read_or_refused(content, field):
+    if field:
+        content = {"stamp": STAMP.to_dict(), "size": 3, "card": {}} | {field: content}
+    try:
+        messages.read_enrolment_bytes(tree_bytes.tree_to_bytes(content), STAMP, 1 << 16, 10)
+    except ShoalError as error:
+        assert error.kind.name == "damaged"
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_order(content):
     with pytest.raises(ShoalError):
