@@ -13,6 +13,7 @@ from torch import nn
 import shoal
 from shoal.core.batch import Batch
 from shoal.core.compose import Method
+from shoal.core.errors import ShoalError
 from shoal.core.local.step import StepContext, StepRule, advance, compute_autograd_gradient
 from shoal.core.model import tree
 from shoal.core.model.net import Net
@@ -313,6 +314,23 @@ def test_digits():
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     normal = digits.normalise()
     assert normal.inputs.mean().abs() < 1e-5 and normal.inputs.std().sub(1).abs() < 1e-4
+
+
+def test_inputs_are_normalised_by_given_moments():
+    """Pixels of 0 and 1 become -1 and 1 by a mean and a deviation of a half, and every channel may have its own."""
+    digits = load_digits()
+    half = digits.normalise("0.5:0.5")
+    assert torch.equal(half.inputs, digits.inputs * 2 - 1)
+    assert torch.equal(half.test_inputs, digits.test_inputs * 2 - 1)
+    coloured = replace(digits, inputs=torch.ones(4, 3, 2, 2), test_inputs=torch.ones(1, 3, 2, 2))
+    assert coloured.normalise("0,0.5,1:1,0.5,0.25").inputs[0, :, 0, 0].tolist() == [1, 1, 0]
+    for text in ("0.5", "0.5:0", "a:b", "1,2:1", "nan:1", ":"):
+        with pytest.raises(ShoalError, match="normalise_by"):
+            Recipe().with_values(normalise_by=text)
+    with pytest.raises(ShoalError, match="2 means, and inputs have 3 channels"):
+        coloured.normalise("0,1:1,1")
+    assert Recipe(normalise_by="0.5:0.5").normalises
+    assert Recipe().fingerprint() != Recipe(normalise_by="0:1").fingerprint()
 
 
 def test_augmentation_moves_pixels_and_loses_none_but_at_the_border():

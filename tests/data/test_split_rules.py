@@ -18,7 +18,8 @@ TEXT = np.arange(60).reshape(20, 3)
 
 KINDS = (
     "iid dirichlet:0.3 dirichlet:1:1 shards:1 shards:3 dominant:0 dominant:1.3 dominant:5 dominant:10 missing:0 "
-    "missing:4 missing:9 labels:1 labels:2 quantity:0.3 quantity:1:1 owner domains time degree:0.2"
+    "missing:4 missing:9 labels:1 labels:2 quantity:0.3 quantity:1:1 owner domains time degree:0.2 "
+    "dirichlet-capped:0.1 dirichlet-capped:1:1 pathological:1 pathological:2"
 ).split()
 
 labels = st.lists(st.sampled_from([0, 1, 2, 5, 9, 40]), min_size=1, max_size=60).map(np.array)
@@ -84,6 +85,33 @@ def test_dirichlet_with_a_smallest_size():
 def test_a_smallest_size_that_is_met_at_once_changes_nothing():
     free, least = (parse_split(text)(DIGITS, 5, rng()) for text in ("dirichlet:10", "dirichlet:10:2"))
     assert all(np.array_equal(a, b) for a, b in zip(free, least))
+
+
+def test_a_device_that_has_its_even_share_gets_nothing_of_later_classes():
+    """Of classes a, b and c in equal numbers over two devices, whoever passes a half is left out from then on."""
+    even = np.repeat(np.arange(3), 100)
+    for seed in range(20):
+        found = counts("dirichlet-capped:0.1", even, 2, seed)
+        assert found.sum() == 300
+        for device in range(2):
+            full = np.flatnonzero(np.cumsum(found[device]) >= 150)
+            assert not len(full) or found[device, full[0] + 1 :].sum() == 0
+    capped = [parse_split("dirichlet-capped:0.1")(BALANCED, 20, rng(seed)).sizes.max() for seed in range(10)]
+    free = [parse_split("dirichlet:0.1")(BALANCED, 20, rng(seed)).sizes.max() for seed in range(10)]
+    assert np.mean(capped) < np.mean(free)
+    assert parse_split("dirichlet-capped:0.1:5")(BALANCED, 20, rng()).sizes.min() >= 5
+
+
+def test_pathological_devices_share_their_classes_in_groups_and_uneven_parts():
+    """20 devices with 2 of 10 classes: devices 0 to 3 hold classes 0 and 1, and so on, the last of a group most."""
+    found = counts("pathological:2", BALANCED, 20)
+    assert found.sum() == 1800
+    for group in range(5):
+        own = found[4 * group : 4 * group + 4, 2 * group : 2 * group + 2]
+        assert own.sum() == 360 and (own[:3] >= 4).all() and (own[:3] < 45).all() and (own[3] > 45).all()
+    assert ((found > 0).sum(1) == 2).all()
+    refused("pathological:11", BALANCED, 20)
+    refused("pathological:1", BALANCED, 9)
 
 
 def test_shards_are_cut_from_sorted_samples():
@@ -208,7 +236,7 @@ def test_one_class_or_one_device_or_one_sample(text):
         try:
             split = parse_split(text)(labels, devices, rng(), np.zeros(len(labels), dtype=int), labels)
         except shoal.ShoalError:
-            assert text.split(":")[0] in ("labels", "missing", "shards", "degree", "dominant")
+            assert text.split(":")[0] in ("labels", "missing", "shards", "degree", "dominant", "pathological")
         else:
             assert split.sizes.sum() == len(labels)
 

@@ -24,6 +24,7 @@ from federation import (
     make_clients,
     make_recipe,
     play_with_devices,
+    strip_judging,
     wait_until,
     write_samples_file,
 )
@@ -215,6 +216,21 @@ def test_the_history_is_that_of_a_simulation(method, federation):
         write_samples_file(federation.folder, device)
     assert history_rows(real) == history_rows(simulated)
     assert all(torch.equal(real.params[k], v) for k, v in simulated.params.items())
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedavg+finetune"])
+def test_devices_test_on_samples_of_their_own(method, federation):
+    """Numbers as in a simulation, with what devices remember; their test samples stay where they are."""
+    more: dict[str, Any] = {"local_test": 0.25}
+    simulated = shoal.run(method, engine="serial", **BASE | more)
+    name = f"own-{method.partition('+')[0]}"
+    real = federation.play(method, name, **more)
+    assert strip_judging(history_rows(real)) == history_rows(simulated)
+    assert real.history.rows[-1]["personal_devices"] == DEVICES
+    note = json.loads((federation.runs / name / "devices.json").read_text())
+    assert len(note["own_tests"]) == DEVICES and np.mean(note["own_tests"]) == pytest.approx(
+        real.history.last("personal_mean")
+    )
 
 
 TREE_DATA = '''

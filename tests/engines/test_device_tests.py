@@ -34,7 +34,6 @@ from shoal.report.write import write_report
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import run_recipe
-from shoal.service.server_run import adapt_recipe_to_devices
 
 SMALL = {"data": "digits", "devices": 6, "sample": 3, "rounds": 2, "local_test": 0.25, "engine": "serial"}
 
@@ -201,5 +200,3 @@ def test_recipes_that_hold_samples_back_twice_are_refused():
         assemble_run(Recipe().with_values(local_test=0.2, validation=0.1))
     with pytest.raises(ShoalError, match="local_test_of"):
         assemble_run(Recipe().with_values(local_test_of="all"))
-    with pytest.raises(ShoalError, match="real devices"):
-        adapt_recipe_to_devices(Recipe().with_values(local_test=0.2))

@@ -343,6 +343,7 @@ def seen_at(net: Net, tap: str, x: Tensor) -> Tensor:
         lambda: MODELS["mlp"]((1, 6, 6), 5),
         lambda: MODELS["lenet"]((1, 28, 20), 7),
         lambda: MODELS["cnn"]((3, 32, 36), 6),
+        lambda: MODELS["cnn-pfllib"]((1, 28, 20), 6),
         lambda: MODELS["conv2cifar"]((1, 28, 28), 6),
         lambda: vgg11((1, 28, 28), 6, width=4),
     ],

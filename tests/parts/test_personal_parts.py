@@ -301,6 +301,23 @@ def test_fedas_weighs_by_traces():
     assert weigh(0.0, 0.0) == pytest.approx([5 / 8, 3 / 8])
 
 
+def test_fedas_is_evaluated_with_an_average_of_the_heads_where_they_are_sent():
+    """The heads that devices keep, averaged by the traces that the bodies are averaged by; without, the first head."""
+    run, plain = toy(FedAS(average_head=True, batch=100)), toy(FedAS(batch=100))
+    row, plain_row = run.play()[0], plain.play()[0]
+    loop, names = run.session.loop, run.net.names_with_role("personal")
+    own = [run.params | r for r in (run.memory(d)[".personal"] | run.memory(d)["fedas"]["body"] for d in range(2))]
+    traces = [float(compute_fisher_trace(run.net, p, loop.host.setup.samples(d), 100)) for d, p in enumerate(own)]
+    judged = loop.make_final_params(run.server_state, 1)
+    for name in names:
+        mean = sum(t * p[name] for t, p in zip(traces, own)) / sum(traces)
+        assert torch.allclose(judged[name], mean, rtol=1e-6) and not torch.equal(judged[name], run.params[name])
+    assert torch.equal(plain.session.loop.make_final_params(plain.server_state, 1)["b.weight"], run.params["b.weight"])
+    assert all(torch.equal(run.params[k], v) for k, v in plain.params.items()), "devices are sent what they were sent"
+    sent = sum(run.net.initial[name].numel() * run.net.initial[name].element_size() for name in names)
+    assert row["bytes_up"] - plain_row["bytes_up"] == 2 * sent
+
+
 def test_the_trace_of_fedas_is_the_squared_gradient():
     """The gradient of (ab - 4)^2 at 1, 1 is -6 for both: 72 for every batch."""
     run = start_product(FineTune(), steps=2)

@@ -224,6 +224,7 @@ def test_an_interval_is_students(count):
 
 # fair -----------------------------------------------------------------------------------------------------------------
 COLUMNS = ("accuracy", "top3", "device_mean", "local_risk", "class_kl")
+COLUMNS += ("personal_pooled", "personal_mean", "personal_worst")
 curves = st.lists(st.floats(0, 1), min_size=12, max_size=40)
 
 
@@ -241,6 +242,8 @@ def test_fair_reads_nothing_but_the_last_evaluations(curve, place, name):
             assert reader.read(plain, rest, reading) == reader.read(peak, rest, reading), metric
     assert measure_metric("best_acc_pct", [peak], reading)[0] is None
     assert measure_metric("best_acc_pct", [peak], Reading(best_round=True))[0] == 200
+    assert measure_metric("best_own_tests_pct", [peak], reading)[0] is None
+    assert measure_metric("best_own_tests_pct", [peak], Reading(best_round=True))[0] == 200
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,7 +38,7 @@ from shoal.runs.build import assemble_run
 
 NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
 ROUNDS = {"FedDHAD": (500,), "FedBIAD": (60,), "FedACD": (200,), "FedDUMAP": (500,), "FedBR": (200,)}
-ROUNDS |= {"NIID-Bench": (50, 500)}
+ROUNDS |= {"NIID-Bench": (50, 500), "PFLlib": (200,)}
 LOST = ("FedACD", "NIID-Bench")
 """Papers of which some cells could not be read, or have no figure."""
 FILE = """
@@ -135,7 +135,7 @@ WHOLE = [pytest.param(name, marks=pytest.mark.whole) for name in NAMES if name n
 def test_a_shipped_table_runs_without_data(name):
     sheet = reproduce_table(name, "smoke")
     assert sheet.remarks[0] == MEANINGLESS
-    for figure in (f for f in sheet.figures if not f.metric.startswith("best_acc")):  # picks a round: not under fair
+    for figure in (f for f in sheet.figures if not f.metric.startswith("best_")):  # picks a round: not under fair
         missing = next(row.missing for row in sheet.table.rows if row.method == figure.method)
         assert (figure.measured is None) == bool(missing) and figure.seeds == (0 if missing else 1)
 
@@ -335,6 +335,28 @@ def test_figures_of_local_models_by_hand():
     assert measure_metric("KL_P_Q", [history(0.4)]) == (None, None, 0)
     assert [format_head(m) for m in ("acc_uniform_test_pct", "local_model_risk")] == ["accuracy %", "local risk"]
     assert format_figure(Figure("A", "M", "KL_P_Q", 0.83, 4.5, 0.25, 2, 2)) == ["4.50 ± 0.25", "0.83", "+3.67"]
+
+
+def test_what_devices_get_on_their_own_tests_stands_first_in_a_table_that_is_about_it():
+    """The best of two rounds over all samples is 0.8; the last has 0.6, a mean of 0.5 and a worst tenth of 0.1."""
+    own = {"personal_pooled": 0.8, "personal_mean": 0.7, "personal_worst": 0.3}
+    later = {"personal_pooled": 0.6, "personal_mean": 0.5, "personal_worst": 0.1}
+    run = History([history(0.3).rows[0] | own, history(0.4).rows[0] | later])
+    table = read_table("pfllib").apply_protocol("authors")
+    column, row = table.columns[0], next(row for row in table.rows if row.method == "FedALA")
+    told = find_published(table, column, row)
+    found = {f.metric: f for f in make_figures(column, row, told, [run], 0.0, table.protocol.reading)}
+    assert list(found)[:4] == ["own_tests_pct", "own_tests_mean_pct", "own_tests_worst_pct", "acc_pct"]
+    assert [found[name].measured for name in list(found)[:4]] == pytest.approx([60, 50, 10, 40])
+    assert found["best_own_tests_pct"].measured == pytest.approx(80)
+    assert found["best_own_tests_pct"].published == 99.57
+    heads = {name: heads for name, heads, _ in Sheet(table, "full", 1, tuple(found.values())).make_sections()}
+    assert list(heads) == [column.name, f"{column.name}, on devices' own tests"]
+    assert heads[f"{column.name}, on devices' own tests"] == [
+        "method", "own tests %", "mean of devices %", "worst tenth %", "best round of own tests %", "paper", "gap"
+    ]  # fmt: skip
+    beside = make_figures(column, row, {"acc": 0.7}, [run])
+    assert [f.metric for f in beside][:2] == ["acc", "own_tests_pct"]
 
 
 def test_a_figure_that_was_lost_is_measured_all_the_same():

@@ -97,6 +97,7 @@ RUNS = {
     "lstm": {"model": "lstm", "data": "noise-ptb"},
     "own": {"model": "models.py:Own"},
     "normalised": {"model": "mlp", "data": "noise-cifar10", "normalise": True},
+    "by-halves": {"model": "mlp", "data": "noise-cifar10", "normalise_by": "0.5:0.5"},
     "pruned": {"model": "lenet", "method": "shed", "parts": ("parts.py",), "rounds": 2},
     "halfway": {"model": "mlp", "method": "halfway", "parts": ("parts.py",)},
     "double": {"model": "lenet", "precision": "float64"},
@@ -210,14 +211,16 @@ def test_it_is_the_model_that_is_judged(run, file):
     assert all(torch.equal(found[k], v) and not torch.equal(v, sent[k]) for k, v in result.params.items())
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_inputs_are_given_as_they_are_read(run, file, ending):
+@pytest.mark.parametrize(
+    "name, given, ending", [*(("normalised", "", ending) for ending in ENDINGS), ("by-halves", "0.5:0.5", ENDINGS[0])]
+)
+def test_inputs_are_given_as_they_are_read(run, file, name, given, ending):
     """Programs normalise by themselves; beside bare tensors stands how it is done."""
-    result, made = run("normalised"), file("normalised", ending)
+    result, made = run(name), file(name, ending)
     data = DATASETS["noise-cifar10"]().to(torch.float32, torch.device("cpu"))
     scale = about(made.path)["normalise"]
     mean, deviation = (torch.tensor(scale[k]).view(1, 3, 1, 1) for k in ("mean", "deviation"))
-    x, normal = data.test_inputs[:7], data.normalise().test_inputs[:7]
+    x, normal = data.test_inputs[:7], data.normalise(given).test_inputs[:7]
     assert_close((x - mean) / deviation, normal)
     with torch.no_grad():
         found = loaded(made.path, result)(normal if ending == "safetensors" else x)

@@ -57,6 +57,8 @@ def values(field) -> st.SearchStrategy:
         return amounts | st.just("0.5") if field.name == "epochs" else amounts
     if field.name.endswith("lr_schedule"):
         return st.sampled_from(["", "cosine:100", "linear:20:0.1", "step:30:0.5"])
+    if field.name == "normalise_by":
+        return st.sampled_from(["", "0.5:0.5", "0,1:1,2.5"])
     if field.name == "lr_groups":
         return st.sampled_from(["", "head.*=10", "conv?.weight=0.1,*bias=2"])
     return texts
@@ -399,6 +401,7 @@ OTHER |= {
     "eps": 0.5,
     "label_smoothing": 0.5,
     "lr_groups": "fc2.*=2",
+    "normalise_by": "0.5:0.5",
     "local_test": 0.5,
     "local_test_of": "all",
 }

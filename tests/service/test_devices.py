@@ -38,7 +38,7 @@ from shoal.service.supervisor import read_played_rows
 
 METHODS = {
     "fedavg": {"normalise": True},
-    "scaffold": {},
+    "scaffold": {"normalise_by": "0.5:0.5"},
     "feddhad": {"model": "lenet"},
     "fedbiad(early=2)+dgc": {"rounds": 3},
     "fedacd+mixup": {},
@@ -445,6 +445,16 @@ def test_any_other_tree_is_read_or_refused(content, field, has_codecs):
     if field:
         content = tree_bytes.tree_from_bytes(HONEST, 1 << 20) | {field: content}
     assert_read_or_refused(tree_bytes.tree_to_bytes(content), has_codecs)
+
+
+@given(TREES, st.sampled_from(["", "stamp", "size", "card", "problem"]))
+def test_any_other_enrolment_is_read_or_refused(content, field):
+    if field:
+        content = {"stamp": STAMP.to_dict(), "size": 3, "card": {}} | {field: content}
+    try:
+        messages.read_enrolment_bytes(tree_bytes.tree_to_bytes(content), STAMP, 1 << 16, 10)
+    except ShoalError as error:
+        assert error.kind.name == "damaged"
 
 
 @given(st.binary(max_size=200))

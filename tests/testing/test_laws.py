@@ -98,6 +98,7 @@ OTHER_VALUES = [
     "perfedavg(alpha=0.1, order='hf', halves=False)",
     "finetune(epochs=2, lr=0.01)",
     "fedas(align_lr=0.5, align_epochs=2, batch=2)",
+    "fedas(average_head=True)",
     "fedala(eta=0.3, sample_share=0.5, first_epochs=2, batch=2)",
     "lora(rank=2, alpha=1.0, where='a,b', head='personal')",
     "lora(a='frozen')",

@@ -15,7 +15,7 @@ PANELS = {
     "What to run": "method parts data data_dir model task split server_data devices sample rounds seed",
     "Columns of a table": "label owner order missing text_length",
     "Local training": "epochs steps batch accumulate gradient_checkpointing loss label_smoothing focal class_weights "
-    "normalise augment init",
+    "normalise normalise_by augment init",
     "Optimiser": "optimiser lr lr_decay lr_schedule lr_warmup local_lr_schedule local_lr_warmup lr_groups momentum "
     "nesterov beta1 beta2 eps weight_decay clip",
     "When to look": "eval_every metrics validation stratify_validation evaluate_test local_test local_test_of headline "

@@ -114,6 +114,16 @@ def compute_round_cost(
     } | ({"joules": joules} if joules else {})
 
 
+def add_evaluation(row: Row, evaluated: Row) -> Row:
+    """The row of a round with what an evaluation found, and with the bytes that it moved, if any."""
+    found = dict(evaluated)
+    by_way = {way: dict(row["bytes_by"][way]) for way in ("down", "up")}
+    for way, moved in found.pop("bytes_by", {}).items():
+        by_way[way] |= moved
+        row = row | {f"bytes_{way}": row[f"bytes_{way}"] + sum(moved.values())}
+    return row | {"bytes_by": by_way} | found
+
+
 def add_message_bytes(sums: dict[str, int], message: Message | None) -> None:
     """Add the bytes of a message to `sums`, by cause (the model, or a part)."""
     for cause, nbytes in message.bytes_by.items() if message is not None else ():

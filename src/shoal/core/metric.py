@@ -181,6 +181,8 @@ DEVICE_TESTS = (
            when="with `local_test`", label="Own tests, spread", about="the standard deviation over devices"),
     Metric("personal_loss", "loss on devices' own tests", "", "down", drawn=True, when="with `local_test`",
            label="Own tests, loss", about="the mean loss over all test samples of these devices"),
+    Metric("personal_devices", "devices that tested", "", "", when="with `local_test`", label="Devices that tested",
+           about="how many these devices are; of [real devices](../how-to/devices.md) those of a round that replied"),
 )  # fmt: skip
 """Judgements of the models that devices would use, on samples of their own."""
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*EVALUATED, *DEVICE_TESTS, *COSTS)}
@@ -195,7 +197,7 @@ COLUMNS: dict[str, Column] = {
     "bytes_by": Column(
         "object",
         'the bytes by cause: `{"down": {"model": ..., "scaffold": ...}, "up": {...}}`; `plan` and `enrol` where there '
-        "are any",
+        "are any, and `judge` where real devices test",
     ),
     "seconds_by": Column("object", "`down`, `compute` and `up` of the slowest device that was waited for"),
     "dropped": Column(

@@ -21,7 +21,7 @@ from shoal.core.exchange import Exchange
 from shoal.core.extra_checks import find_card_fault
 from shoal.core.faulty_replies import use_without_culprits
 from shoal.core.fleet_protocol import Fleet
-from shoal.core.ledger import Deadlines, Row, compute_round_cost, simulate_device_times
+from shoal.core.ledger import Deadlines, Row, add_evaluation, compute_round_cost, simulate_device_times
 from shoal.core.metric import Metric, list_part_metrics
 from shoal.core.model import tree
 from shoal.core.model.net import Net
@@ -82,7 +82,10 @@ class Loop(Generic[Host]):
     measure_replies: Callable[[Round], Row] = lambda round: {}
     """Metrics of a round's replies (of local models), in rounds that are evaluated."""
     test_devices: Callable[[ServerState, Params, int], Row] = lambda server_state, params, number: {}
-    """(server state, judged model, round) -> metrics on the devices' own test samples, in rounds that are evaluated."""
+    """(server state, judged model, round) -> metrics on the devices' own test samples, in rounds that are evaluated.
+
+    Where that moves bytes, they are in the row as `bytes_by`.
+    """
     tells: bool = True
     """Whether what parts tell is kept."""
     tell_every: int = 1
@@ -197,9 +200,8 @@ class Loop(Generic[Host]):
             jobs, outcomes, enrolment, round.number, self.fleet, times, end, round.net.task.columns
         )
         if self.evaluates(row):
-            row |= self.evaluate_state(
-                server_state, replace(round, net=server_state.net, params=server_state.params)
-            ) | self.measure_replies(round)
+            judged_round = replace(round, net=server_state.net, params=server_state.params)
+            row = add_evaluation(row, self.evaluate_state(server_state, judged_round) | self.measure_replies(round))
         row |= round.telling.make_row([] if update.void else round.replies)
         if dropped:
             row["dropped"] = dropped

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -54,18 +55,22 @@ class Dataset:
     def input_shape(self) -> InputShape:
         return get_input_shape(self.inputs)
 
-    @property
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each channel over the training set; refused where inputs are no single tensor."""
+    def find_moments(self, given: str = "") -> tuple[Tensor, Tensor]:
+        """Mean and deviation of each channel: those that are given, like `0.5:0.5`, or else of the training set.
+
+        Refused where inputs are no single tensor.
+        """
         x = get_single_tensor(self.inputs, "normalise", "Normalise them before you give them.")
+        if given:
+            return fit_moments(given, x)
         dims = [0, *range(2, x.dim())]
         return x.mean(dims, keepdim=True), x.std(dims, keepdim=True).clamp(min=1e-8)
 
-    def normalise(self) -> "Dataset":
-        """The data set with each channel shifted and scaled to mean 0 and deviation 1 over the training set."""
+    def normalise(self, given: str = "") -> "Dataset":
+        """The data set with each channel shifted by its mean and divided by its deviation; see `find_moments`."""
         if not has_moments(self.inputs):
             return self
-        mean, std = self.moments
+        mean, std = self.find_moments(given)
         x, test_x = (get_single_tensor(own, "normalise") for own in (self.inputs, self.test_inputs))
         final = self.final_inputs
         return replace(
@@ -103,6 +108,31 @@ class Dataset:
         if self.final_inputs is None or self.final_targets is None:
             return None
         return replace(self, test_inputs=self.final_inputs, test_targets=self.final_targets)
+
+
+def parse_moments(text: str) -> tuple[list[float], list[float]]:
+    """Means and deviations from a text like `0.5:0.5`, or `0.49,0.48,0.45:0.25,0.24,0.26` for three channels."""
+    try:
+        means, deviations = ([float(number) for number in half.split(",")] for half in text.split(":"))
+    except ValueError:
+        means = deviations = []
+    finite = all(map(isfinite, (*means, *deviations)))
+    if not means or len(means) != len(deviations) or not finite or min(deviations) <= 0:
+        advice = "Write a mean and a deviation above 0 like 0.5:0.5, or one of each for every channel."
+        raise ShoalError("bad-value", f"normalise_by is {text[:80]!r}, which is no mean and deviation.", advice)
+    return means, deviations
+
+
+def fit_moments(text: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The given means and deviations in the form of the inputs' channels."""
+    means, deviations = parse_moments(text)
+    channels = inputs.shape[1] if inputs.dim() > 1 else 1
+    if len(means) not in (1, channels):
+        problem = f"normalise_by has {len(means)} means, and inputs have {channels} channels."
+        raise ShoalError("bad-value", problem, f"Give 1 or {channels}.")
+    shape = (1, channels, *[1] * (inputs.dim() - 2)) if inputs.dim() > 1 else (1,)
+    mean, std = (inputs.new_tensor(own).expand(channels).reshape(shape).clone() for own in (means, deviations))
+    return mean, std
 
 
 def has_moments(inputs: Inputs) -> bool:

@@ -46,16 +46,25 @@ def hold_out_local_tests(
         raise ShoalError("bad-value", problem, "Use a split other than virtual.")
     trained, tested = [], []
     for device, rows in enumerate(population):
-        held = min(round(share * len(rows)), len(rows) - 1) if len(rows) else 0
-        if held > 0:
-            order = np.random.default_rng([seed, device]).permutation(rows)
-            rows = spread_evenly(order[np.argsort(labels[order], kind="stable")], held)
-        trained.append(np.sort(rows[: len(rows) - held]) if held else rows)
-        tested.append(np.sort(rows[len(rows) - held :]) if held else rows[:0])
+        train, test = hold_out_rows(rows, labels, share, seed, device)
+        trained.append(train)
+        tested.append(test)
     if not any(map(len, tested)):
         problem = f"local_test is {share:g}, and no device has enough samples to test on one of them."
         raise ShoalError("no-data", problem, "Give a larger share, or fewer devices.")
     return store_rows(trained), store_rows(tested)
+
+
+def hold_out_rows(
+    rows: np.ndarray, labels: np.ndarray, share: float, seed: int, device: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What one device trains on, and what it tests on, of the samples `rows` that it has."""
+    held = min(round(share * len(rows)), len(rows) - 1) if len(rows) else 0
+    if held <= 0:
+        return rows, rows[:0]
+    order = np.random.default_rng([seed, device]).permutation(rows)
+    rows = spread_evenly(order[np.argsort(labels[order], kind="stable")], held)
+    return np.sort(rows[: len(rows) - held]), np.sort(rows[len(rows) - held :])
 
 
 def store_rows(rows: list[np.ndarray]) -> StoredPopulation:

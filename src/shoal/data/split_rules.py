@@ -35,6 +35,30 @@ def split_dirichlet(
     raise too_many_draws_error(f"dirichlet:{beta:g}", devices, least)
 
 
+def split_dirichlet_capped(
+    labels: np.ndarray, devices: int, generator: np.random.Generator, beta: float, least: int = 0
+) -> StoredPopulation:
+    """As `dirichlet`, but a device that has an even share of all samples gets none of the classes that follow.
+
+    So do the codes of NIID-Bench and PFLlib: sizes are less uneven, and fewer classes meet on a device. All
+    proportions are drawn again until every device has at least `least` samples.
+    """
+    refuse_too_few_samples(labels, devices, least)
+    rows = [generator.permutation(held) for held in group_by_class(labels)]
+    for _ in range(TRIES):
+        sizes, counts = np.zeros(devices, dtype=np.int64), []
+        for held in rows:
+            is_open = sizes * devices < len(labels)
+            shares = generator.dirichlet(np.full(devices, beta)) * is_open
+            shares = shares if shares.sum() > 0 else is_open.astype(float)
+            ends = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(held) + 1e-9).astype(np.int64)
+            counts.append(np.diff(ends, prepend=0, append=len(held)))
+            sizes = sizes + counts[-1]
+        if sizes.min() >= least:
+            return hand_out_samples(rows, counts)
+    raise too_many_draws_error(f"dirichlet-capped:{beta:g}", devices, least)
+
+
 def split_shards(labels: np.ndarray, devices: int, generator: np.random.Generator, each: int) -> StoredPopulation:
     """Samples are sorted by label and cut into equal shards, of which each device gets a number."""
     if each * devices > len(labels):
@@ -85,19 +109,28 @@ def split_missing(labels: np.ndarray, devices: int, generator: np.random.Generat
 def split_labels(labels: np.ndarray, devices: int, generator: np.random.Generator, seen: int) -> StoredPopulation:
     """Each device sees this many of the classes; each class is even over the devices that see it."""
     rows = group_by_class(labels)
-    if seen > len(rows):
-        raise ShoalError(
-            "bad-value",
-            f"A device cannot see {seen} classes: the data has {len(rows)}.",
-            f"Give {len(rows)} or fewer.",
-        )
-    if seen * devices < len(rows):
-        raise ShoalError(
-            "bad-value",
-            f"{devices} devices with {seen} classes each cannot hold all {len(rows)} classes.",
-            "Give more devices, or more classes to each.",
-        )
+    refuse_class_counts(len(rows), devices, seen)
     return deal_out_classes(rows, assign_classes(devices, len(rows), seen, generator).astype(float), generator)
+
+
+def split_pathological(labels: np.ndarray, devices: int, generator: np.random.Generator, seen: int) -> StoredPopulation:
+    """Each device sees this many of the classes, and devices that follow each other the same ones, in uneven parts.
+
+    So does the code of PFLlib: each class goes to the first devices that have room for it, all but the last of which
+    get between a tenth and the whole of an even part. Where the numbers do not divide, a device may see fewer classes.
+    """
+    rows = group_by_class(labels)
+    refuse_class_counts(len(rows), devices, seen)
+    room, counts = np.full(devices, seen), []
+    takers = np.diff(np.arange(len(rows) + 1) * (devices * seen) // len(rows))
+    for held, number in zip(rows, takers):
+        chosen = np.flatnonzero(room > 0)[:number]
+        even, count = len(held) / len(chosen), np.zeros(devices, dtype=np.int64)
+        count[chosen[:-1]] = np.floor(generator.uniform(even / 10, even, len(chosen) - 1))
+        count[chosen[-1]] = len(held) - count.sum()
+        room[chosen] -= 1
+        counts.append(count)
+    return hand_out_samples([generator.permutation(held) for held in rows], counts)
 
 
 def split_quantity(
@@ -170,6 +203,16 @@ def split_to_degree(
 
 
 # what the kinds share -------------------------------------------------------------------------------------------------
+def refuse_class_counts(classes: int, devices: int, seen: int) -> None:
+    """Refuse devices that are to see more classes than there are, or that cannot hold all of them together."""
+    if seen > classes:
+        problem = f"A device cannot see {seen} classes: the data has {classes}."
+        raise ShoalError("bad-value", problem, f"Give {classes} or fewer.")
+    if seen * devices < classes:
+        problem = f"{devices} devices with {seen} classes each cannot hold all {classes} classes."
+        raise ShoalError("bad-value", problem, "Give more devices, or more classes to each.")
+
+
 def refuse_too_few_samples(labels: np.ndarray, devices: int, least: int) -> None:
     if least * devices > len(labels):
         raise ShoalError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from shoal.core.batch import Samples
 from shoal.core.ledger import Row
@@ -20,6 +21,14 @@ from shoal.engines.host import LocalDevices, strip_parts
 
 FINETUNED_AT_ONCE = 64
 """Devices whose own models are trained further in one call of the engine."""
+
+
+class DeviceScorer(Protocol):
+    """Lets devices test the models that they would use on samples of their own."""
+
+    def __call__(self, server_state: ServerState, params: Params, number: int) -> Row: ...
+
+    def score_devices(self, server_state: ServerState, params: Params, number: int) -> DeviceScores: ...
 
 
 @dataclass(frozen=True, eq=False)

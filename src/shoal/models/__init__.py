@@ -11,6 +11,7 @@ from shoal.core.model.inputs import Inputs, InputShape, describe_inputs
 from shoal.core.model.net import Net
 from shoal.models import user_model
 from shoal.models.cnn import cnn
+from shoal.models.cnn_pfllib import cnn_pfllib
 from shoal.models.conv2cifar import conv2cifar
 from shoal.models.hf_folder import is_hf_model
 from shoal.models.hf_model import build_hf_net
@@ -36,6 +37,7 @@ MODELS: dict[str, Callable[..., Net]] = {
     "lenet": lenet,
     "lenet-relu-logits": lenet_relu_logits,
     "cnn": cnn,
+    "cnn-pfllib": cnn_pfllib,
     "conv2cifar": conv2cifar,
     "vgg11": vgg11,
     "resnet18": resnet18,

@@ -20,6 +20,8 @@ from shoal.core.types import Device, Round
 from shoal.parts.lib.checks import require
 from shoal.parts.lib.layer_roles import find_last_layers, keep_on_devices
 
+HEAD = "its head, which is averaged for the evaluated model alone"
+
 
 @dataclass(frozen=True)
 class FedAS(Part):
@@ -27,7 +29,8 @@ class FedAS(Part):
 
     Before training, the received body learns for `align_epochs` epochs of batches of `batch` samples, at the rate
     `align_lr`, to give the samples of each class the mean features that the device's previous body gives them. A body
-    counts by the sum over such batches of the squared norm of the loss's gradient after training.
+    counts by the sum over such batches of the squared norm of the loss's gradient after training. With `average_head`
+    heads are sent up, too, and their average by the same weights is the head of the model that is evaluated.
     """
 
     cite: ClassVar = ("yang2024fedas",)
@@ -41,6 +44,7 @@ class FedAS(Part):
     align_lr: float = 0.01
     align_epochs: int = 1
     batch: int = 16
+    average_head: bool = False
 
     def __post_init__(self):
         require(self, "align_lr >= 0", self.align_lr >= 0)
@@ -65,10 +69,16 @@ class FedAS(Part):
         return params, {"body": tree.select_params(params, device.net.names_with_role("shared"))}
 
     def measure(self, params: Params, state: Tree, device: Device) -> dict:
-        return {"trace": compute_fisher_trace(device.net, params, device.samples, self.batch).float()}
+        trace = compute_fisher_trace(device.net, params, device.samples, self.batch).float()
+        return {"trace": trace} | {name_sent_tensor(k): params[k] for k in self.find_sent_head(device.net)}
 
     def declare_extras(self, net: Net, plan: Plan) -> Declaration:
-        return {"trace": Extra(low=0, about="the squared norm of its loss's gradient, summed over batches")}
+        trace = Extra(low=0, about="the squared norm of its loss's gradient, summed over batches")
+        sent = {k: net.initial[k] for k in self.find_sent_head(net)}
+        return {"trace": trace} | {
+            name_sent_tensor(k): Extra("tensor", str(v.dtype).removeprefix("torch."), shape=tuple(v.shape), about=HEAD)
+            for k, v in sent.items()
+        }
 
     def weigh(self, weights: Tensor, state: Tree, round: Round) -> tuple[Tensor, Tree]:
         traces = torch.stack([r.report[self.name()]["trace"].to(weights) for r in round.replies])
@@ -76,8 +86,26 @@ class FedAS(Part):
         round.tell("trace", traces.mean())
         return (counted if bool(counted.sum() > 0) else weights), state
 
+    def serve(self, params: Params, state: Tree, round: Round) -> tuple[Params, Tree]:
+        head = {}
+        for name in self.find_sent_head(round.net):
+            sent = [reply.report[self.name()][name_sent_tensor(name)] for reply in round.replies]
+            head[name] = sum(float(weight) * value for weight, value in zip(round.weights, sent))
+        return params, {"head": head} if head else state
+
+    def evaluate(self, judged: dict[str, Params], state: Tree, round: Round) -> dict[str, Params]:
+        return {name: params | state.get("head", {}) for name, params in judged.items()}
+
+    def find_sent_head(self, net: Net) -> tuple[str, ...]:
+        return find_last_layers(net, 1, self.name()) if self.average_head else ()
+
     def personal(self, params: Params, memory: Tree, device: Device) -> Params:
         return params | memory.get("body", {})
+
+
+def name_sent_tensor(name: str) -> str:
+    """Under which name a tensor of the head travels."""
+    return f"head {name}"
 
 
 @torch.no_grad()

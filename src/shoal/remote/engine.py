@@ -17,6 +17,7 @@ from shoal.core.local.device import TrainingSetup
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
+from shoal.core.model.tree import Tree
 from shoal.core.task import JobResult, Task, TaskResult
 from shoal.core.types import SERVER, Job, Outcome
 from shoal.engines.host import LocalDevices
@@ -46,7 +47,7 @@ class Transport(Protocol):
     ) -> Iterator[tuple[int, bytes | str]]:
         """For each device exactly once, as they come in: its reply, or in words why there is none.
 
-        `kind` is "enrol" or "train"; `timeout` is in seconds.
+        `kind` is "enrol", "train" or "judge"; `timeout` is in seconds.
         """
         ...
 
@@ -86,8 +87,7 @@ class RemoteEngine:
         return [results[t.job.device] if t.job.device in results else self.server_engine.train([t])[0] for t in tasks]
 
     def build_request(self, task: Task) -> TrainRequest:
-        job, version = task.job, task.memory.get(MEMORY_ROUND_KEY)
-        memory_version = None if version is None else (int(version["round"]), int(version["cuts"]))
+        job, memory_version = task.job, read_memory_version(task.memory)
         stamp = RequestStamp(self.run_id, job.round, job.device, token_hex(8))
         return TrainRequest(stamp, self.run_description, job, self.cuts, memory_version, self.reply_timeout)
 
@@ -146,6 +146,8 @@ class RemoteDevices(LocalDevices):
         self.remote_engine = remote_engine
         self.enrolment_cards: dict[int, dict[str, Tensor]] = {}
         """What parts learn from each device at its enrolment."""
+        self.answered: tuple[int, ...] = ()
+        """The devices that trained in the newest round."""
 
     def make_tasks(self, jobs: Sequence[Job]) -> list[Task]:
         server_tasks = iter(super().make_tasks([job for job in jobs if job.device == SERVER]))
@@ -154,10 +156,15 @@ class RemoteDevices(LocalDevices):
 
     def store_results(self, results: Sequence[JobResult]) -> list[Outcome]:
         super().store_results([result for result in results if result.job.device == SERVER])
-        for job, outcome, memory in results:
-            if outcome.message is not None and job.device != SERVER:
-                self.memory.put(job.device, memory)
+        trained = [r for r in results if r.outcome.message is not None and r.job.device != SERVER]
+        self.answered = tuple(result.job.device for result in trained)
+        for job, _, memory in trained:
+            self.memory.put(job.device, memory)
         return [result.outcome for result in results]
+
+    def find_memory_version(self, device: int) -> tuple[int, int] | None:
+        """The version of a device's memory once the round that is under way is committed."""
+        return read_memory_version(self.memory.get_newest(device))
 
     def ask_sample_counts(self, devices: Sequence[int]) -> dict[int, int]:
         """The number of samples of each device that could be reached."""
@@ -177,3 +184,9 @@ class RemoteDevices(LocalDevices):
     def resize(self, net: Net, plan: Plan) -> None:
         super().resize(net, plan)
         self.remote_engine.cuts = (*self.remote_engine.cuts, plan)
+
+
+def read_memory_version(memory: dict[str, Tree]) -> tuple[int, int] | None:
+    """The version (round, number of cuts) that the server has noted of a device's memory; None where it has none."""
+    version = memory.get(MEMORY_ROUND_KEY)
+    return None if version is None else (int(version["round"]), int(version["cuts"]))

@@ -131,6 +131,48 @@ def reply_to_bytes(stamp: RequestStamp, outcome: Outcome, remembers: bool) -> by
     return tree_to_bytes({"stamp": stamp.to_dict(), "numbers": numbers, "remembers": remembers} | tensors)
 
 
+SCORE_NAMES = ("sum", "count", "loss")
+"""What a device tells of its own test, beside its number of samples; see `DeviceScores`."""
+
+
+@dataclass(frozen=True)
+class DeviceTestScore:
+    """What a device got on its own test samples: the sum of the metric, over how many targets, the loss, samples."""
+
+    sum: float
+    count: float
+    loss: float
+    samples: int
+
+
+def score_to_bytes(stamp: RequestStamp, score: DeviceTestScore) -> bytes:
+    """A device's reply to a request to test: four numbers, and nothing of its samples or of its model."""
+    return tree_to_bytes({"stamp": stamp.to_dict(), "score": asdict(score)})
+
+
+def decode_score_bytes(
+    payload: bytes, stamp: RequestStamp, max_samples: int, max_targets: int, max_value: float
+) -> DeviceTestScore:
+    """The score in a device's reply; refused unless it can be one of so many samples, targets of each, and values."""
+    content = tree_from_bytes(payload, REPLY_SLACK_BYTES)
+    if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
+        raise make_message_error("answers another question")
+    if content.get("problem") in tuple(DEVICE_PROBLEMS):
+        raise make_message_error(f"says that {DEVICE_PROBLEMS[content['problem']]}")
+    fields = content.get("score")
+    if set(content) != {"stamp", "score"} or not isinstance(fields, dict) or set(fields) != {*SCORE_NAMES, "samples"}:
+        raise make_message_error("has other parts than a score")
+    samples = fields["samples"]
+    if type(samples) is not int or not 0 <= samples <= max_samples:
+        raise make_message_error("was tested on more samples than its device can have held back")
+    bound = torch.finfo(torch.float32).max
+    if not all(type(fields[name]) is float and abs(fields[name]) <= bound for name in SCORE_NAMES):
+        raise make_message_error("has a score that is no number")
+    if not 0 <= fields["count"] <= samples * max_targets or not 0 <= fields["sum"] <= fields["count"] * max_value:
+        raise make_message_error("counts what cannot be")
+    return DeviceTestScore(**fields)
+
+
 def problem_to_bytes(stamp: RequestStamp, code: str) -> bytes:
     """A reply with the code of what went wrong in place of a result."""
     return tree_to_bytes({"stamp": stamp.to_dict(), "problem": code})
@@ -225,7 +267,7 @@ def read_enrolment_bytes(
     content: Tree = tree_from_bytes(payload, max_bytes)
     if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
         raise make_message_error("answers another question")
-    if content.get("problem") in DEVICE_PROBLEMS:
+    if content.get("problem") in tuple(DEVICE_PROBLEMS):
         raise make_message_error(f"says that {DEVICE_PROBLEMS[content['problem']]}")
     size, card = content.get("size"), content.get("card")
     if type(size) is not int or not 0 <= size <= max_samples:

@@ -9,7 +9,15 @@ from statistics import mean, stdev
 
 from shoal.core.errors import ShoalError
 from shoal.reproduce.intervals import compute_interval
-from shoal.reproduce.metric_readers import MEAN_OF_LIST, NEVER, TIME, Value, find_reader
+from shoal.reproduce.metric_readers import (
+    BEST_OWN_TESTS,
+    MEAN_OF_LIST,
+    NEVER,
+    OWN_TESTS,
+    TIME,
+    Value,
+    find_reader,
+)
 from shoal.reproduce.reading import PLAIN, Reading
 from shoal.reproduce.table import PaperTable, TableColumn, TableRow
 from shoal.runs.history import History
@@ -148,11 +156,13 @@ def make_figures_of_list(
 def list_default_metrics(published: dict[str, Value], runs: Sequence[History], target: float) -> list[str]:
     """The metrics of every cell: accuracy as its paper has it, seconds to the target, what a device had to do.
 
-    Where a run looked at the three likeliest classes, accuracy and target are about those. A paper that counts what is
-    uploaded is not about operations, and one that counts neither is about neither.
+    Where a run looked at the three likeliest classes, accuracy and target are about those. Where devices test on
+    samples of their own, that stands beside the accuracy, and before it in a table that is about it. A paper that
+    counts what is uploaded is not about operations, and one that counts neither is about neither.
     """
     third = all(history.last("top3") is not None for history in runs)
-    percent = any(metric.startswith(("acc_pct", "best_acc_pct")) for metric in published)
+    percent = any(metric.startswith(("acc_pct", "best_acc_pct", BEST_OWN_TESTS)) for metric in published)
+    own = list(OWN_TESTS) if any(history.last("personal_mean") is not None for history in runs) else []
     plain = "acc_pct" if percent else "acc"
     accuracy = "top3_acc_pct" if third else "top1_acc_pct" if "top1_acc_pct" in published else plain
     aim = [f"{TIME}{'top3_' if third else ''}{target:g}"] if target else []
@@ -160,7 +170,8 @@ def list_default_metrics(published: dict[str, Value], runs: Sequence[History], t
     if alone:
         return [*alone, *aim]
     cost = next((metric for metric in ("upload_size", "bandwidth_GB") if metric in published), "mflops")
-    return [accuracy, *aim, cost]
+    judged = [*own, accuracy] if BEST_OWN_TESTS in published else [accuracy, *own]
+    return [*judged, *aim, cost]
 
 
 def measure_metric(metric: str, runs: Sequence[History], reading: Reading = PLAIN) -> tuple[Value, float | None, int]:

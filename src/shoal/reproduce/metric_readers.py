@@ -14,6 +14,10 @@ NEVER = "never"
 """What stands in place of seconds to an accuracy that was never reached."""
 TIME = "time_s_to_"
 """Behind it stands an accuracy as 0.54, or as top3_0.31 one of the three likeliest."""
+OWN_TESTS = ("own_tests_pct", "own_tests_mean_pct", "own_tests_worst_pct")
+"""What devices get on their own test samples: over all samples, the mean over devices, the worst tenth of them."""
+BEST_OWN_TESTS = "best_own_tests_pct"
+"""The best round of the first of these."""
 MEAN_OF_LIST = "mean_of_list"
 """Beside the best of a list of settings, which authors chose by test data: the mean accuracy of them all."""
 MINUS_FEDAVG = "minus_FedAvg"
@@ -59,6 +63,12 @@ def make_value_reader(column: str, factor: float = 1.0) -> Callable[[History, st
 def read_best_round(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
     """The best round in per cent; nothing where the protocol picks none by test data."""
     return 100 * history.best if reading.best_round and history.best is not None else None
+
+
+def read_best_own_tests(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
+    """The best round over all samples that devices test on, in per cent; nothing where the protocol picks none."""
+    values = [value for value in history["personal_pooled"] if value is not None]
+    return 100 * max(values) if reading.best_round and values else None
 
 
 def read_nothing(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
@@ -203,6 +213,16 @@ READERS = {
     "local_model_risk": MetricReader(make_value_reader("local_risk"), "local risk", spread=True),
     "KL_P_Q": MetricReader(make_value_reader("class_kl"), "KL(P, Q)", make_fixed_format(2), spread=True),
     "best_acc_pct": MetricReader(read_best_round, "best round %", make_fixed_format(2), spread=True),
+    "own_tests_pct": MetricReader(
+        make_value_reader("personal_pooled", 100), "own tests %", make_fixed_format(2), spread=True
+    ),
+    "own_tests_mean_pct": MetricReader(
+        make_value_reader("personal_mean", 100), "mean of devices %", make_fixed_format(2), spread=True
+    ),
+    "own_tests_worst_pct": MetricReader(
+        make_value_reader("personal_worst", 100), "worst tenth %", make_fixed_format(2), spread=True
+    ),
+    BEST_OWN_TESTS: MetricReader(read_best_own_tests, "best round of own tests %", make_fixed_format(2), spread=True),
     MEAN_OF_LIST: MetricReader(read_nothing, "mean of list"),
     MINUS_FEDAVG: MetricReader(read_nothing, "minus FedAvg", spread=True, sign="+"),
     EQUAL: MetricReader(read_nothing, "equal {}", spread=True),

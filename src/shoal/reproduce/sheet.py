@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from shoal.reproduce.figures import DEVIATION, ROUNDS, Figure
-from shoal.reproduce.metric_readers import EQUAL, MEAN_OF_LIST, MINUS_FEDAVG, READERS, TIME, Value, find_reader
+from shoal.reproduce.metric_readers import (
+    BEST_OWN_TESTS,
+    EQUAL,
+    MEAN_OF_LIST,
+    MINUS_FEDAVG,
+    OWN_TESTS,
+    READERS,
+    TIME,
+    Value,
+    find_reader,
+)
 from shoal.reproduce.protocol import FAIR
 from shoal.reproduce.table import PaperTable
 from shoal.storage.files import write_bytes
@@ -31,7 +41,7 @@ CHOSEN = (
     "Where the authors took the best of a list by test data, so does the figure here, "
     "and `mean of list` is the mean accuracy of the whole list."
 )
-TO_TARGET, AT_EQUAL_COST = ", to the target", ", at equal cost"
+ON_OWN_TESTS, TO_TARGET, AT_EQUAL_COST = ", on devices' own tests", ", to the target", ", at equal cost"
 """Behind the name of a column, where it has further sections."""
 INTERVAL = "± is half of a 95 % interval of the mean over seeds."
 EQUAL_COST = (
@@ -39,6 +49,10 @@ EQUAL_COST = (
     "minus FedAvg is the mean of the differences seed by seed."
 )
 GAP = "A gap is measured minus published. A dash: not measured, or not published. never: the target was not reached."
+OWN = (
+    "Own tests are those of devices on samples that they keep to test on, with the models that they would use: "
+    "over all samples of all devices, the mean over devices, and the mean of the worst tenth of them."
+)
 SIZES = "Upload is the mean over devices and rounds, in decimal units; its gap is in per cent of what was published."
 
 
@@ -79,6 +93,7 @@ class Sheet:
         clock = [SECONDS if any(f.published is not None for f in timed) else SIMULATED] if timed else []
         clock = [COUNTED_ROUNDS] if timed and self.table.protocol.clock else clock
         sizes = [SIZES] if any(f.metric == "upload_size" for f in self.figures) else []
+        own_tests = [OWN] if any(f.metric in OWN_TESTS for f in self.figures) else []
         chosen = [f"{f.column}, {f.method}: {f.note}." for f in self.figures if f.metric == MEAN_OF_LIST]
         lists = [CHOSEN, *chosen] if chosen else []
         spread = [INTERVAL] if any(f.interval is not None for f in self.figures) else []
@@ -87,7 +102,7 @@ class Sheet:
         own = [MEANINGLESS] if self.scale == "smoke" else []
         missing = [f"{row.method} was not run: {row.missing}" for row in self.missing_rows]
         gap = [GAP] if known else []
-        words = [*self.protocol_words, seeds, *spread, *gap, *clock, *sizes, *lists, *equal]
+        words = [*self.protocol_words, seeds, *spread, *gap, *own_tests, *clock, *sizes, *lists, *equal]
         return [*own, *words, *self.table.notes, *missing]
 
     @property
@@ -98,10 +113,11 @@ class Sheet:
     def make_sections(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For every column: its name, the heads, and one line of texts per method.
 
-        What is too wide for one section has its own: targets in rounds and in the authors' seconds, equal costs.
+        What is too wide for one section has its own: what devices get on their own tests, targets in rounds and in the
+        authors' seconds, equal costs.
         """
         for column in self.table.columns:
-            sections: dict[str, list[Figure]] = {"": [], TO_TARGET: [], AT_EQUAL_COST: []}
+            sections: dict[str, list[Figure]] = {"": [], ON_OWN_TESTS: [], TO_TARGET: [], AT_EQUAL_COST: []}
             for figure in self.figures:
                 if figure.column == column.name:
                     sections[self.pick_section(figure.metric)].append(figure)
@@ -112,6 +128,8 @@ class Sheet:
     def pick_section(self, metric: str) -> str:
         if is_side_by_side(metric):
             return AT_EQUAL_COST
+        if metric.removesuffix(DEVIATION) in (*OWN_TESTS, BEST_OWN_TESTS):
+            return ON_OWN_TESTS
         return TO_TARGET if self.table.protocol.clock and metric.startswith((TIME, ROUNDS)) else ""
 
     def make_section(self, figures: list[Figure]) -> tuple[list[str], list[list[str]]]:

@@ -44,7 +44,7 @@ from shoal.data.noniid_degree import count_labels_by_device, summarise_populatio
 from shoal.data.plausibility import Doubt, find_doubts
 from shoal.data.splits import parse_split
 from shoal.engines.deterministic import fix_cublas_workspace
-from shoal.engines.device_tests import DeviceTester
+from shoal.engines.device_tests import DeviceScorer, DeviceTester
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
@@ -91,7 +91,7 @@ class Assembly:
     """Summarises how samples lie on devices, ready for JSON."""
     doubts: Callable[[], Iterable[Doubt]]
     """Finds what is implausible about data, recipe and model, to be told before the first round."""
-    device_tester: DeviceTester | None = None
+    device_tester: DeviceScorer | None = None
     """Judges devices on their own test samples, where they have any."""
 
     @property
@@ -144,15 +144,17 @@ def assemble_run(
     devices = count_devices(recipe, dataset)
     population, server_index = split_dataset(recipe, dataset, streams, labels, elsewhere)
     whole_population = population
-    population, own_tests = hold_out_own_tests(recipe, population, streams, labels)
+    own_tests = None
+    if not elsewhere:
+        population, own_tests = hold_out_own_tests(recipe, population, streams, labels)
     source = (recipe.data, recipe.data_dir, *get_column_roles(recipe).values())
     held_back = recipe.validation and (recipe.validation, recipe.stratify_validation, recipe.seed, recipe.evaluate_test)
-    key = (*source, recipe.normalise, dtype, place, held_back, recipe.local_test_of, task.name)
+    key = (*source, recipe.normalise, recipe.normalise_by, dtype, place, held_back, recipe.local_test_of, task.name)
     if is_hf_model(recipe.model):
         key += (recipe.model, recipe.text_length)
     dataset_cache = {} if dataset_cache is None else dataset_cache
     if key not in dataset_cache:
-        dataset_cache[key] = convert_dataset(dataset, recipe.normalise, dtype, place)
+        dataset_cache[key] = convert_dataset(recipe, dataset, dtype, place)
     dataset = dataset_cache[key]
     if not elsewhere:
         dataset = skew_features(dataset, whole_population, parse_split(recipe.split).skews, streams)
@@ -222,7 +224,7 @@ def assemble_run(
         measure_replies=LocalModelEvaluator(evaluator, get_samples, recipe.metrics),
         test_devices=device_tester or (lambda server_state, params, number: {}),
     )
-    if device_tester is None and has_personal_models(method, net):
+    if not recipe.local_test and has_personal_models(method, net):
         log.info("devices make models of their own, which nothing judges: --local-test 0.25 would")
     split = lambda: summarise_population(labels, population, server_index, label_count)  # noqa: E731
 

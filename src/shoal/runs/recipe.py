@@ -10,6 +10,7 @@ from typing import Any
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.metric import ASKED
 from shoal.core.optimiser import OPTIMISER_KINDS
+from shoal.data.dataset import parse_moments
 from shoal.data.table import MISSING_RULES
 from shoal.display.html import render_html_table
 from shoal.engines.registry import ENGINES
@@ -225,6 +226,12 @@ class Recipe:
     normalise: bool = recipe_field(
         False, "Bring every input channel to mean 0 and deviation 1.", page="Taken over the training samples."
     )
+    normalise_by: str = recipe_field(
+        "",
+        "Mean and deviation to normalise by, like 0.5:0.5, or of every channel; none: those of the training samples.",
+        page="One number of each for every channel: `0.49,0.48,0.45:0.25,0.24,0.26`. Pixels are from 0 to 1.",
+        later=True,
+    )
     augment: str = recipe_field(
         "",
         "Augmentation of images: crop:4+flip, rotate, shear, zoom, brightness, contrast, erase, rand:2:9.",
@@ -368,6 +375,8 @@ class Recipe:
         for name in ("epochs", "steps"):
             parse_amount(name, getattr(self, name))
         parse_lr_groups(self.lr_groups)
+        if self.normalise_by:
+            parse_moments(self.normalise_by)
         for name in SCHEDULE_FORMS:
             parse_lr_schedule(name, getattr(self, name))
         refuse_choice_by_test_data(self)
@@ -386,6 +395,11 @@ class Recipe:
     def _repr_html_(self) -> str:
         given = [(key, repr(getattr(self, key))) for key in DEFAULTS if getattr(self, key) != DEFAULTS[key]]
         return render_html_table(["key", "value"], given, "Recipe: all other keys have their defaults")
+
+    @property
+    def normalises(self) -> bool:
+        """Whether inputs are normalised, by their own moments or by given ones."""
+        return self.normalise or bool(self.normalise_by)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits for the keys that decide what is computed; not for budgets and paths.

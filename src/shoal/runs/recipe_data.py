@@ -136,15 +136,15 @@ def hold_out_own_tests(
 
 
 @in_phase("data")
-def convert_dataset(dataset: Dataset, normalise: bool, dtype: torch.dtype, place: torch.device) -> Dataset:
-    """The data set in another dtype and on another compute device, normalised where asked.
+def convert_dataset(recipe: Recipe, dataset: Dataset, dtype: torch.dtype, place: torch.device) -> Dataset:
+    """The data set in another dtype and on another compute device, normalised where the recipe says so.
 
     What is mapped and large stays on the disk as it is, and pixels become numbers when a batch is taken.
     """
     if stays_on_disk(dataset) and place.type == "cpu" and dtype == torch.float32:
-        if normalise:
+        if recipe.normalises:
             problem = f"normalise would copy {count_gigabytes(dataset.inputs)} of mapped inputs into memory."
             raise ShoalError("bad-value", problem, "Leave it out, and write the arrays normalised.")
         return dataset
     dataset = dataset.to(dtype, place)
-    return dataset.normalise() if normalise else dataset
+    return dataset.normalise(recipe.normalise_by) if recipe.normalises else dataset

@@ -152,8 +152,9 @@ class ActiveRun(Session):
         if tester := self.assembly.device_tester:
             server_state = self.server_state or self.loop.start(self.net)
             scores = tester.score_devices(server_state, params, max(len(self.history) - 1, 0))
-            note |= {"tested": list(scores.devices), "own_tests": scores.values.tolist()}
-            note["own_test_samples"] = scores.samples.tolist()
+            if scores.devices:
+                note |= {"tested": list(scores.devices), "own_tests": scores.values.tolist()}
+                note["own_test_samples"] = scores.samples.tolist()
         return note
 
     def save_progress(self) -> None:

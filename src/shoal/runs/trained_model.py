@@ -117,9 +117,9 @@ def load_trained_model(path: Path, best: bool = False) -> TrainedModel:
     with torch.no_grad():
         if not isinstance(module(net.make_example_inputs(1)), Tensor):
             module = LogitsModel(module)
-    if recipe.normalise and has_moments(data.inputs):
+    if recipe.normalises and has_moments(data.inputs):
         data = load_recipe_dataset(cpu_recipe, RandomStreams(cpu_recipe.seed)).to(net.dtype, net.place)
-        moments = mean, deviation = data.moments
+        moments = mean, deviation = data.find_moments(recipe.normalise_by)
         module = NormalisingModel(module, mean, deviation)
     inputs = data.test_inputs if count_samples(data.test_inputs) else data.inputs
     samples = scale_pixels(take_rows(inputs, torch.arange(max(BATCHES)) % count_samples(inputs)))

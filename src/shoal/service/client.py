@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,15 +26,18 @@ from shoal.core.losses import IGNORED_TARGET
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, get_input_shape, make_example, outline_sample
 from shoal.core.model.net import Net
+from shoal.core.server_state import ServerState
 from shoal.core.session import train_jobs
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER
 from shoal.data.augment import parse_augment, refuse_augmenting
 from shoal.data.dataset import Dataset, get_single_tensor
+from shoal.data.local_tests import hold_out_rows
 from shoal.data.sequences import MASK, pad_to_length
 from shoal.data.text_columns import TextReading
 from shoal.data.user_data import read_user_samples
 from shoal.data.user_split import check_samples, number_classes
+from shoal.engines.device_tests import DeviceTester
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
@@ -48,13 +52,20 @@ from shoal.models.hf_folder import (
 )
 from shoal.models.hf_model import refuse_unknown_tokens
 from shoal.plugins.load import load_method
-from shoal.remote.messages import RequestStamp, TrainRequest, problem_to_bytes, reply_to_bytes
+from shoal.remote.messages import (
+    DeviceTestScore,
+    RequestStamp,
+    TrainRequest,
+    problem_to_bytes,
+    reply_to_bytes,
+    score_to_bytes,
+)
 from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_optimiser import OPTIMISER_KEYS, make_optimiser
 from shoal.runs.recipe_task import CLASS_OPTIONS, apply_loss, build_task, parse_class_weights
 from shoal.runs.recipe_text import make_text_reading
-from shoal.runs.task_targets import count_outputs, find_target_problem
+from shoal.runs.task_targets import count_outputs, derive_labels, find_target_problem
 from shoal.storage.durable import make_folders, sync_paths
 from shoal.storage.memory import DeviceMemory, MemoryVersion
 from shoal.storage.python_file import load_named_object
@@ -67,6 +78,7 @@ SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "au
 LATER_SETUP_KEYS = (
     *(key for key in OPTIMISER_KEYS if key not in SETUP_KEYS),
     *("task", "loss", *CLASS_OPTIONS, "gradient_checkpointing"),
+    "local_test",
 )
 """Those that servers of the first version do not send; they trained with their defaults."""
 REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread", "other-recipe": "model"}
@@ -94,11 +106,13 @@ class DeviceClient:
     """Where folders with models lie, that a server may name; "" where none may."""
 
     def answer_request(self, payload: bytes, kind: str) -> bytes:
-        """The reply to a request of this kind ("enrol" or "train"); of an exception only a code is sent."""
+        """The reply to a request of this kind (enrol, train or judge); of an exception only a code is sent."""
         stamp = RequestStamp("unknown", -1, -1, "unknown")
         try:
             stamp = RequestStamp.from_dict(tree_from_bytes(payload, MAX_REQUEST_BYTES)["stamp"])
-            return self.answer_enrolment(stamp, payload) if kind == "enrol" else self.answer_training(payload)
+            if kind == "enrol":
+                return self.answer_enrolment(stamp, payload)
+            return self.answer_judging(payload) if kind == "judge" else self.answer_training(payload)
         except BaseException as error:
             code = get_reason_code(error)
             log.warning("device %d, round %d: %s", stamp.device, stamp.round, code, exc_info=error)
@@ -108,36 +122,60 @@ class DeviceClient:
         """The reply to an enrolment request: the number of samples, and what the parts' `enrol` computes from them."""
         run_description = tree_from_bytes(payload, MAX_REQUEST_BYTES)["setup"]
         with use_threads(read_thread_count(run_description)):
-            samples = self.prepare_samples(run_description)
+            samples, _ = self.prepare_halves(run_description, stamp.device)
             card = build_device_setup(run_description, samples, self.models).enrol(stamp.device)
         return tree_to_bytes({"stamp": stamp.to_dict(), "size": len(samples), "card": card})
 
     def answer_training(self, payload: bytes) -> bytes:
         train_request = TrainRequest.from_bytes(payload, MAX_REQUEST_BYTES)
         with limit_time(train_request.time_limit), use_threads(read_thread_count(train_request.run_description)):
-            samples = self.prepare_samples(train_request.run_description)
-            setup = build_device_setup(train_request.run_description, samples, self.models)
-            nets = [setup.net]
-            for cut in train_request.cuts:
-                nets.append(nets[-1].cut(cut))
-            cuts = [(net.slicer, cut) for net, cut in zip(nets, train_request.cuts)]
-            memory = self.open_memory(train_request, cuts)
-            local_devices = LocalDevices(replace(setup, net=nets[-1]), memory, SerialEngine())
+            samples, _ = self.prepare_halves(train_request.run_description, train_request.stamp.device)
+            local_devices = self.open_device(train_request, samples)
+            memory = local_devices.memory
             [outcome] = train_jobs(local_devices, [train_request.job])
             if outcome.message is not None:
                 memory.commit(train_request.stamp.round)
                 memory.flush()
             return reply_to_bytes(train_request.stamp, outcome, bool(memory.versions))
 
-    def open_memory(self, train_request: TrainRequest, cuts: list) -> DeviceMemory:
-        """The device's memory in the version that the server knows; later ones were never received by it."""
+    def answer_judging(self, payload: bytes) -> bytes:
+        """What the device gets on the samples that it holds back, with the model that it makes of the one sent."""
+        request = TrainRequest.from_bytes(payload, MAX_REQUEST_BYTES)
+        device, round = request.stamp.device, request.stamp.round
+        with limit_time(request.time_limit), use_threads(read_thread_count(request.run_description)):
+            samples, tests = self.prepare_halves(request.run_description, device)
+            if not len(tests):
+                return score_to_bytes(request.stamp, DeviceTestScore(0.0, 0.0, 0.0, 0))
+            local_devices = self.open_device(request, samples, keep_others=True)
+            net = local_devices.setup.net
+            tester = DeviceTester(local_devices, lambda _: tests, [device], lambda *_: request.job.work)
+            params = net.initial | {name: entry["value"] for name, entry in request.job.message.body.items()}
+            scores = tester.score_devices(ServerState(net, params, {}, request.cuts), params, round)
+            found = (float(scores.sums[0]), float(scores.counts[0]), float(scores.losses[0]))
+            return score_to_bytes(request.stamp, DeviceTestScore(*found, len(tests)))
+
+    def open_device(self, request: TrainRequest, samples: Samples, keep_others: bool = False) -> LocalDevices:
+        """The device with its samples, its memory and the model as it was pruned, ready to train or to test."""
+        setup = build_device_setup(request.run_description, samples, self.models)
+        nets = [setup.net]
+        for cut in request.cuts:
+            nets.append(nets[-1].cut(cut))
+        cuts = [(net.slicer, cut) for net, cut in zip(nets, request.cuts)]
+        memory = self.open_memory(request, cuts, keep_others)
+        return LocalDevices(replace(setup, net=nets[-1]), memory, SerialEngine())
+
+    def open_memory(self, train_request: TrainRequest, cuts: list, keep_others: bool) -> DeviceMemory:
+        """The device's memory in the version that the server knows; later ones were never received by it.
+
+        One who tests keeps the other versions: the server may stop before it notes the one that it was told of.
+        """
         sync_paths(make_folders(self.folder))
         memory = DeviceMemory(self.folder / train_request.stamp.run)
         versions = (
             [] if train_request.since is None else [MemoryVersion(train_request.stamp.device, *train_request.since)]
         )
         try:
-            memory.restore(versions, cuts)
+            memory.restore(versions, cuts, keep_others)
         except ShoalError as error:
             raise MemoryLost from error
         return memory
@@ -159,6 +197,16 @@ class DeviceClient:
                 "no-data", f"The samples cannot be read ({describe_error(error)}).", "Look at --data."
             ) from error
         return x, y
+
+    def prepare_halves(self, run_description: dict[str, Any], device: int) -> tuple[Samples, Samples]:
+        """What the device trains on, and what it tests on: none, or the share of its samples that the run asks for."""
+        samples = self.prepare_samples(run_description)
+        share = Recipe().with_values(local_test=run_description.get("local_test", 0.0)).local_test
+        labels, _ = derive_labels(read_device_task(run_description), samples.targets)
+        seed = RandomStreams(run_description["seed"]).derive_seed("local-test")
+        halves = hold_out_rows(np.arange(len(samples)), labels, share, seed, device)
+        train, test = (replace(samples, index=torch.from_numpy(rows)) for rows in halves)
+        return train, test
 
     def prepare_samples(self, run_description: dict[str, Any]) -> Samples:
         """The device's samples in the dtype and normalisation of the run; samples of another form are refused."""

@@ -112,7 +112,7 @@ class FlowerTransport:
                     break
 
 
-MESSAGE_TYPES = {"enrol": "query.enrol", "train": "train.round"}
+MESSAGE_TYPES = {"enrol": "query.enrol", "train": "train.round", "judge": "query.judge"}
 
 
 def bytes_to_record(content: bytes) -> RecordDict:
@@ -132,6 +132,11 @@ def bytes_from_message(message: Message) -> bytes:
 @client.query("enrol")
 def answer_enrol_message(message: Message, context: Context) -> Message:
     return answer_message(message, "enrol")
+
+
+@client.query("judge")
+def answer_judge_message(message: Message, context: Context) -> Message:
+    return answer_message(message, "judge")
 
 
 @client.train("round")

@@ -14,6 +14,7 @@ from shoal.core.metric import encode_metrics
 from shoal.core.streams import RandomStreams
 from shoal.data.dataset import has_moments
 from shoal.engines.threads import use_threads
+from shoal.remote.device_tests import RemoteDeviceTester
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
 from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
 from shoal.runs.engine_choice import EngineChoice
@@ -38,9 +39,11 @@ def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
     if metrics:
         problem = f"The metric {sorted(metrics)[0]} needs the samples of the devices, and those stay with them."
         raise ShoalError("bad-value", problem, "Leave it out.")
-    if recipe.local_test:
-        problem = "local_test is given, and what real devices get on samples of their own is not asked of them yet."
-        raise ShoalError("bad-value", problem, "Leave it out; the model is judged on the server's test set.")
+    if recipe.local_test_of == "all":
+        problem = (
+            "local_test_of is all, and real devices hold their own samples already: there are no halves to spread."
+        )
+        raise ShoalError("bad-value", problem, "Leave it out; each device then tests on a share of its own.")
     if ".py:" in recipe.model or recipe.init:
         key = "init" if recipe.init else "model"
         problem = f"{key} names a file, and devices run and read nothing that a server names."
@@ -103,6 +106,10 @@ def play_server_run(
         if assembly.net.mixes_batch:
             sizes = np.where(sizes < 2, 0, sizes)
         loop = replace(assembly.loop, host=remote_devices, sizes=sizes, measure_replies=lambda round: {})
+        if recipe.local_test:
+            max_targets = assembly.evaluator.samples.targets[:1].numel() or 1
+            tester = RemoteDeviceTester(remote_devices, sizes, recipe.local_test, loop.work, max_targets)
+            loop, assembly = replace(loop, test_devices=tester), replace(assembly, device_tester=tester)
         engine_choice = EngineChoice("flower", threads=recipe.threads or 1)
         folder.write_note("engine", engine_choice.to_dict())
     except BaseException:
@@ -119,7 +126,8 @@ def describe_run_for_devices(recipe: Recipe, digest: str) -> dict:
     streams = RandomStreams(recipe.seed)
     dtype, _ = set_precision(recipe.precision, place := torch.device("cpu"))
     dataset = load_recipe_dataset(recipe, streams).to(dtype, place)
-    moments = dataset.moments if recipe.normalise and has_moments(dataset.inputs) else None
+    has = recipe.normalises and has_moments(dataset.inputs)
+    moments = dataset.find_moments(recipe.normalise_by) if has else None
     return build_run_description(recipe, dataset, moments, digest)
 
 

@@ -119,14 +119,19 @@ class DeviceMemory:
                 remove_file(self._version_path(old))
             del versions[:-1]
 
-    def restore(self, index: list["MemoryVersion"], cuts: list[tuple[Slicer, Plan]]) -> None:
-        """Go back to the versions and prunings of a checkpoint; files of other versions are deleted."""
+    def restore(self, index: list["MemoryVersion"], cuts: list[tuple[Slicer, Plan]], keep_others: bool = False) -> None:
+        """Go back to the versions and prunings of a checkpoint; files of other versions are deleted.
+
+        With `keep_others` they stay, for one who only reads.
+        """
         needed = {self._version_path(version) for version in index}
         for path in needed:
             if not path.is_file():
                 raise damaged_file_error(path, "it is missing")
         self.cuts = cuts
         self.versions = {version.device: [version] for version in index}
+        if keep_others:
+            return
         for path in self.folder.glob("*/*.safetensors"):
             if path not in needed:
                 remove_file(path)

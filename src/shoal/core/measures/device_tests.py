@@ -49,6 +49,7 @@ class DeviceScores:
             "personal_worst": float(ranked[: max(1, len(ranked) // 10)].mean()),
             "personal_spread": float(ranked.std()),
             "personal_loss": float(self.losses.sum() / max(self.samples.sum(), 1)),
+            "personal_devices": len(self.devices),
         }
 
 
@@ -63,7 +64,7 @@ def list_device_test_metrics(task: LearningTask) -> dict[str, Metric]:
     """The metrics of devices' own tests by column, with the unit and the direction that the task gives them."""
     judged, found = find_judged_metric(task), {}
     for metric in DEVICE_TESTS:
-        if metric.name == "personal_loss":
+        if metric.name in ("personal_loss", "personal_devices"):
             found[metric.name] = metric
             continue
         title = metric.title.replace("accuracy", judged.title.removeprefix("test "))
