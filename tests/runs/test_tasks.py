@@ -106,6 +106,8 @@ def test_whole_numbers_can_be_learnt_as_amounts():
         ),
         ("task classify with 2 classes", {"data": DATA["binary"], "method": "fedlc"}),
         ("The metric top3 means nothing for the task regress", {"data": DATA["regress"], "metrics": ("top3",)}),
+        ("The metric devices means nothing for the task regress", {"data": DATA["regress"], "metrics": ("devices",)}),
+        ("The metric local means nothing for the task multilabel", {"data": DATA["multilabel"], "metrics": ("local",)}),
         ("There is no headline called 'accuracy'", {"data": DATA["regress"], "headline": "accuracy"}),
         ("label_smoothing is an option", {"data": DATA["regress"], "label_smoothing": 0.1}),
         ("class_weights is '1,2'", {"data": DATA["classify"], "class_weights": "1,2"}),
@@ -178,6 +180,31 @@ def test_engines_agree(task, engine):
     runs = [play(settings(task) | model, engine=e).history for e in ("serial", engine)]
     for one, other in zip(*(run["loss"] for run in runs)):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "several numbers"])
+@pytest.mark.parametrize("of", ["train", "all"])
+def test_devices_test_their_own_samples_of_every_task(task, of):
+    recipe = settings("regress", data=(X, Y)) if task == "several numbers" else settings(task)
+    torch.manual_seed(0)
+    result = play(
+        recipe, model=Words() if task == "tokens" else "mlp", method="ditto", local_test=0.25, local_test_of=of
+    )
+    judged = HEADLINES.get(task, "mae")
+    row = result.history.rows[-1]
+    assert result.history.headline == "personal_mean" and result.history.better == ("down" if judged == "mae" else "up")
+    assert (
+        row["personal_worst"] >= row["personal_mean"]
+        if judged == "mae"
+        else row["personal_worst"] <= row["personal_mean"]
+    )
+    torch.manual_seed(0)
+    plain = play(
+        recipe, model=Words() if task == "tokens" else "mlp", local_test=0.25, local_test_of="all"
+    ).history.rows[-1]
+    assert plain["personal_pooled"] == pytest.approx(plain[judged]) and plain["personal_loss"] == pytest.approx(
+        plain["loss"]
+    )
 
 
 def test_positions_that_do_not_count_are_left_out_on_every_engine():

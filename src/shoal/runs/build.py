@@ -182,7 +182,7 @@ def assemble_run(
     setup = TrainingSetup(method, net, streams, optimiser, get_samples, augment, kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
     by_device = None
-    if {"devices", "local"} & set(recipe.metrics):
+    if classes and {"devices", "local"} & set(recipe.metrics):
         by_device = count_labels_by_device(labels, population, classes, min(len(population), MOST_DEVICES))
     evaluator = build_evaluator(recipe, task, dataset, classes, by_device, dtype)
     test_data = dataset.take_test_half()
