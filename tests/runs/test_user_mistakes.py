@@ -84,6 +84,27 @@ class WantsThree(nn.Module):
         super().__init__()
 
 
+class InPlace(Plain):
+    def forward(self, x):
+        hidden = super().forward(x).exp()
+        hidden += 1
+        return hidden.sigmoid().add_(1)
+
+
+class DoubleInTraining(Plain):
+    def forward(self, x):
+        return super().forward(x.double() if self.training else x)
+
+
+def half(classes):
+    return Halved(classes).half()
+
+
+class Halved(Plain):
+    def forward(self, x):
+        return self.fc(x.flatten(1).half())
+
+
 def forgot_to_return(classes):
     Plain(classes)
 
@@ -174,6 +195,13 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "models.py:Frozen"}, "it has no parameters to train", "a layer with weights"),
     ({"model": "models.py:NoFile"}, "raises FileNotFoundError: weights.pt when it is made", "Correct it"),
     ({"model": "models.py:NotFinite"}, "first weights that are not finite (fc.weight)", "finite ones"),
+    (
+        {"model": "models.py:InPlace"},
+        "a step with it raises RuntimeError: one of the variables needed",
+        "operations in place",
+    ),
+    ({"model": "models.py:DoubleInTraining"}, "a step with it raises RuntimeError: mat1 and mat2", "types"),
+    ({"model": "models.py:half"}, "it raises RuntimeError: mat1 and mat2", "types"),
     ({"model": "models.py:WantsThree"}, "it wants 3 values (depth, heads, width)", "(input_shape, classes)"),
     ({"model": "models.py:forgot_to_return"}, "it is nothing and no torch.nn.Module", "Give a module"),
     ({"loss": "models.py:mean_loss"}, "it gives shape () for 2 samples, and not one number for each", "reduction"),

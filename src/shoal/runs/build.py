@@ -64,7 +64,7 @@ from shoal.runs.recipe_data import (
 )
 from shoal.runs.recipe_doubts import find_recipe_doubts
 from shoal.runs.recipe_optimiser import make_optimiser, make_round_lr
-from shoal.runs.recipe_task import build_task, check_task_on_model, describe_loss
+from shoal.runs.recipe_task import build_task, check_step_on_model, check_task_on_model, describe_loss
 from shoal.runs.task_targets import count_outputs, count_target_classes, derive_labels, fit_targets
 from shoal.runs.work_amounts import WorkAmount, make_amount_rule, parse_amount
 from shoal.storage.files import read_tensors
@@ -164,7 +164,10 @@ def assemble_run(
     net = build_first_net(recipe, dataset, outputs, streams, dtype, place)
     net = replace(net, half=half, task=task)
     if task.loss is not CLASSIFY.loss or recipe.model not in MODELS:
-        check_task_on_model(net, dataset, recipe.loss or (task.name if task.name not in TASKS else ""))
+        loss_name = recipe.loss or (task.name if task.name not in TASKS else "")
+        check_task_on_model(net, dataset, loss_name, recipe.model)
+    if recipe.model not in MODELS:
+        check_step_on_model(net, dataset, recipe.model)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
     refuse_accumulation(net, optimiser)

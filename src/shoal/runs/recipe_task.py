@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.core.builtin_tasks import LOSSES, TASKS
 from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.learning_task import LearningTask
-from shoal.core.model.inputs import take_rows
+from shoal.core.model.inputs import scale_pixels, take_rows
 from shoal.core.model.net import Net
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import make_model_error
@@ -122,11 +122,18 @@ def describe_loss(recipe: Recipe, task: LearningTask) -> str:
     return name + (f", {values}" if values else "")
 
 
-def check_task_on_model(net: Net, dataset: Dataset, loss_name: str) -> None:
+STEP_ADVICE = "Correct its forward: look at operations in place (x += y, relu_), and at the types of numbers."
+
+
+def check_task_on_model(net: Net, dataset: Dataset, loss_name: str, model_name: str) -> None:
     """Refuse a model whose outputs, or a loss whose values, do not fit: tried on two samples."""
     rows = torch.arange(2, device=dataset.targets.device) % len(dataset.targets)
     task, targets = net.task, dataset.targets.index_select(0, rows)
-    outputs = net.forward(net.initial, take_rows(dataset.inputs, rows))[0]
+    try:
+        outputs = net.forward(net.initial, scale_pixels(take_rows(dataset.inputs, rows)))[0]
+    except Exception as error:
+        why = f"it raises {describe_error(error)} on {net.dtype} samples of {dataset.name}"
+        raise make_model_error(model_name, why, STEP_ADVICE) from error
     source = loss_name or f"The loss of the task {task.name}"
     try:
         losses: Any = task.compute_sample_losses(outputs.detach().requires_grad_(), targets)
@@ -141,3 +148,22 @@ def check_task_on_model(net: Net, dataset: Dataset, loss_name: str) -> None:
         raise make_model_error(source, why, 'Give a loss per sample, as torch does with reduction="none".')
     if not losses.requires_grad:
         raise make_model_error(source, "it has no gradient", "Compute it from the outputs by torch operations.")
+
+
+def check_step_on_model(net: Net, dataset: Dataset, name: str) -> None:
+    """Refuse a model of the user's whose loss in training, or the gradient of it, cannot be computed."""
+    rows = torch.arange(2, device=dataset.targets.device) % len(dataset.targets)
+    leaves = {k: net.initial[k].detach().requires_grad_() for k in net.trainable}
+    targets = dataset.targets.index_select(0, rows)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            inputs = scale_pixels(take_rows(dataset.inputs, rows))
+            outputs = net.forward(net.initial | leaves, inputs, training=True)[0]
+            loss = net.task.compute_sample_losses(outputs, targets).sum()
+            torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise make_model_error(name, f"a step with it raises {describe_error(error)}", STEP_ADVICE) from error
+    finally:
+        net.reset_slots()
