@@ -166,7 +166,7 @@ def assemble_run(
     if task.loss is not CLASSIFY.loss or recipe.model not in MODELS:
         loss_name = recipe.loss or (task.name if task.name not in TASKS else "")
         check_task_on_model(net, dataset, loss_name, recipe.model)
-    if recipe.model not in MODELS:
+    if recipe.model not in MODELS or net.token_inputs:
         check_step_on_model(net, dataset, recipe.model)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)

@@ -13,7 +13,8 @@ from torch import Tensor
 from shoal.core.builtin_tasks import LOSSES, TASKS
 from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.learning_task import LearningTask
-from shoal.core.model.inputs import scale_pixels, take_rows
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, concat_inputs, scale_pixels, take_rows
 from shoal.core.model.net import Net
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import make_model_error
@@ -151,19 +152,41 @@ def check_task_on_model(net: Net, dataset: Dataset, loss_name: str, model_name: 
 
 
 def check_step_on_model(net: Net, dataset: Dataset, name: str) -> None:
-    """Refuse a model of the user's whose loss in training, or the gradient of it, cannot be computed."""
-    rows = torch.arange(2, device=dataset.targets.device) % len(dataset.targets)
+    """Refuse a model whose loss in training, or the gradient of it, cannot be computed.
+
+    It is tried on the samples with the largest word numbers, for which an embedding may be too small.
+    """
+    halves = [(dataset.inputs, dataset.targets), (dataset.test_inputs, dataset.test_targets)]
+    chosen = [(own, targets, find_largest_words(own)) for own, targets in halves if len(targets) and not dataset.mapped]
+    chosen = chosen or [(dataset.inputs, dataset.targets, [0, -1])]
+    indices = [torch.tensor(rows, device=targets.device) % len(targets) for _, targets, rows in chosen]
+    samples = concat_inputs([take_rows(own, index) for (own, *_), index in zip(chosen, indices)])
+    targets = torch.cat([own.index_select(0, index) for (_, own, _), index in zip(chosen, indices)])
     leaves = {k: net.initial[k].detach().requires_grad_() for k in net.trainable}
-    targets = dataset.targets.index_select(0, rows)
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            inputs = scale_pixels(take_rows(dataset.inputs, rows))
-            outputs = net.forward(net.initial | leaves, inputs, training=True)[0]
+            outputs = net.forward(net.initial | leaves, scale_pixels(samples), training=True)[0]
             loss = net.task.compute_sample_losses(outputs, targets).sum()
             torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     except ShoalError:
         raise
     except Exception as error:
-        raise make_model_error(name, f"a step with it raises {describe_error(error)}", STEP_ADVICE) from error
+        why, advice = f"a step with it raises {describe_error(error)}", STEP_ADVICE
+        words = list_word_tensors(samples)
+        if isinstance(error, IndexError) and words:
+            largest = max(int(x.max()) for x in words)
+            advice = f"Give its embeddings a row for each number: the largest in the data is {largest}."
+        raise make_model_error(name, why, advice) from error
     finally:
         net.reset_slots()
+
+
+def list_word_tensors(inputs: Inputs) -> list[Tensor]:
+    """The tensors of whole numbers, which models look up in embeddings."""
+    return [x for x in tree.collect_tensors(inputs) if x.dtype == torch.int64 and x.numel()]
+
+
+def find_largest_words(inputs: Inputs) -> list[int]:
+    """The numbers of two samples, or more: in each tensor of whole numbers one of them has the largest."""
+    rows = [int(x.argmax()) // x[0].numel() for x in list_word_tensors(inputs)]
+    return [*rows, *range(2 - len(rows))]
