@@ -154,18 +154,27 @@ def test_a_sample_with_several_labels_counts_for_each():
 
 # options of the loss --------------------------------------------------------------------------------------------------
 def test_balanced_weights():
-    assert parse_class_weights("balanced", 3, torch.tensor([0, 0, 0, 1])) == (4 / 9, 4 / 3, 4 / 3)
-    assert parse_class_weights("1,2,0.5", 3, torch.tensor([0])) == (1.0, 2.0, 0.5)
+    classify, binary, multilabel = (TASKS[name] for name in ("classify", "binary", "multilabel"))
+    assert parse_class_weights("balanced", classify, 3, torch.tensor([0, 0, 0, 1])) == (4 / 9, 4 / 3, 4 / 3)
+    assert parse_class_weights("1,2,0.5", classify, 3, torch.tensor([0])) == (1.0, 2.0, 0.5)
+    assert parse_class_weights("balanced", binary, 1, torch.tensor([0.0, 0, 0, 1])) == (4 / 6, 4 / 2)
+    labels = torch.tensor([[1, 1], [0, 1], [0, 1], [0, 0]]).bool()
+    assert parse_class_weights("balanced", multilabel, 2, labels) == (3.0, 1 / 3)
+    with pytest.raises(ShoalError, match="class_weights is '1,2,3'"):
+        parse_class_weights("1,2,3", binary, 1, torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("engine", ["batched", "pool"])
-@pytest.mark.parametrize(
-    "more", [{"label_smoothing": 0.1, "focal": 2.0, "class_weights": "balanced"}, {"precision": "float64"}]
-)
-def test_options_train_alike_on_other_engines(more, engine):
+@pytest.mark.parametrize("task", ["classify", "tokens", "binary", "multilabel"])
+def test_options_train_alike_on_other_engines(task, engine):
     if engine == "pool" and not hasattr(os, "fork"):
         pytest.skip("there are no forks")
-    runs = [shoal.run(**settings("classify", **more, engine=e)).history for e in ("serial", engine)]
+    more: dict[str, Any] = {"label_smoothing": 0.1, "focal": 2.0, "class_weights": "balanced", "metrics": ("log_loss",)}
+    runs = []
+    for e in ("serial", engine):
+        torch.manual_seed(0)
+        runs.append(shoal.run(**settings(task, **more, engine=e)).history)
+    assert all(abs(told - plain) > 0.01 for told, plain in zip(runs[0]["loss"], runs[0]["log_loss"]))
     for one, other in zip(*(run["loss"] for run in runs)):
         assert one == pytest.approx(other, rel=1e-4)
 
@@ -382,7 +391,13 @@ def test_processes_of_a_comparison_get_tasks_and_losses():
 
 # real devices ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "task, more", [("regress", {"loss": "huber"}), ("multilabel", {}), ("classify", {"class_weights": "balanced"})]
+    "task, more",
+    [
+        ("regress", {"loss": "huber"}),
+        ("multilabel", {"class_weights": "balanced"}),
+        ("binary", {"class_weights": "balanced", "focal": 1.0}),
+        ("classify", {"class_weights": "balanced"}),
+    ],
 )
 def test_devices_learn_the_task_of_the_server(task, more, tmp_path):
     x, y = DATA[task]

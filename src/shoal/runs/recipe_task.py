@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.core.builtin_tasks import LOSSES, TASKS
 from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.learning_task import LearningTask
+from shoal.core.losses import compute_binary_cross_entropy
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, concat_inputs, scale_pixels, take_rows
 from shoal.core.model.net import Net
@@ -29,7 +30,7 @@ GIVEN_TASKS: dict[str, LearningTask] = {}
 GIVEN_LOSSES: dict[str, Callable[..., Tensor]] = {}
 """Losses that a program gave as functions."""
 CLASS_OPTIONS = ("label_smoothing", "focal", "class_weights")
-"""Recipe keys that change the loss of tasks with a logit for each class."""
+"""Recipe keys that change the cross-entropy."""
 
 
 def build_task(recipe: Recipe, dataset: Dataset) -> LearningTask:
@@ -63,20 +64,22 @@ def apply_loss(recipe: Recipe, task: LearningTask, classes: int, targets: Tensor
 
     Balanced class weights are those of the `targets` to train on.
     """
-    options = {key: getattr(recipe, key) for key in CLASS_OPTIONS if getattr(recipe, key)}
-    if options and not task.has_class_logits:
-        problem = f"{next(iter(options))} is an option of the tasks classify and tokens, and the task is {task.name}."
+    options: dict[str, Any] = {key: getattr(recipe, key) for key in CLASS_OPTIONS if getattr(recipe, key)}
+    if options and not (task.has_class_logits or task.loss is compute_binary_cross_entropy):
+        problem = f"{next(iter(options))} is an option of the cross-entropy, and the task {task.name} has another loss."
         raise ShoalError("bad-value", problem, "Leave it out.")
     if recipe.loss and options:
         problem = f"{next(iter(options))} is an option of the cross-entropy, and loss is {recipe.loss}."
         raise ShoalError("bad-value", problem, "Leave one of them out.")
     if recipe.loss:
         return replace(task, loss=find_loss(recipe.loss, task))
-    if not options and not (task.skips_padding and task.has_class_logits and task.name in TASKS):
-        return task
     if "class_weights" in options:
-        options["class_weights"] = parse_class_weights(recipe.class_weights, classes, targets)
-    return replace(task, loss=partial(task.loss, **options, skips_padding=task.skips_padding))
+        weights = parse_class_weights(recipe.class_weights, task, classes, targets)
+        options["yes_weights" if task.name == "multilabel" else "class_weights"] = weights
+        options = {key: value for key, value in options.items() if not isinstance(value, str)}
+    if task.skips_padding and task.has_class_logits and (options or task.name in TASKS):
+        options["skips_padding"] = True
+    return replace(task, loss=partial(task.loss, **options)) if options else task
 
 
 def find_loss(name: str, task: LearningTask) -> Callable[..., Tensor]:
@@ -100,17 +103,26 @@ def find_loss(name: str, task: LearningTask) -> Callable[..., Tensor]:
     return loss
 
 
-def parse_class_weights(text: str, classes: int, targets: Tensor) -> tuple[float, ...]:
-    """A weight for each class: those listed, or for `balanced` n / (C n_c), n_c of the n targets being of class c."""
+def parse_class_weights(text: str, task: LearningTask, classes: int, targets: Tensor) -> tuple[float, ...]:
+    """A weight for each class, of `binary` for no and yes, of `multilabel` for the yes of each label.
+
+    They are those listed, or for `balanced` n / (C n_c), n_c of the n targets being of class c; of a label, how many
+    samples lack it for one that has it.
+    """
+    several = task.name == "multilabel"
+    count = targets.shape[1] if several else classes if task.has_class_logits else 2
+    if text == "balanced" and several:
+        there = (targets > 0.5).double().sum(0)
+        return tuple(((len(targets) - there) / there.clamp(min=1)).tolist())
     if text == "balanced":
-        counts = torch.bincount(targets[targets >= 0].long(), minlength=classes).double()
-        return tuple((counts.sum() / (classes * counts.clamp(min=1))).tolist())
+        counts = torch.bincount(targets[targets >= 0].long(), minlength=count).double()
+        return tuple((counts.sum() / (count * counts.clamp(min=1))).tolist())
     try:
         weights = tuple(float(number) for number in text.split(","))
     except ValueError:
         weights = ()
-    if len(weights) != classes or not all(0 <= w < float("inf") for w in weights) or not any(weights):
-        raise bad_value_error("class_weights", text, f"balanced, or {classes} numbers from 0 up, like 1,2,0.5")
+    if len(weights) != count or not all(0 <= w < float("inf") for w in weights) or not any(weights):
+        raise bad_value_error("class_weights", text, f"balanced, or {count} numbers from 0 up, like 1,2,0.5")
     return weights
 
 
