@@ -216,6 +216,7 @@ DOUBTED: list[tuple[str, Callable[[Path], dict[str, Any]], str]] = [
     ("channels last", given((torch.rand(60, 8, 8, 3), Y)), "permute(0, 3, 1, 2)"),
     ("pixels up to 255", given((torch.randint(0, 256, (60, 5)).float().clamp(max=255), Y)), "divide them by 255"),
     ("large numbers", given((X * 1e4, Y)), "use normalise"),
+    ("large targets", given((X, 1e5 * X[:, 0])), "divide them by a number such as 100000"),
     ("more devices than samples", given((X, Y), devices=90), "90 devices for 48 samples"),
     ("row numbers", csv(INDEX), "'Unnamed: 0' numbers the rows"),
     ("a text that training lacks", csv(NEW, order="a"), "have a text that training lacks ('new')"),

@@ -318,6 +318,23 @@ class Flat(nn.Module):
         return self.layer(x)[:, 0]
 
 
+class Noisy(Alone):
+    """Draws random numbers in training and in tests."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(len(x), 5))
+
+
+def test_what_a_model_draws_by_itself_depends_on_the_seed_alone():
+    runs = []
+    for engine in ("serial", "batched", "serial"):
+        torch.manual_seed(0)
+        model = Noisy()
+        torch.manual_seed(len(runs))
+        runs.append(shoal.run(**settings("classify", model=model, engine=engine)).history["loss"])
+    assert runs[0] == runs[2] and runs[0] == pytest.approx(runs[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_outputs_in_a_dict_train_as_those_alone(engine, tmp_path):
     histories = []
