@@ -197,7 +197,7 @@ def convert_targets(value: Any, what: str = "y") -> Tensor | list[str]:
     if not isinstance(value, Tensor | np.ndarray | list | tuple) and hasattr(value, "to_numpy"):  # pandas, polars
         value = value.to_numpy()
     if is_ragged(value):
-        return pad_targets(value, what)
+        return pad_targets(list(value), what)
     plain = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OU" else value
     if isinstance(plain, list | tuple) and plain:
         texts = sum(isinstance(own, str) for own in plain)

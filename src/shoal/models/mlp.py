@@ -16,6 +16,8 @@ from shoal.models.image_input import build_border, check_image_shape
 class JoinInputs(nn.Module):
     """All tensors of a dict or tuple side by side, each flattened; whole numbers as they are, as real ones."""
 
+    zero: Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("zero", torch.zeros(()), persistent=False)  # of the type of the model
