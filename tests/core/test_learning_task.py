@@ -62,6 +62,28 @@ def test_options_of_the_cross_entropy():
     torch.testing.assert_close(both, torch.tensor([log(2) / 2, (0.9 * log(4 / 3) + 0.1 * log(4)) / 4]))
 
 
+def test_options_of_yes_and_no():
+    """Logits 0 and -log 3: yes with the probability 1/2 and 1/4."""
+    compute, outputs, targets = losses.compute_binary_cross_entropy, torch.tensor([0.0, -log(3)]), torch.tensor([1, 0])
+    plain = [log(2), log(4 / 3)]
+    torch.testing.assert_close(compute(outputs, targets), torch.tensor(plain))
+    torch.testing.assert_close(
+        compute(outputs[:, None], targets, focal=2.0), torch.tensor([log(2) / 4, log(4 / 3) / 16])
+    )
+    weighted = compute(outputs, targets, class_weights=(3.0, 0.5))
+    torch.testing.assert_close(weighted, torch.tensor([plain[0] / 2, 3 * plain[1]]))
+    smooth = compute(outputs, targets, label_smoothing=0.2)
+    torch.testing.assert_close(smooth, torch.tensor([log(2), 0.9 * log(4 / 3) + 0.1 * log(4)]))
+    # as torch has it where a logit stands for each of two classes
+    both = losses.compute_cross_entropy(torch.stack((0 * outputs, outputs), 1), targets, label_smoothing=0.2, focal=1.5)
+    torch.testing.assert_close(compute(outputs, targets, label_smoothing=0.2, focal=1.5), both)
+    rows, labels = outputs.repeat(2, 1), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    found = compute(rows, labels, yes_weights=(3.0, 0.5))
+    torch.testing.assert_close(found, torch.tensor([(3 * log(2) + log(4) / 2) / 2, (log(2) + log(4 / 3)) / 2]))
+    like = torch.nn.functional.binary_cross_entropy_with_logits
+    torch.testing.assert_close(found.mean(), like(rows, labels, pos_weight=torch.tensor([3.0, 0.5])))
+
+
 def test_positions_that_do_not_count():
     logits = torch.tensor([[HALF, QUARTER], [QUARTER, HALF]])
     targets = torch.tensor([[0, 1], [0, -100]])

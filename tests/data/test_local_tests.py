@@ -38,3 +38,11 @@ def test_devices_that_share_samples_cannot_hold_some_back():
     shared = VirtualPopulation(np.arange(10), 4, 3, 0)
     with pytest.raises(ShoalError, match="share samples"):
         hold_out_local_tests(shared, 0.25, np.zeros(10, dtype=int), 0)
+
+
+def test_samples_with_several_labels_are_held_back_at_random():
+    population = store_rows([np.arange(10), np.arange(10, 30)])
+    trained, tested = hold_out_local_tests(population, 0.2, np.tile([0, -1, 2], (30, 1)), 0)
+    assert [len(own) for own in tested] == [2, 4]
+    for device in range(2):
+        assert sorted(np.concatenate([trained[device], tested[device]])) == list(population[device])

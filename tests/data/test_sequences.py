@@ -1,4 +1,4 @@
-"""Sequences of unequal length are padded once to the longest, with a mask, and train on every engine."""
+"""Sequences of unequal length, and targets of their positions, are padded once to the longest, and have a mask."""
 
 from typing import Any
 
@@ -83,3 +83,89 @@ def test_padding_leaves_no_trace(engine):
     wide = shoal.run(data=longer, model=model, **keys)
     for name, value in short.params.items():
         assert torch.allclose(value, wide.params[name], atol=1e-6)
+
+
+# a class for each position --------------------------------------------------------------------------------------------
+TAGS = [[word % 3 for word in own] for own in TOKENS]
+
+
+class Tagger(MeanOfWords):
+    """Three tags; ten words."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.head(self.embed(inputs["input_ids"]))
+
+
+def test_targets_of_positions_are_padded_by_what_does_not_count():
+    own = build_user_dataset(([[1], [2, 3]], [[0], [1, 0]], [[4, 5, 6], [1]], [[1, 0, 1], [0]]))
+    assert own.targets.tolist() == [[0, -100, -100], [1, 0, -100]]
+    assert own.test_targets.tolist() == [[1, 0, 1], [0, -100, -100]] and own.classes == 2
+    devices = build_user_dataset([([[1], [2, 3]], [[0], [1, 0]]), ([[4, 5, 6], [1]], [[1, 0, 1], [0]])], test_share=0.3)
+    assert devices.targets.shape[1] == 3
+    with pytest.raises(shoal.ShoalError, match="Number 0 of y is no sequence of whole numbers"):
+        build_user_dataset((TOKENS, [[float(tag) for tag in own] for own in TAGS]))
+
+
+@pytest.mark.parametrize("form", ["lists", "objects", "pandas", "polars", "data set"])
+def test_tags_train_alike_on_every_engine(form):
+    def make_frame(package: str) -> Any:
+        return pytest.importorskip(package).DataFrame({"input_ids": TOKENS, "label": TAGS})
+
+    class Tagged(TorchDataset):
+        def __len__(self):
+            return len(TOKENS)
+
+        def __getitem__(self, i):
+            return {"input_ids": torch.tensor(TOKENS[i]), "labels": len(TOKENS[i]) % 3}
+
+    def objects(lists: list[Any]) -> np.ndarray:
+        held = np.empty(len(lists), dtype=object)
+        held[:] = [np.array(own) for own in lists]
+        return held
+
+    data = {
+        "lists": lambda: (TOKENS, TAGS),
+        "objects": lambda: (objects(TOKENS), objects(TAGS)),
+        "pandas": lambda: make_frame("pandas"),
+        "polars": lambda: make_frame("polars"),
+        "data set": Tagged,
+    }[form]()
+    runs = []
+    for engine in ("serial", "batched"):
+        torch.manual_seed(0)
+        model = Tagger() if form != "data set" else nn.Sequential(Tagger(), MeanOverPositions())
+        runs.append(
+            shoal.run(data=data, model=model, devices=4, sample=4, rounds=2, batch=4, split="iid", engine=engine)
+        )
+    assert runs[0].net.task.name == ("tokens" if form != "data set" else "classify")
+    assert runs[0].history["loss"] == pytest.approx(runs[1].history["loss"], rel=1e-5)
+
+
+class MeanOverPositions(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+def test_rows_of_measurements_may_have_a_class_each():
+    series = torch.randn(40, 6, 3)
+    own = build_user_dataset((series, (series[:, :, 0] > 0).long()))
+    assert own.classes == 2 and own.targets.dtype == torch.int64
+    model = nn.Linear(3, 2)
+    assert shoal.run(data=own, model=model, devices=4, sample=2, rounds=1, split="iid").net.task.name == "tokens"
+
+
+def test_samples_may_be_dicts_with_sequences_of_unequal_length():
+    class Tokenised(TorchDataset):
+        def __len__(self):
+            return len(TOKENS)
+
+        def __getitem__(self, i):
+            return {"input_ids": torch.tensor(TOKENS[i]), "age": torch.tensor([1.0 * i]), "labels": LABELS[i]}
+
+    own, plain = build_user_dataset(Tokenised()), build_user_dataset((TOKENS, LABELS))
+    assert set(own.inputs) == {"input_ids", "attention_mask", "age"} and torch.equal(own.targets, plain.targets)
+    assert torch.equal(own.inputs["attention_mask"], plain.inputs["attention_mask"])

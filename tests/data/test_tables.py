@@ -1,5 +1,7 @@
 """Tables from every source: one data set from the same values, encoded with what the training half shows alone."""
 
+import datetime
+import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -234,3 +236,22 @@ def test_a_column_of_numbers_is_learnt_as_numbers_on_devices_of_owners(engine):
     )
     rows = result.history.rows
     assert rows[-1]["mae"] < rows[0]["mae"] and rows[-1]["mae"] < 0.2
+
+
+def test_durations_decimals_and_categories_of_numbers():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    hours, label = [datetime.timedelta(hours=6 * i) for i in range(20)], np.arange(20) % 2
+    amounts = [decimal.Decimal(i) / 4 for i in range(20)]
+    for frame in (
+        pandas.DataFrame({"hours": hours, "amount": amounts, "label": label}),
+        polars.DataFrame({"hours": hours, "amount": amounts, "label": label}),
+    ):
+        own = build_user_dataset(frame, test=frame)
+        assert own.inputs[:, 0].tolist() == own.inputs[:, 1].tolist() == [i / 4 for i in range(20)]
+    codes = pandas.Categorical([None, 3, 1, 2] * 5)
+    coded = build_user_dataset(pandas.DataFrame({"code": codes, "label": label}), missing="mean")
+    assert coded.inputs.shape == (16, 3) and set(coded.inputs.sum(1).tolist()) == {0.0, 1.0}
+    classes = build_user_dataset(
+        pandas.DataFrame({"a": np.arange(20.0), "label": pandas.Categorical([2, 0, 1, 1] * 5)})
+    )
+    assert classes.classes == 3 and not classes.class_names

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
+import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
 from shoal.data.dataset import Dataset, read_digits
@@ -303,3 +304,43 @@ def test_a_function_that_gives_no_data_is_told_in_one_sentence(name, words, tmp_
     with pytest.raises(ShoalError, match=words) as caught:
         load_by_recipe(name, tmp_path)
     assert "\n" not in str(caught.value) and caught.value.advice
+
+
+# several labels, several numbers --------------------------------------------------------------------------------------
+def test_rows_of_0_and_1_are_several_labels():
+    rows = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 0]] * 5)
+    for y in (rows, rows.tolist(), torch.from_numpy(rows), rows.astype(bool)):
+        own = build_user_dataset((np.eye(20, dtype=np.float32), y))
+        assert own.targets.dtype == torch.bool and own.classes == 3
+    with pytest.raises(ShoalError, match="with a single 1 in each row") as caught:
+        build_user_dataset((np.eye(20, dtype=np.float32), np.eye(3, dtype=int)[np.arange(20) % 3]))
+    assert "y.argmax(1)" in caught.value.advice and "y == 1" in caught.value.advice
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_several_columns_are_learnt(package, tmp_path):
+    frames = pytest.importorskip(package)
+    columns = {"a": np.arange(20.0), "p": np.arange(20) / 7, "q": np.arange(20) / 3, "r": np.arange(20) % 2}
+    columns |= {"s": (np.arange(20) + 1) // 2 % 2, "t": ["x", "y"] * 10}
+    frame = frames.DataFrame(columns)
+    numbers = build_user_dataset(frame, label="p,q", test_share=0.2)
+    assert numbers.targets.shape == (16, 2) and numbers.classes == 2 and numbers.inputs.shape == (16, 5)
+    assert torch.allclose(numbers.targets[:, 1] * 3, numbers.targets[:, 0] * 7)
+    labels = build_user_dataset(frame, label=["r", "s"])
+    assert labels.targets.dtype == torch.bool
+    result = shoal.run(data=frame, label=["p", "q"], devices=2, sample=2, rounds=1, split="iid")
+    assert result.net.task.name == "regress" and result.net.classes == 2
+    path = tmp_path / "t.csv"
+    frame.to_csv(path, index=False) if package == "pandas" else frame.write_csv(path)
+    assert torch.allclose(build_user_dataset(path, label="p, q").targets, numbers.targets)
+    with pytest.raises(ShoalError, match="'t' holds a category, and several columns"):
+        build_user_dataset(frame, label="p,t")
+    with pytest.raises(ShoalError, match="no column for `label` called 'z'"):
+        build_user_dataset(frame, label="p,z")
+
+
+def test_a_bunch_may_have_several_targets():
+    pandas = pytest.importorskip("pandas")
+    bunch = {"data": pandas.DataFrame({"a": np.arange(20.0), "b": np.arange(20) % 3}), "target_names": ["p", "q"]}
+    bunch["target"] = pandas.DataFrame({"p": np.arange(20.0), "q": np.arange(20) / 2})
+    assert build_user_dataset(bunch).targets.shape == (16, 2)

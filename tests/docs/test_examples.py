@@ -2,9 +2,11 @@
 
 import re
 import runpy
+from math import exp, log
 from pathlib import Path
 
 import pytest
+import torch
 from hf_folders import write_hf_folder, write_reviews
 
 import shoal
@@ -22,6 +24,24 @@ def test_survival_is_learnt(capsys):
     printed = run_example("survival.py", capsys)
     reached = [float(value) for value in re.findall(r"c_index (0\.\d+)", printed)]
     assert len(reached) == 3 and min(reached) > 0.8 and printed.count("1 of 1 reached") == 3
+
+
+def test_cox_loss_and_c_index_by_hand():
+    """Events at 1, 3 and 4, one patient censored at 2: a sum over those still observed at each event."""
+    survival = runpy.run_path(str(EXAMPLES / "survival.py"))
+    risk = torch.tensor([[0.5], [-1.0], [2.0], [0.0], [9.0]], dtype=torch.float64)
+    targets = torch.tensor([[1.0, 1], [2, 0], [3, 1], [4, 1], [9, 1]], dtype=torch.float64)
+    weight = torch.tensor([1.0, 1, 1, 1, 0])  # the last one pads the batch
+    first, third = log(exp(0.5) + exp(-1) + exp(2) + exp(0)) - 0.5, log(exp(2) + exp(0)) - 2
+    found = survival["compute_cox_loss"](risk, targets, weight)
+    assert found[:4].tolist() == pytest.approx([first, 0, third, 0]) and float((found * weight).sum()) > 0
+    # pairs: the event at 1 before 2, 3, 4; that at 3 before 4; not the censored one
+    assert survival["compute_c_index"](risk[:4], targets[:4]) == pytest.approx((1 + 0 + 1 + 1) / 4)
+    x, y = survival["make_patients"](60)
+    score = x[:, :1].round()  # with ties
+    pairs = [(i, j) for i in range(60) for j in range(60) if y[i, 0] < y[j, 0] and y[i, 1] > 0]
+    concordant = sum(float(score[i] > score[j]) + 0.5 * float(score[i] == score[j]) for i, j in pairs)
+    assert survival["compute_c_index"](score, y) == pytest.approx(concordant / len(pairs))
 
 
 @pytest.mark.filterwarnings("default")

@@ -71,6 +71,34 @@ def test_a_tree_of_inputs_trains_like_the_tensor_it_makes_up(form, method):
     assert_same_run(run_form(form, method=method, engine="serial"), run_form("tensor", method=method, engine="serial"))
 
 
+class TwoArguments(Joined):
+    """As one writes it in PyTorch: an argument for each tensor."""
+
+    def forward(self, image: Tensor, numbers: Tensor) -> Tensor:
+        return super().forward(torch.cat((image.flatten(1), numbers), 1))
+
+
+def make_two_arguments() -> TwoArguments:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TwoArguments()
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple"])
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_an_argument_for_each_tensor_is_the_same(form, engine, tmp_path):
+    images, numbers, labels = make_samples()
+    data = ({"numbers": numbers, "image": images} if form == "dict" else (images, numbers), labels)
+    out = str(tmp_path / "run")
+    own = shoal.run(data=data, model=make_two_arguments(), **RECIPE | {"engine": engine, "out": out})
+    assert_same_run(own, run_form(form, engine="serial"), 1e-6)
+    module = own.module()
+    assert isinstance(module, TwoArguments) and module(images[:3].double(), numbers[:3].double()).shape == (3, CLASSES)
+    made = shoal.export(own, tmp_path / "model.pt2")
+    program = torch.export.load(made.path).module()
+    assert program(tree.map_tensors(lambda t: t.double(), data[0])).shape == (COUNT, CLASSES)
+
+
 @pytest.mark.parametrize("engine, more", [("batched", {"width": 3}), ("batched", {"width": 1}), ("pool", {})])
 @pytest.mark.parametrize("form", ["dict", "tuple"])
 def test_every_engine_takes_trees(form, engine, more, caplog):
@@ -205,3 +233,11 @@ def test_devices_and_halves_may_give_dicts_in_any_order():
 def test_trees_that_do_not_fit_are_refused(change, words):
     with pytest.raises(ShoalError, match=words):
         build_user_dataset(change(*make_data("dict")))
+
+
+def test_a_perceptron_takes_whole_numbers():
+    images, numbers, labels = make_samples()
+    whole = {"table": (3 * numbers).round().long(), "more": (3 * numbers).round().long()}
+    real = {name: value.double() for name, value in whole.items()}
+    recipe: dict[str, Any] = RECIPE | {"engine": "serial", "model": "mlp"}
+    assert_same_run(shoal.run(data=(whole, labels), **recipe), shoal.run(data=(real, labels), **recipe))

@@ -167,6 +167,24 @@ class TwoInputs(nn.Module):
         return {"logits": self.head(torch.cat((seen, self.table(inputs["table"]).relu()), 1)), "features": seen}
 
 
+class Positive(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return nn.functional.softplus(weight)
+
+
+class Parametrised(nn.Module):
+    """A parametrised layer: its weight is computed from another tensor whenever it is read."""
+
+    def __init__(self, num_classes: int):
+        super().__init__()
+        self.first = nn.Linear(64, 6)
+        nn.utils.parametrize.register_parametrization(self.first, "weight", Positive())
+        self.head = nn.Linear(6, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x.flatten(1)).relu())
+
+
 class FrozenBackbone(nn.Module):
     """A backbone that is not trained, with batch norm, and a head that is."""
 
@@ -201,6 +219,7 @@ MODULES: dict[str, tuple[nn.Module, str, dict[str, Any]]] = {
     "unet": (SmallUNet(1), "number", {"lr": 0.001}),
     "autoencoder": (TiedAutoencoder(), "itself", {"method": "feddyn"}),
     "tied": (TiedWords(3), "labels", {"method": "topk(ratio=0.5)"}),
+    "parametrised": (Parametrised(3), "labels", {"method": "scaffold"}),
     "two inputs": (TwoInputs(3), "two", {"method": "fedavgm"}),
     "frozen": (FrozenBackbone(3), "labels", {"lr_groups": "head.weight=2"}),
 }

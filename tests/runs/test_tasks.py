@@ -106,6 +106,8 @@ def test_whole_numbers_can_be_learnt_as_amounts():
         ),
         ("task classify with 2 classes", {"data": DATA["binary"], "method": "fedlc"}),
         ("The metric top3 means nothing for the task regress", {"data": DATA["regress"], "metrics": ("top3",)}),
+        ("The metric devices means nothing for the task regress", {"data": DATA["regress"], "metrics": ("devices",)}),
+        ("The metric local means nothing for the task multilabel", {"data": DATA["multilabel"], "metrics": ("local",)}),
         ("There is no headline called 'accuracy'", {"data": DATA["regress"], "headline": "accuracy"}),
         ("label_smoothing is an option", {"data": DATA["regress"], "label_smoothing": 0.1}),
         ("class_weights is '1,2'", {"data": DATA["classify"], "class_weights": "1,2"}),
@@ -152,18 +154,27 @@ def test_a_sample_with_several_labels_counts_for_each():
 
 # options of the loss --------------------------------------------------------------------------------------------------
 def test_balanced_weights():
-    assert parse_class_weights("balanced", 3, torch.tensor([0, 0, 0, 1])) == (4 / 9, 4 / 3, 4 / 3)
-    assert parse_class_weights("1,2,0.5", 3, torch.tensor([0])) == (1.0, 2.0, 0.5)
+    classify, binary, multilabel = (TASKS[name] for name in ("classify", "binary", "multilabel"))
+    assert parse_class_weights("balanced", classify, 3, torch.tensor([0, 0, 0, 1])) == (4 / 9, 4 / 3, 4 / 3)
+    assert parse_class_weights("1,2,0.5", classify, 3, torch.tensor([0])) == (1.0, 2.0, 0.5)
+    assert parse_class_weights("balanced", binary, 1, torch.tensor([0.0, 0, 0, 1])) == (4 / 6, 4 / 2)
+    labels = torch.tensor([[1, 1], [0, 1], [0, 1], [0, 0]]).bool()
+    assert parse_class_weights("balanced", multilabel, 2, labels) == (3.0, 1 / 3)
+    with pytest.raises(ShoalError, match="class_weights is '1,2,3'"):
+        parse_class_weights("1,2,3", binary, 1, torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("engine", ["batched", "pool"])
-@pytest.mark.parametrize(
-    "more", [{"label_smoothing": 0.1, "focal": 2.0, "class_weights": "balanced"}, {"precision": "float64"}]
-)
-def test_options_train_alike_on_other_engines(more, engine):
+@pytest.mark.parametrize("task", ["classify", "tokens", "binary", "multilabel"])
+def test_options_train_alike_on_other_engines(task, engine):
     if engine == "pool" and not hasattr(os, "fork"):
         pytest.skip("there are no forks")
-    runs = [shoal.run(**settings("classify", **more, engine=e)).history for e in ("serial", engine)]
+    more: dict[str, Any] = {"label_smoothing": 0.1, "focal": 2.0, "class_weights": "balanced", "metrics": ("log_loss",)}
+    runs = []
+    for e in ("serial", engine):
+        torch.manual_seed(0)
+        runs.append(shoal.run(**settings(task, **more, engine=e)).history)
+    assert all(abs(told - plain) > 0.01 for told, plain in zip(runs[0]["loss"], runs[0]["log_loss"]))
     for one, other in zip(*(run["loss"] for run in runs)):
         assert one == pytest.approx(other, rel=1e-4)
 
@@ -178,6 +189,31 @@ def test_engines_agree(task, engine):
     runs = [play(settings(task) | model, engine=e).history for e in ("serial", engine)]
     for one, other in zip(*(run["loss"] for run in runs)):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "several numbers"])
+@pytest.mark.parametrize("of", ["train", "all"])
+def test_devices_test_their_own_samples_of_every_task(task, of):
+    recipe = settings("regress", data=(X, Y)) if task == "several numbers" else settings(task)
+    torch.manual_seed(0)
+    result = play(
+        recipe, model=Words() if task == "tokens" else "mlp", method="ditto", local_test=0.25, local_test_of=of
+    )
+    judged = HEADLINES.get(task, "mae")
+    row = result.history.rows[-1]
+    assert result.history.headline == "personal_mean" and result.history.better == ("down" if judged == "mae" else "up")
+    assert (
+        row["personal_worst"] >= row["personal_mean"]
+        if judged == "mae"
+        else row["personal_worst"] <= row["personal_mean"]
+    )
+    torch.manual_seed(0)
+    plain = play(
+        recipe, model=Words() if task == "tokens" else "mlp", local_test=0.25, local_test_of="all"
+    ).history.rows[-1]
+    assert plain["personal_pooled"] == pytest.approx(plain[judged]) and plain["personal_loss"] == pytest.approx(
+        plain["loss"]
+    )
 
 
 def test_positions_that_do_not_count_are_left_out_on_every_engine():
@@ -282,6 +318,23 @@ class Flat(nn.Module):
         return self.layer(x)[:, 0]
 
 
+class Noisy(Alone):
+    """Draws random numbers in training and in tests."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(len(x), 5))
+
+
+def test_what_a_model_draws_by_itself_depends_on_the_seed_alone():
+    runs = []
+    for engine in ("serial", "batched", "serial"):
+        torch.manual_seed(0)
+        model = Noisy()
+        torch.manual_seed(len(runs))
+        runs.append(shoal.run(**settings("classify", model=model, engine=engine)).history["loss"])
+    assert runs[0] == runs[2] and runs[0] == pytest.approx(runs[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_outputs_in_a_dict_train_as_those_alone(engine, tmp_path):
     histories = []
@@ -355,7 +408,13 @@ def test_processes_of_a_comparison_get_tasks_and_losses():
 
 # real devices ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "task, more", [("regress", {"loss": "huber"}), ("multilabel", {}), ("classify", {"class_weights": "balanced"})]
+    "task, more",
+    [
+        ("regress", {"loss": "huber"}),
+        ("multilabel", {"class_weights": "balanced"}),
+        ("binary", {"class_weights": "balanced", "focal": 1.0}),
+        ("classify", {"class_weights": "balanced"}),
+    ],
 )
 def test_devices_learn_the_task_of_the_server(task, more, tmp_path):
     x, y = DATA[task]

@@ -18,6 +18,7 @@ from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=1, steps="1", batch=4, split="iid", engine="serial")
 TABLE = (torch.randn(60, 5, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3)
+WORDS = (torch.arange(30).repeat(2)[:, None].expand(60, 4).contiguous(), torch.arange(60) % 3)
 MODELS = """
 import torch
 from torch import nn
@@ -82,6 +83,36 @@ class NotFinite(Plain):
 class WantsThree(nn.Module):
     def __init__(self, depth, heads, width):
         super().__init__()
+
+
+class InPlace(Plain):
+    def forward(self, x):
+        hidden = super().forward(x).exp()
+        hidden += 1
+        return hidden.sigmoid().add_(1)
+
+
+class DoubleInTraining(Plain):
+    def forward(self, x):
+        return super().forward(x.double() if self.training else x)
+
+
+class FewWords(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 4), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.embed(x).mean(1))
+
+
+def half(classes):
+    return Halved(classes).half()
+
+
+class Halved(Plain):
+    def forward(self, x):
+        return self.fc(x.flatten(1).half())
 
 
 def forgot_to_return(classes):
@@ -174,6 +205,18 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "models.py:Frozen"}, "it has no parameters to train", "a layer with weights"),
     ({"model": "models.py:NoFile"}, "raises FileNotFoundError: weights.pt when it is made", "Correct it"),
     ({"model": "models.py:NotFinite"}, "first weights that are not finite (fc.weight)", "finite ones"),
+    (
+        {"model": "models.py:InPlace"},
+        "a step with it raises RuntimeError: one of the variables needed",
+        "operations in place",
+    ),
+    ({"model": "models.py:DoubleInTraining"}, "a step with it raises RuntimeError: mat1 and mat2", "types"),
+    ({"model": "models.py:half"}, "it raises RuntimeError: mat1 and mat2", "types"),
+    (
+        {"model": "models.py:FewWords", "data": WORDS},
+        "a step with it raises IndexError",
+        "the largest in the data is 29",
+    ),
     ({"model": "models.py:WantsThree"}, "it wants 3 values (depth, heads, width)", "(input_shape, classes)"),
     ({"model": "models.py:forgot_to_return"}, "it is nothing and no torch.nn.Module", "Give a module"),
     ({"loss": "models.py:mean_loss"}, "it gives shape () for 2 samples, and not one number for each", "reduction"),

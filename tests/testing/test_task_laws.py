@@ -1,11 +1,16 @@
 """The laws over learning tasks: every part meets a task that is no classification, and all that parts do all tasks."""
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import pytest
+import torch
 from covering import choose_few, list_traits
 
+from shoal.core import compose
 from shoal.core.part import Part
 from shoal.parts import find_shipped_parts
-from shoal.testing.task_laws import OTHER_TASKS, check_part_on_task
+from shoal.testing.task_laws import OTHER_TASKS, check_part_on_task, compute_pairwise_loss
 
 PARTS = [cls() for cls in find_shipped_parts().values()]
 
@@ -41,3 +46,53 @@ def test_tasks_that_cover(task: str):
 def test_every_task(task: str):
     for part in PARTS:
         try_pair(part, task)
+
+
+# the laws bite --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class CountsPadding(Part):
+    """Takes the plain mean of the outputs of a batch, which padding changes."""
+
+    replaces_loss: ClassVar = True
+
+    def objective(self, inner, local):
+        def score(params, batch):
+            scored = inner(params, batch)
+            return scored._replace(loss=scored.logits.square().mean())
+
+        return score
+
+
+@dataclass(frozen=True)
+class TakesTargetsForClasses(Part):
+    """Works on a logit for each class, and does not say so."""
+
+    def objective(self, inner, local):
+        def score(params, batch):
+            scored, targets = inner(params, batch), batch.targets[0][0]
+            return scored._replace(loss=scored.loss + torch.nn.functional.cross_entropy(scored.logits, targets))
+
+        return score
+
+
+@pytest.mark.parametrize("task", OTHER_TASKS)
+def test_padding_that_counts_is_found_with_every_task(task: str):
+    with pytest.raises(AssertionError, match="padding"):
+        check_part_on_task(CountsPadding(), OTHER_TASKS[task])
+
+
+def test_a_part_that_needs_classes_and_does_not_say_so_is_found():
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
+        check_part_on_task(TakesTargetsForClasses(), OTHER_TASKS["binary"])
+
+
+def test_a_part_that_is_not_refused_is_found(monkeypatch):
+    monkeypatch.setattr(compose, "refuse_task", lambda *_: None)
+    with pytest.raises(AssertionError, match="needs classes and is not refused"):
+        check_part_on_task(find_shipped_parts()["balanced_softmax"](), OTHER_TASKS["regress"])
+
+
+def test_a_loss_that_counts_padding_is_found():
+    task = replace(OTHER_TASKS["rank"], loss=lambda o, t, weight: compute_pairwise_loss(o, t, torch.ones_like(weight)))
+    with pytest.raises(AssertionError):
+        check_part_on_task(find_shipped_parts()["fedprox"](), task)

@@ -104,6 +104,7 @@ BINARY = LearningTask(
                 ),
             },
         ),
+        replace(METRICS["log_loss"], judge=losses.compute_binary_log_loss),
     ),
     "accuracy",
     outputs=1,
@@ -129,6 +130,7 @@ MULTILABEL = LearningTask(
                 )
             },
         ),
+        replace(METRICS["log_loss"], judge=losses.compute_binary_log_loss),
     ),
     "accuracy",
     predict=torch.sigmoid,

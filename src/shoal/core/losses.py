@@ -47,12 +47,39 @@ def compute_log_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores, targets.clamp(min=0), reduction="none") * (targets >= 0)
 
 
-def compute_binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of yes and no, 1 and 0; the mean over labels where a sample has several."""
-    losses = F.binary_cross_entropy_with_logits(
+def compute_binary_cross_entropy(
+    outputs: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    focal: float = 0.0,
+    class_weights: tuple[float, ...] = (),
+    yes_weights: tuple[float, ...] = (),
+) -> Tensor:
+    """The cross-entropy of yes and no, 1 and 0; the mean over labels where a sample has several.
+
+    `label_smoothing` brings targets to s / 2 and 1 - s / 2; `focal` is the exponent of (1 - p)^gamma, p the probability
+    of the true answer; `class_weights` multiply the losses of no and yes, and `yes_weights`, one for each label, those
+    of yes alone.
+    """
+    logits, answers = outputs.reshape(targets.shape), targets.to(outputs.dtype)
+    smooth = answers * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else answers
+    losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
+    if focal:
+        plain = F.binary_cross_entropy_with_logits(logits, answers, reduction="none") if label_smoothing else losses
+        losses = (-torch.expm1(-plain)).clamp(min=1e-12) ** focal * losses
+    if class_weights:
+        losses = losses * torch.where(answers > 0.5, class_weights[1], class_weights[0]).to(losses.dtype)
+    if yes_weights:
+        weights = torch.tensor(yes_weights, dtype=losses.dtype, device=losses.device)
+        losses = losses * torch.where(answers > 0.5, weights, 1.0)
+    return average_over_outputs(losses)
+
+
+def compute_binary_log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of each yes or no, without any option."""
+    return F.binary_cross_entropy_with_logits(
         outputs.reshape(targets.shape), targets.to(outputs.dtype), reduction="none"
     )
-    return average_over_outputs(losses)
 
 
 def compute_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Random streams: one per (seed, purpose, round, device), so that draws never depend on the order of other draws."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -30,3 +32,15 @@ class RandomStreams:
 def part_stream_name(part: str, purpose: str = "") -> str:
     """The purpose under which a part draws; the loop itself uses no purpose that starts so."""
     return f"part {part} {purpose}"
+
+
+@contextmanager
+def seed_generator(number: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generator inside, for layers that draw by themselves; restore its state afterwards."""
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    generator_state = generator.get_state()
+    generator.manual_seed(number)
+    try:
+        yield
+    finally:
+        generator.set_state(generator_state)

@@ -1,6 +1,7 @@
 """Frames of pandas, polars and Arrow as tables of NumPy columns; none of these packages is imported here."""
 
 import datetime
+import decimal
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from shoal.data.table import (
     make_number_column,
 )
 from shoal.data.user_split import make_data_error
+
+ONE_DAY = datetime.timedelta(days=1)
 
 
 def find_frame_kind(data: Any) -> str:
@@ -54,7 +57,11 @@ def read_pandas_column(series: Any, name: str) -> SampleColumn:
     dtype = series.dtype
     kind = getattr(dtype, "kind", "O")
     if str(dtype) == "category":
-        return read_pandas_column(series.astype(dtype.categories.dtype), name)
+        names = dtype.categories
+        if getattr(names.dtype, "kind", "O") not in "buif":
+            return read_pandas_column(series.astype(names.dtype), name)
+        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in names.tolist()]
+        return make_category_column([None if code < 0 else texts[code] for code in series.cat.codes.tolist()])
     if kind == "M":
         moments = series.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(dtype, "tz", None) else series
         return make_date_column(moments.to_numpy(dtype="datetime64[us]"))
@@ -98,6 +105,10 @@ def read_python_values(values: Sequence[Any], name: str) -> SampleColumn:
         return make_number_column([np.nan if value is None else float(value) for value in values], whole)
     if present and all(isinstance(value, datetime.date) for value in present):  # a datetime is a date, too
         return make_date_column([np.datetime64("NaT") if value is None else drop_zone(value) for value in values])
+    if present and all(isinstance(value, datetime.timedelta) for value in present):
+        return make_number_column([np.nan if value is None else value / ONE_DAY for value in values])
+    if present and all(isinstance(value, decimal.Decimal) for value in present):
+        return make_number_column([np.nan if value is None else float(value) for value in values])
     if present and all(isinstance(value, list | tuple | np.ndarray) for value in present):
         return make_array_column(values, name)
     if present and all(hasattr(value, "getbands") for value in present):

@@ -39,7 +39,8 @@ def hold_out_local_tests(
 ) -> tuple[StoredPopulation, StoredPopulation]:
     """What devices train on, and what they test on: a share of each device's samples, of every class alike.
 
-    A device keeps at least one sample to train on, and one that has a single sample does not test.
+    Samples with several labels each are drawn without a look at them. A device keeps at least one sample to train on,
+    and one that has a single sample does not test.
     """
     if not isinstance(population, StoredPopulation):
         problem = "local_test is given with a split in which devices share samples: one would train on another's test."
@@ -63,7 +64,8 @@ def hold_out_rows(
     if held <= 0:
         return rows, rows[:0]
     order = np.random.default_rng([seed, device]).permutation(rows)
-    rows = spread_evenly(order[np.argsort(labels[order], kind="stable")], held)
+    has_one_each = labels.ndim == 1
+    rows = spread_evenly(order[np.argsort(labels[order], kind="stable")], held) if has_one_each else order
     return np.sort(rows[: len(rows) - held]), np.sort(rows[len(rows) - held :])
 
 

@@ -74,9 +74,17 @@ def find_range_doubts(dataset: Dataset) -> Iterator[Doubt]:
 
 
 def find_number_doubts(dataset: Dataset) -> Iterator[Doubt]:
-    """A warning about few whole numbers that are learnt as real ones, because they are stored as such."""
+    """Large numbers to predict, and few whole numbers that are learnt as real ones, because they are stored as such."""
     y = dataset.targets
-    if not y.is_floating_point() or y.dim() > 1:
+    if not y.is_floating_point():
+        return
+    high = float(y[:MAX_LOOKED_AT].abs().max()) if y.numel() else 0.0
+    if high > LARGE_INPUT:
+        text = (
+            "Targets have values up to %g, whose squared errors make steps so large that training often fails. If it "
+        )
+        yield text + "does, divide them by a number such as %g, or use a small lr.", (high, 10 ** int(np.log10(high)))
+    if y.dim() > 1:
         return
     values = y[:MAX_LOOKED_AT].unique()
     if 2 < len(values) <= MAX_SHOWN and bool((values == values.round()).all()) and float(values.min()) >= 0:

@@ -16,15 +16,6 @@ MASK = "attention_mask"
 """1 at the positions of a sequence, 0 where it was padded."""
 
 
-def is_ragged(value: Any) -> bool:
-    """Whether a value is a list of sequences, not all of one length."""
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    if not all(isinstance(own, list | tuple | np.ndarray | Tensor) and np.ndim(own) for own in value):
-        return False
-    return len({len(own) for own in value}) > 1
-
-
 def pad_sequences(sequences: Sequence[Any], what: str, length: int = 0) -> dict[str, Tensor]:
     """Padded sequences (N, longest, ...) of zeros and values, and their mask (N, longest), as a dict of inputs.
 

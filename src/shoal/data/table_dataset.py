@@ -7,13 +7,20 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
-from shoal.core.losses import IGNORED_TARGET
 from shoal.data.dataset import Dataset
 from shoal.data.holding_out import choose_held_out_rows
 from shoal.data.table import ColumnRoles, SampleColumn, Table
 from shoal.data.table_encoding import encode_arrays, encode_inputs, refuse_gaps
 from shoal.data.text_columns import TOKENS, TextReading, read_text_columns
-from shoal.data.user_split import UserSamples, count_classes, make_data_error, number_owners
+from shoal.data.user_split import (
+    UserSamples,
+    count_classes,
+    make_data_error,
+    number_owners,
+    pad_targets,
+    read_label_rows,
+    refuse_unfit_rows,
+)
 
 LABEL_NAMES = ("label", "target", "labels")
 OWNER_NAMES = ("device", "owner")
@@ -34,6 +41,7 @@ def build_table_dataset(
 
     `text` says how columns of text are read, where they are no categories.
     """
+    table, test = join_label_columns(table, roles.label), test and join_label_columns(test, roles.label)
     named, text = roles, text or TextReading()
     table, roles, text_remarks = read_text_columns(table, named, text)
     if test is not None:
@@ -59,6 +67,9 @@ def build_table_dataset(
     inputs = [name for name in shared if name != roles.label]
     table, test = (replace(half, columns={name: half.columns[name] for name in inputs}) for half in (table, test))
     x, test_x, remarks = encode_inputs(table, test, roles.missing)
+    targets, test_targets = (y for _, y in read_label_rows([(x, targets), (test_x, test_targets)]))
+    for half in ((x, targets), (test_x, test_targets)):
+        refuse_unfit_rows(*half)
     remarks += [*text_remarks, *(said for column in table.columns.items() for said in remark_on_row_numbers(*column))]
     return Dataset(
         name,
@@ -72,6 +83,27 @@ def build_table_dataset(
         order=order,
         remarks=tuple(remarks),
     )
+
+
+def join_label_columns(table: Table, label: str) -> Table:
+    """The table with one column of rows in the place of the columns that `label` names with commas between them."""
+    names = [name.strip() for name in label.split(",")]
+    if len(names) < 2 or label in table.columns:
+        return table
+    for name in names:
+        column = table.require_column(name, "label")
+        missing = column.find_missing()
+        if column.kind != "number":
+            problem = f"The column {name!r} holds a {column.kind}, and several columns are learnt."
+            raise make_data_error(problem, "Name columns of numbers, or of yes and no.")
+        if missing.any():
+            where = table.locate(int(missing.nonzero()[0][0]), name)
+            raise make_data_error(f"{where}: the cell is empty.", "Drop the row: every sample needs its target.")
+    labels = [table.columns[name] for name in names]
+    values = np.stack([column.values for column in labels], 1)
+    rows = values.astype(np.int64) if all(column.whole for column in labels) else values
+    rest = {name: column for name, column in table.columns.items() if name not in names}
+    return replace(table, columns={**rest, label: SampleColumn("array", rows)})
 
 
 def find_roles(table: Table, roles: ColumnRoles) -> ColumnRoles:
@@ -128,11 +160,7 @@ def encode_targets(table: Table, test: Table, label: str) -> tuple[Tensor, Tenso
     """
     columns = [half.columns[label] for half in (table, test)]
     kinds = {column.kind for column in columns}
-    if "sequence" in kinds and kinds <= {"array", "sequence"} and has_whole_steps(columns):
-        longest = max(len(own) for column in columns for own in column.values)
-        y, test_y = (pad_targets(column, longest) for column in columns)
-        return y, test_y, ()
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not kinds <= {"array", "sequence"}:
         raise make_data_error(
             f"The column {label!r} holds {' in one half and '.join(sorted(kinds))} in the other.",
             "Give both halves the same form.",
@@ -161,24 +189,14 @@ def encode_targets(table: Table, test: Table, label: str) -> tuple[Tensor, Tenso
         y, test_y = (torch.from_numpy(np.ascontiguousarray(column.values)) for column in columns)
         dtype = torch.float32 if y.is_floating_point() else torch.int64
         return y.to(dtype), test_y.to(dtype), ()
+    if kinds <= {"array", "sequence"}:
+        longest = max(len(value) for column in columns for value in column.values)
+        y, test_y = (pad_targets(list(column.values), f"column {label!r}", longest) for column in columns)
+        return y, test_y, ()
     raise make_data_error(
-        f"The column {label!r} holds {'dates' if kinds == {'date'} else 'sequences of unequal length'}, which cannot "
-        "be learnt.",
+        f"The column {label!r} holds dates, which cannot be learnt.",
         "Name another column as label.",
     )
-
-
-def has_whole_steps(columns: list[SampleColumn]) -> bool:
-    """Whether targets are a whole number for each position of sequences."""
-    return all(np.ndim(own) == 1 and np.asarray(own).dtype.kind in "biu" for column in columns for own in column.values)
-
-
-def pad_targets(column: SampleColumn, length: int) -> Tensor:
-    """Targets of sequences of unequal length; positions that were padded do not count."""
-    padded = np.full((len(column.values), length), IGNORED_TARGET, dtype=np.int64)
-    for row, own in zip(padded, column.values):
-        row[: len(own)] = own
-    return torch.from_numpy(padded)
 
 
 def refuse_free_labels(label: str, names: list[str], rows: int) -> None:

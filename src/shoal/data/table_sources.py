@@ -37,9 +37,9 @@ def read_bunch(bunch: Mapping[str, Any]) -> Table:
     """A bunch of scikit-learn whose data are a frame, with the names of its classes."""
     table = read_frame(bunch["data"])
     target, names = bunch.get("target"), bunch.get("target_names")
-    if target is None or find_frame_kind(target):
-        raise make_data_error("The bunch has no single target.", "Give (data, target) with one target per row.")
-    column = read_label_series(target)
+    if target is None:
+        raise make_data_error("The bunch has no target.", "Give (data, target) with one target per row.")
+    column = read_label_series(target.to_numpy() if find_frame_kind(target) else target)
     if column.kind == "number" and column.whole and names is not None:
         column = SampleColumn("number", column.values, True, tuple(map(str, names)))
     return add_column(table, "label", column)

@@ -1,5 +1,6 @@
 """Torch data sets of map style: every sample is asked for once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,10 +8,13 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.model import tree
-from shoal.core.model.inputs import concat_inputs, outline_sample
+from shoal.core.model.inputs import Inputs, concat_inputs, outline_sample
 from shoal.data.frames import convert_image
-from shoal.data.sequences import pad_sequences
+from shoal.data.sequences import MASK, pad_sequences
 from shoal.data.user_split import UserSamples, convert_inputs, convert_tensor, make_data_error
+
+LABEL_KEYS = ("labels", "label", "target", "y")
+"""What the target is called in samples that are dicts."""
 
 
 def read_torch_dataset(data: Any) -> UserSamples:
@@ -26,7 +30,7 @@ def read_torch_dataset(data: Any) -> UserSamples:
         raise ShoalError("no-data", "The torch data set is empty.", "Give at least one sample.")
     xs, ys = [], []
     for i in range(len(data)):
-        sample = data[i]
+        sample = separate_label(data[i])
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise make_data_error(f"Sample {i} of the torch data set is not a pair (x, y).", "Let it give pairs.")
         x, y = sample
@@ -43,6 +47,8 @@ def read_torch_dataset(data: Any) -> UserSamples:
         refuse_unlike_samples("y", ys)
     if has_unequal_lengths(xs):
         inputs = pad_sequences([x[0].numpy() for x in xs], "the torch data set")
+    elif all(isinstance(x, dict) and x.keys() == xs[0].keys() for x in xs):
+        inputs = join_named_tensors(xs)
     else:
         refuse_unlike_samples("x", xs)
         inputs = concat_inputs(xs)
@@ -58,10 +64,37 @@ def refuse_unlike_samples(what: str, values: list[Any]) -> None:
         )
 
 
+def separate_label(sample: Any) -> Any:
+    """A dict of tensors with its label among them, as tokenised data sets give it, as a pair; others as they are."""
+    if not isinstance(sample, Mapping):
+        return sample
+    name = next((name for name in LABEL_KEYS if name in sample), None)
+    return sample if name is None else ({key: own for key, own in sample.items() if key != name}, sample[name])
+
+
+def join_named_tensors(xs: list[dict[str, Tensor]]) -> Inputs:
+    """All samples by the names of their tensors; those that are sequences of unequal length are padded, with a mask."""
+    joined: dict[str, Tensor] = {}
+    masked: Tensor | None = None
+    for name in xs[0]:
+        own = [x[name] for x in xs]
+        if not has_unequal_lengths(own):
+            refuse_unlike_samples(f"x, {name},", own)
+            joined[name] = torch.cat(own)
+            continue
+        joined[name], mask = pad_sequences([value[0].numpy() for value in own], name).values()
+        if MASK not in xs[0] and (masked is None or not torch.equal(masked, mask)):
+            joined[MASK if masked is None else f"{name}_mask"] = mask
+            masked = mask
+    return joined
+
+
 def has_unequal_lengths(xs: list[Any]) -> bool:
-    """Whether samples are sequences of whole numbers that differ in length alone."""
-    whole = all(isinstance(x, Tensor) and x.dim() == 2 and x.dtype == torch.int64 for x in xs)
-    return whole and len({x.shape[1] for x in xs}) > 1
+    """Whether samples are sequences of whole numbers, or of rows of real ones, that differ in length alone."""
+    kinds = {(x.dim(), x.dtype, x.shape[2:]) if isinstance(x, Tensor) else None for x in xs}
+    if kinds != {(2, torch.int64, ())} and {kind and kind[:2] for kind in kinds} != {(3, torch.float32)}:
+        return False
+    return len(kinds) == 1 and len({x.shape[1] for x in xs}) > 1
 
 
 def read_class_names(data: Any) -> tuple[str, ...]:

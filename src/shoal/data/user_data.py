@@ -18,19 +18,21 @@ from shoal.data.hf_data import PREFIX, is_from_datasets, is_hf_dataset, load_hf_
 from shoal.data.holding_out import choose_held_out_rows
 from shoal.data.image_folder import list_subfolders, read_image_folder
 from shoal.data.mapped import MappedTensors, is_mapped, stays_on_disk, take_slice
-from shoal.data.sequences import MASK, is_ragged, pad_sequences, pad_to_length
+from shoal.data.sequences import MASK, pad_sequences, pad_to_length
 from shoal.data.table import ColumnRoles
 from shoal.data.table_dataset import build_table_dataset, read_plain_samples, refuse_roles
 from shoal.data.table_sources import read_sample_table
 from shoal.data.text_columns import TextReading
 from shoal.data.torch_data import read_torch_dataset
 from shoal.data.user_split import (
+    IGNORED_TARGET,
     UserSamples,
     check_same_length,
     check_samples,
     convert_inputs,
     convert_targets,
     count_classes,
+    is_ragged,
     list_class_names,
     make_data_error,
     number_classes,
@@ -51,7 +53,7 @@ def build_user_dataset(
     seed: int = 0,
     classes: int = 0,
     name: str = "own",
-    label: str = "",
+    label: str | Sequence[str] = "",
     owner: str = "",
     order: str = "",
     missing: str = "refuse",
@@ -67,13 +69,14 @@ def build_user_dataset(
     of parquet or npy files; or `hf:FOLDER`. `test` is the test half in one of these forms. Without one, `test_share` of
     the samples are held back, drawn with `seed`. `classes` is one more than the largest label unless it is given.
 
-    Of tables, `label`, `owner` and `order` name the columns of targets, devices and times (the newest samples are the
-    test half), and `missing` is `refuse`, or how gaps are filled: `mean`, `median`, `zero`, or `flag` for the mean and
-    a further input that says so. `text` says how columns of text become tokens; without it they are categories.
+    Of tables, `label`, `owner` and `order` name the columns of targets (several with commas between them, or as a
+    list), devices and times (the newest samples are the test half), and `missing` is `refuse`, or how gaps are filled:
+    `mean`, `median`, `zero`, or `flag` for the mean and a further input that says so. `text` says how columns of text
+    become tokens; without it they are categories.
     """
     if isinstance(data, Dataset):
         return data
-    roles = ColumnRoles(label, owner, order, missing)
+    roles = ColumnRoles(label if isinstance(label, str) else ",".join(label), owner, order, missing)
     data, test = separate_test_data(data, test)
     if test is None and not 0 < test_share < 1:
         raise make_data_error(f"A test share of {test_share} leaves one half empty.", "Write a number between 0 and 1.")
@@ -261,6 +264,17 @@ def join_device_samples(data: Sequence[Any]) -> UserSamples:
 
 def pad_alike(parts: list[UserSamples]) -> list[UserSamples]:
     """The same samples, where padded sequences are as long in all parts as the longest of any."""
-    masks = [part.x[MASK] for part in parts if isinstance(part.x, dict) and isinstance(part.x.get(MASK), Tensor)]
-    longest = max((mask.shape[1] for mask in masks if mask.dim() == 2), default=0)
-    return [part._replace(x=pad_to_length(part.x, longest)) for part in parts]
+    longest = max((find_padded_length(part.x) for part in parts), default=0)
+    padded = []
+    for part in parts:
+        y, width = part.y, find_padded_length(part.x)
+        if isinstance(y, Tensor) and y.dim() == 2 and y.dtype == torch.int64 and 0 < y.shape[1] == width < longest:
+            y = torch.nn.functional.pad(y, (0, longest - width), value=IGNORED_TARGET)
+        padded.append(part._replace(x=pad_to_length(part.x, longest), y=y))
+    return padded
+
+
+def find_padded_length(inputs: Any) -> int:
+    """The length to which sequences were padded; 0 where there are none."""
+    mask = inputs.get(MASK) if isinstance(inputs, dict) else None
+    return mask.shape[1] if isinstance(mask, Tensor) and mask.dim() == 2 else 0

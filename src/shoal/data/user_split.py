@@ -1,7 +1,7 @@
 """The training or the test samples of a user's data: inputs and targets, checked and numbered."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +56,27 @@ def number_classes(parts: list[UserSamples]) -> list[tuple[Inputs, Tensor]]:
         shapes = [x.shape for x in tree.collect_tensors(part.x)]
         column = y.dim() == 2 and y.shape[1] == 1 and y.shape not in shapes
         numbered.append((part.x, y[:, 0] if column else y))
-    return numbered
+    return read_label_rows(numbered)
+
+
+def read_label_rows(parts: list[tuple[Inputs, Tensor]]) -> list[tuple[Inputs, Tensor]]:
+    """The same with rows of the whole numbers 0 and 1 as yes and no, where they are no words of a sequence.
+
+    Rows with a single 1 each may be classes as well as labels, and are refused.
+    """
+    if not all(
+        y.dtype == torch.int64 and y.dim() == 2 and y.shape[1] > 1 and not list_sequences(x, y) for x, y in parts
+    ):
+        return parts
+    targets = torch.cat([y for _, y in parts]) if len({y.shape[1] for _, y in parts}) == 1 else torch.zeros(0, 2)
+    if not len(targets) or not bool(((targets == 0) | (targets == 1)).all()):
+        return parts
+    if bool((targets.sum(1) == 1).all()):
+        raise make_data_error(
+            f"The targets are {tuple(parts[0][1].shape)} with a single 1 in each row.",
+            "Give classes as y.argmax(1), and several labels as yes and no: y == 1.",
+        )
+    return [(x, y == 1) for x, y in parts]
 
 
 def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
@@ -97,12 +117,7 @@ def check_samples(part: tuple[Inputs, Tensor], finite: bool = False) -> None:
     if y.is_floating_point() and not tree.is_tree_finite(y):
         row = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).nonzero()[0])
         raise make_data_error(f"Target {row} is not a number or not finite.", "Replace it or drop the sample.")
-    if y.dim() == 2 and y.dtype == torch.int64 and not list_sequences(inputs, y):
-        raise make_data_error(
-            f"The targets are {tuple(y.shape)} for inputs {' and '.join(str(tuple(x.shape)) for x in tensors)}.",
-            "Give one target per sample, for sequences of word numbers one per position, and several of yes and no as "
-            "True and False.",
-        )
+    refuse_unfit_rows(inputs, y)
     for x in tensors:
         if not finite and x.is_floating_point() and not tree.is_tree_finite(x):
             row = int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
@@ -111,9 +126,30 @@ def check_samples(part: tuple[Inputs, Tensor], finite: bool = False) -> None:
             )
 
 
+def refuse_unfit_rows(inputs: Inputs, y: Tensor) -> None:
+    """Refuse several whole numbers per sample that are neither labels nor for the positions of a sequence."""
+    if y.dim() == 2 and y.dtype == torch.int64 and not list_sequences(inputs, y):
+        shapes = " and ".join(str(tuple(x.shape)) for x in tree.collect_tensors(inputs))
+        raise make_data_error(
+            f"The targets are {tuple(y.shape)} for inputs {shapes}.",
+            "Give one target per sample, for sequences one per position, several of yes and no as 0 and 1, and several "
+            "numbers to predict as real ones.",
+        )
+
+
 def list_sequences(inputs: Inputs, targets: Tensor) -> list[Tensor]:
-    """The tensors of whole numbers among the inputs that have one for each target."""
-    return [x for x in tree.collect_tensors(inputs) if x.shape == targets.shape and x.dtype == torch.int64]
+    """The tensors of the inputs that have words, or rows of measurements, for each target."""
+    return [
+        x
+        for x in tree.collect_tensors(inputs)
+        if (x.shape == targets.shape and x.dtype == torch.int64)
+        or (x.dim() == 3 and x.shape[:2] == targets.shape and x.is_floating_point())
+    ]
+
+
+def list_words(inputs: Inputs, targets: Tensor) -> list[Tensor]:
+    """The inputs of a language model, whose words are numbered as its targets are: one tensor of whole numbers."""
+    return [x for x in list_sequences(inputs, targets) if x is inputs and x.dtype == torch.int64]
 
 
 def count_classes(parts: list[tuple[Inputs, Tensor]], classes: int) -> int:
@@ -121,7 +157,7 @@ def count_classes(parts: list[tuple[Inputs, Tensor]], classes: int) -> int:
     y = parts[0][1]
     if y.dtype != torch.int64:
         return 1 if y.dim() == 1 else y.shape[1]
-    marks = [v for x, y in parts for v in ((*list_sequences(x, y), y[y != IGNORED_TARGET]) if y.dim() == 2 else (y,))]
+    marks = [v for x, y in parts for v in ((*list_words(x, y), y[y != IGNORED_TARGET]) if y.dim() == 2 else (y,))]
     low, high = min(int(v.min()) for v in marks if len(v)), max(int(v.max()) for v in marks if len(v))
     largest = (classes or CLASSES) - 1
     if low < 0 or high > largest:
@@ -160,6 +196,8 @@ def convert_targets(value: Any, what: str = "y") -> Tensor | list[str]:
     """Targets as numbers, or as names of classes; several of yes and no per sample stay that."""
     if not isinstance(value, Tensor | np.ndarray | list | tuple) and hasattr(value, "to_numpy"):  # pandas, polars
         value = value.to_numpy()
+    if is_ragged(value):
+        return pad_targets(list(value), what)
     plain = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OU" else value
     if isinstance(plain, list | tuple) and plain:
         texts = sum(isinstance(own, str) for own in plain)
@@ -172,6 +210,31 @@ def convert_targets(value: Any, what: str = "y") -> Tensor | list[str]:
     targets = convert_tensor(value, what)
     yes_or_no = isinstance(value, np.ndarray | Tensor) and str(value.dtype) in ("bool", "torch.bool")
     return targets.bool() if yes_or_no and targets.dim() == 2 and targets.shape[1] > 1 else targets
+
+
+def is_ragged(value: Any) -> bool:
+    """Whether a value is a list, or an array of objects, of sequences that are not all of one length."""
+    if isinstance(value, np.ndarray) and (value.dtype != object or value.ndim != 1):
+        return False
+    if not isinstance(value, list | tuple | np.ndarray) or not len(value):
+        return False
+    if not all(isinstance(own, list | tuple | np.ndarray | Tensor) and np.ndim(own) for own in value):
+        return False
+    return len({len(own) for own in value}) > 1
+
+
+def pad_targets(sequences: Sequence[Any], what: str, length: int = 0) -> Tensor:
+    """Targets of the positions of sequences, (N, longest); positions that are not there do not count."""
+    rows = [convert_tensor(own, what) for own in sequences]
+    odd = next((i for i, own in enumerate(rows) if own.dim() != 1 or own.dtype != torch.int64), None)
+    if odd is not None:
+        raise make_data_error(
+            f"Number {odd} of {what} is no sequence of whole numbers.", "Give a class for each position."
+        )
+    padded = torch.full((len(rows), max(length, *map(len, rows))), IGNORED_TARGET)
+    for row, own in zip(padded, rows):
+        row[: len(own)] = own
+    return padded
 
 
 def convert_entry(value: Any, what: str) -> Tensor:

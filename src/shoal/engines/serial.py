@@ -1,7 +1,6 @@
 """The engine `serial`: one device after another in this process. Every other engine must agree with it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -10,6 +9,7 @@ from shoal.core.local.draws import LocalDraws
 from shoal.core.local.layer_overrides import override_layers
 from shoal.core.local.result import finish_training
 from shoal.core.local.step import LocalState, advance, compute_autograd_gradient
+from shoal.core.streams import seed_generator
 from shoal.core.task import Task, TaskResult
 
 
@@ -50,15 +50,3 @@ def run_local_steps(setup: TrainingSetup, training: LocalTraining) -> tuple[Loca
             state, score = results[0]
             losses.append(score.loss)
     return state, float(torch.stack(losses).mean()), macs
-
-
-@contextmanager
-def seed_generator(number: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generator inside, for layers that draw by themselves; restore its state afterwards."""
-    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
-    generator_state = generator.get_state()
-    generator.manual_seed(number)
-    try:
-        yield
-    finally:
-        generator.set_state(generator_state)

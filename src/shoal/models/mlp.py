@@ -14,10 +14,16 @@ from shoal.models.image_input import build_border, check_image_shape
 
 
 class JoinInputs(nn.Module):
-    """All tensors of a dict or tuple side by side, each flattened."""
+    """All tensors of a dict or tuple side by side, each flattened; whole numbers as they are, as real ones."""
+
+    zero: Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("zero", torch.zeros(()), persistent=False)  # of the type of the model
 
     def forward(self, inputs: Inputs) -> Tensor:
-        return torch.cat([t.flatten(1) for t in tree.collect_tensors(inputs)], 1)
+        return torch.cat([t.flatten(1).to(self.zero.dtype) for t in tree.collect_tensors(inputs)], 1)
 
 
 def mlp(input_shape: InputShape, classes: int, example: Inputs | None = None, hidden: int = 128) -> Net:

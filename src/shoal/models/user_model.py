@@ -10,6 +10,7 @@ from torch import nn
 
 from shoal.core.errors import describe_error
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, repeat_example
+from shoal.core.model.module_call import call_module, find_call_form
 from shoal.core.model.net import Net
 from shoal.core.model.outputs import read_logits
 from shoal.models.axes_trace import trace_axes
@@ -95,10 +96,13 @@ def check_forward_pass(
         inputs, form = repeat_example(example, 2, first.dtype, first.device), f"that are {describe_inputs(example)}"
     try:
         with torch.no_grad():
-            returned = module.eval()(inputs)
+            returned = call_module(module.eval(), inputs, find_call_form(module, example))
     except (Exception, SystemExit) as error:
         why = f"it raises {describe_error(error)} on inputs {form}"
-        raise make_model_error(name, why, "Correct its forward, or choose data of another shape.") from error
+        advice = "Correct its forward, or choose data of another shape."
+        if isinstance(example, dict):
+            advice = f"Let its forward take one dict, or arguments called {', '.join(example)}."
+        raise make_model_error(name, why, advice) from error
     try:
         logits = read_logits(returned)
     except TypeError as error:

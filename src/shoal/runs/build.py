@@ -66,7 +66,7 @@ from shoal.runs.recipe_data import (
 )
 from shoal.runs.recipe_doubts import find_recipe_doubts
 from shoal.runs.recipe_optimiser import make_optimiser, make_round_lr
-from shoal.runs.recipe_task import build_task, check_task_on_model, describe_loss
+from shoal.runs.recipe_task import build_task, check_step_on_model, check_task_on_model, describe_loss
 from shoal.runs.task_targets import count_outputs, count_target_classes, derive_labels, fit_targets
 from shoal.runs.work_amounts import WorkAmount, make_amount_rule, parse_amount
 from shoal.storage.files import read_tensors
@@ -174,7 +174,10 @@ def assemble_run(
     if is_hf_model(recipe.model):
         kind += f", {fingerprint_hf_config(recipe.model)}"
     if task.loss is not CLASSIFY.loss or recipe.model not in MODELS:
-        check_task_on_model(net, dataset, recipe.loss or (task.name if task.name not in TASKS else ""))
+        loss_name = recipe.loss or (task.name if task.name not in TASKS else "")
+        check_task_on_model(net, dataset, loss_name, recipe.model)
+    if recipe.model not in MODELS or net.token_inputs:
+        check_step_on_model(net, dataset, recipe.model)
     smoke_test_user_parts(method, f"{kind}, {place}", lambda: make_smoke_setup(net, dataset.inputs, dataset.targets))
     net = method.model(net)
     refuse_accumulation(net, optimiser)
@@ -192,7 +195,7 @@ def assemble_run(
     setup = TrainingSetup(method, net, streams, optimiser, get_samples, augment, kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
     by_device = None
-    if {"devices", "local"} & set(recipe.metrics):
+    if classes and {"devices", "local"} & set(recipe.metrics):
         by_device = count_labels_by_device(labels, population, classes, min(len(population), MOST_DEVICES))
     evaluator = build_evaluator(recipe, task, dataset, classes, by_device, dtype)
     test_data = dataset.take_test_half()

@@ -32,6 +32,7 @@ from shoal.runs.recipe import DEFAULTS, Recipe
 from shoal.runs.recipe_files import COMPARISON_FILE, TUNING_FILE, read_recipe_file
 from shoal.runs.recipe_task import GIVEN_LOSSES, GIVEN_TASKS
 from shoal.runs.recipe_text import TEXT_KEYS, make_text_reading
+from shoal.runs.recipe_values import fit_value
 from shoal.storage.files import explain_disk_errors, write_bytes
 
 log = logging.getLogger("shoal")
@@ -60,8 +61,9 @@ def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
     """The recipe values with names in place of objects; the objects are registered as long as the program lives."""
     values = name_given_code(recipe)
     if not isinstance(values.get("data", ""), (str, Path)):
+        roles = {key: fit_value(key, values[key], DEFAULTS[key]) for key in ROLE_KEYS if key in values}
         text = {key: values[key] for key in TEXT_KEYS if key in values}
-        values["data"] = hand_over_data(values["data"], {k: values[k] for k in ROLE_KEYS if k in values}, text)
+        values["data"] = hand_over_data(values["data"], roles, text)
     if isinstance(model := values.get("model"), type):
         problem = f"model is the class {model.__name__}, and no module that was made of it."
         raise ShoalError("bad-value", problem, f"Give {model.__name__}(...), or FILE.py:{model.__name__} as text.")

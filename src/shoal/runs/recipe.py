@@ -53,7 +53,7 @@ class Recipe:
     data_dir: str = recipe_field("", "Folder with data sets.", page="See [data](data.md).", steers=False)
     label: str = recipe_field(
         "",
-        "Column of a table with the target.",
+        "Column of a table with the target; several with commas between them.",
         page="Without it the column `label` or `target`, or else the last.",
         later=True,
     )

@@ -13,7 +13,9 @@ from torch import Tensor
 from shoal.core.builtin_tasks import LOSSES, TASKS
 from shoal.core.errors import ShoalError, describe_error, unknown_name_error
 from shoal.core.learning_task import LearningTask
-from shoal.core.model.inputs import take_rows
+from shoal.core.losses import compute_binary_cross_entropy
+from shoal.core.model import tree
+from shoal.core.model.inputs import Inputs, concat_inputs, scale_pixels, take_rows
 from shoal.core.model.net import Net
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import make_model_error
@@ -28,7 +30,7 @@ GIVEN_TASKS: dict[str, LearningTask] = {}
 GIVEN_LOSSES: dict[str, Callable[..., Tensor]] = {}
 """Losses that a program gave as functions."""
 CLASS_OPTIONS = ("label_smoothing", "focal", "class_weights")
-"""Recipe keys that change the loss of tasks with a logit for each class."""
+"""Recipe keys that change the cross-entropy."""
 
 
 def build_task(recipe: Recipe, dataset: Dataset) -> LearningTask:
@@ -62,20 +64,22 @@ def apply_loss(recipe: Recipe, task: LearningTask, classes: int, targets: Tensor
 
     Balanced class weights are those of the `targets` to train on.
     """
-    options = {key: getattr(recipe, key) for key in CLASS_OPTIONS if getattr(recipe, key)}
-    if options and not task.has_class_logits:
-        problem = f"{next(iter(options))} is an option of the tasks classify and tokens, and the task is {task.name}."
+    options: dict[str, Any] = {key: getattr(recipe, key) for key in CLASS_OPTIONS if getattr(recipe, key)}
+    if options and not (task.has_class_logits or task.loss is compute_binary_cross_entropy):
+        problem = f"{next(iter(options))} is an option of the cross-entropy, and the task {task.name} has another loss."
         raise ShoalError("bad-value", problem, "Leave it out.")
     if recipe.loss and options:
         problem = f"{next(iter(options))} is an option of the cross-entropy, and loss is {recipe.loss}."
         raise ShoalError("bad-value", problem, "Leave one of them out.")
     if recipe.loss:
         return replace(task, loss=find_loss(recipe.loss, task))
-    if not options and not (task.skips_padding and task.has_class_logits and task.name in TASKS):
-        return task
     if "class_weights" in options:
-        options["class_weights"] = parse_class_weights(recipe.class_weights, classes, targets)
-    return replace(task, loss=partial(task.loss, **options, skips_padding=task.skips_padding))
+        weights = parse_class_weights(recipe.class_weights, task, classes, targets)
+        options["yes_weights" if task.name == "multilabel" else "class_weights"] = weights
+        options = {key: value for key, value in options.items() if not isinstance(value, str)}
+    if task.skips_padding and task.has_class_logits and (options or task.name in TASKS):
+        options["skips_padding"] = True
+    return replace(task, loss=partial(task.loss, **options)) if options else task
 
 
 def find_loss(name: str, task: LearningTask) -> Callable[..., Tensor]:
@@ -99,17 +103,26 @@ def find_loss(name: str, task: LearningTask) -> Callable[..., Tensor]:
     return loss
 
 
-def parse_class_weights(text: str, classes: int, targets: Tensor) -> tuple[float, ...]:
-    """A weight for each class: those listed, or for `balanced` n / (C n_c), n_c of the n targets being of class c."""
+def parse_class_weights(text: str, task: LearningTask, classes: int, targets: Tensor) -> tuple[float, ...]:
+    """A weight for each class, of `binary` for no and yes, of `multilabel` for the yes of each label.
+
+    They are those listed, or for `balanced` n / (C n_c), n_c of the n targets being of class c; of a label, how many
+    samples lack it for one that has it.
+    """
+    several = task.name == "multilabel"
+    count = targets.shape[1] if several else classes if task.has_class_logits else 2
+    if text == "balanced" and several:
+        there = (targets > 0.5).double().sum(0)
+        return tuple(((len(targets) - there) / there.clamp(min=1)).tolist())
     if text == "balanced":
-        counts = torch.bincount(targets[targets >= 0].long(), minlength=classes).double()
-        return tuple((counts.sum() / (classes * counts.clamp(min=1))).tolist())
+        counts = torch.bincount(targets[targets >= 0].long(), minlength=count).double()
+        return tuple((counts.sum() / (count * counts.clamp(min=1))).tolist())
     try:
         weights = tuple(float(number) for number in text.split(","))
     except ValueError:
         weights = ()
-    if len(weights) != classes or not all(0 <= w < float("inf") for w in weights) or not any(weights):
-        raise bad_value_error("class_weights", text, f"balanced, or {classes} numbers from 0 up, like 1,2,0.5")
+    if len(weights) != count or not all(0 <= w < float("inf") for w in weights) or not any(weights):
+        raise bad_value_error("class_weights", text, f"balanced, or {count} numbers from 0 up, like 1,2,0.5")
     return weights
 
 
@@ -122,11 +135,18 @@ def describe_loss(recipe: Recipe, task: LearningTask) -> str:
     return name + (f", {values}" if values else "")
 
 
-def check_task_on_model(net: Net, dataset: Dataset, loss_name: str) -> None:
+STEP_ADVICE = "Correct its forward: look at operations in place (x += y, relu_), and at the types of numbers."
+
+
+def check_task_on_model(net: Net, dataset: Dataset, loss_name: str, model_name: str) -> None:
     """Refuse a model whose outputs, or a loss whose values, do not fit: tried on two samples."""
     rows = torch.arange(2, device=dataset.targets.device) % len(dataset.targets)
     task, targets = net.task, dataset.targets.index_select(0, rows)
-    outputs = net.forward(net.initial, take_rows(dataset.inputs, rows))[0]
+    try:
+        outputs = net.forward(net.initial, scale_pixels(take_rows(dataset.inputs, rows)))[0]
+    except Exception as error:
+        why = f"it raises {describe_error(error)} on {net.dtype} samples of {dataset.name}"
+        raise make_model_error(model_name, why, STEP_ADVICE) from error
     source = loss_name or f"The loss of the task {task.name}"
     try:
         losses: Any = task.compute_sample_losses(outputs.detach().requires_grad_(), targets)
@@ -141,3 +161,44 @@ def check_task_on_model(net: Net, dataset: Dataset, loss_name: str) -> None:
         raise make_model_error(source, why, 'Give a loss per sample, as torch does with reduction="none".')
     if not losses.requires_grad:
         raise make_model_error(source, "it has no gradient", "Compute it from the outputs by torch operations.")
+
+
+def check_step_on_model(net: Net, dataset: Dataset, name: str) -> None:
+    """Refuse a model whose loss in training, or the gradient of it, cannot be computed.
+
+    It is tried on the samples with the largest word numbers, for which an embedding may be too small.
+    """
+    halves = [(dataset.inputs, dataset.targets), (dataset.test_inputs, dataset.test_targets)]
+    chosen = [(own, targets, find_largest_words(own)) for own, targets in halves if len(targets) and not dataset.mapped]
+    chosen = chosen or [(dataset.inputs, dataset.targets, [0, -1])]
+    indices = [torch.tensor(rows, device=targets.device) % len(targets) for _, targets, rows in chosen]
+    samples = concat_inputs([take_rows(own, index) for (own, *_), index in zip(chosen, indices)])
+    targets = torch.cat([own.index_select(0, index) for (_, own, _), index in zip(chosen, indices)])
+    leaves = {k: net.initial[k].detach().requires_grad_() for k in net.trainable}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            outputs = net.forward(net.initial | leaves, scale_pixels(samples), training=True)[0]
+            loss = net.task.compute_sample_losses(outputs, targets).sum()
+            torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    except ShoalError:
+        raise
+    except Exception as error:
+        why, advice = f"a step with it raises {describe_error(error)}", STEP_ADVICE
+        words = list_word_tensors(samples)
+        if isinstance(error, IndexError) and words:
+            largest = max(int(x.max()) for x in words)
+            advice = f"Give its embeddings a row for each number: the largest in the data is {largest}."
+        raise make_model_error(name, why, advice) from error
+    finally:
+        net.reset_slots()
+
+
+def list_word_tensors(inputs: Inputs) -> list[Tensor]:
+    """The tensors of whole numbers, which models look up in embeddings."""
+    return [x for x in tree.collect_tensors(inputs) if x.dtype == torch.int64 and x.numel()]
+
+
+def find_largest_words(inputs: Inputs) -> list[int]:
+    """The numbers of two samples, or more: in each tensor of whole numbers one of them has the largest."""
+    rows = [int(x.argmax()) // x[0].numel() for x in list_word_tensors(inputs)]
+    return [*rows, *range(2 - len(rows))]

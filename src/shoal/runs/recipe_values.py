@@ -14,8 +14,8 @@ EXAMPLES = {bool: True, str: "...", tuple: ("...", "...")}
 """Example values for keys whose default is empty, by type."""
 AMOUNTS = ("epochs", "steps")
 """Keys with text such as 1-5, where a plain number will do as well."""
-
-
+NAMES = ("label",)
+"""Keys with texts such as a,b, where a list of names will do as well."""
 MAPPINGS = ("lr_groups",)
 """Keys with text such as head.*=10, where a table of names and numbers will do as well."""
 
@@ -28,6 +28,8 @@ def fit_value(key: str, value: Any, default: Any) -> Any:
             return ",".join(f"{name}={number}" for name, number in value.items())
         if key in AMOUNTS and isinstance(value, (list, tuple)) and len(value) > 1:
             return ",".join(str(number) for number in value)
+        if key in NAMES and isinstance(value, (list, tuple)) and value and all(isinstance(v, str) for v in value):
+            return ",".join(value)
         if kind is bool and isinstance(value, bool):
             return value
         if kind is tuple and isinstance(value, (str, list, tuple)):

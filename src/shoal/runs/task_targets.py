@@ -9,9 +9,9 @@ from torch import Tensor
 from shoal.core.builtin_tasks import TASKS
 from shoal.core.errors import ShoalError
 from shoal.core.learning_task import LearningTask
-from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs
 from shoal.data.dataset import Dataset
+from shoal.data.user_split import list_sequences
 
 QUANTILE_BINS = 10
 """Ranges of equally many samples that stand for labels where targets are numbers."""
@@ -31,8 +31,7 @@ def find_task_name(inputs: Inputs, targets: Tensor) -> str:
         return "classify"
     if targets.is_floating_point() or targets.dtype == torch.bool:
         return "multilabel" if all_yes_or_no and targets.shape[1] > 1 else "regress"
-    sequences = [x for x in tree.collect_tensors(inputs) if x.shape == targets.shape and not x.is_floating_point()]
-    return "multilabel" if all_yes_or_no and not sequences else "tokens"
+    return "multilabel" if all_yes_or_no and not list_sequences(inputs, targets) else "tokens"
 
 
 def fit_targets(dataset: Dataset, task: LearningTask) -> Dataset:

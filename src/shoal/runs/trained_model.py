@@ -13,6 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, count_samples, scale_pixels, take_rows
 from shoal.core.model.low_rank import merge_adapters
+from shoal.core.model.module_call import call_module
 from shoal.core.model.net import Net
 from shoal.core.model.outputs import LogitsModel
 from shoal.core.model.plan import Plan
@@ -115,8 +116,9 @@ def load_trained_model(path: Path, best: bool = False) -> TrainedModel:
         net, params, cuts, history = kept.net, kept.params, kept.cuts, history.cut(kept.rounds)
     module, (data,), moments = Result(recipe, history, net, params).module(), dataset_cache.values(), None
     with torch.no_grad():
-        if not isinstance(module(net.make_example_inputs(1)), Tensor):
-            module = LogitsModel(module)
+        returned = call_module(module, net.make_example_inputs(1), net.call_form)
+    if net.call_form != "one" or not isinstance(returned, Tensor):
+        module = LogitsModel(module, net.call_form)
     if recipe.normalises and has_moments(data.inputs):
         data = load_recipe_dataset(cpu_recipe, RandomStreams(cpu_recipe.seed)).to(net.dtype, net.place)
         moments = mean, deviation = data.find_moments(recipe.normalise_by)

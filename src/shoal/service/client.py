@@ -362,7 +362,7 @@ def build_run_description(
     task = build_task(recipe, dataset)
     settings |= {"task": task.name, "skips_padding": task.skips_padding, "outputs": count_outputs(task, dataset)}
     if recipe.class_weights:
-        weights = parse_class_weights(recipe.class_weights, dataset.classes, dataset.targets)
+        weights = parse_class_weights(recipe.class_weights, task, dataset.classes, dataset.targets)
         settings["class_weights"] = ",".join(map(repr, weights))
     example = make_example(dataset.inputs)
     form = {"shape": list(dataset.input_shape)} if example is None else {"example": example}

@@ -14,6 +14,7 @@ from shoal.core.metric import ON_ONE_HALF
 from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
+from shoal.core.streams import seed_generator
 
 
 class StreamingMetric(Protocol):
@@ -77,7 +78,8 @@ class Evaluator:
         judgements = 0
         for rows in self.samples.index.split(self.chunk or choose_chunk_size(self.samples, net)):
             batch = self.samples.take_batch(rows)
-            outputs, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
+            with seed_generator(0, net.place):  # for models that draw random numbers here, too
+                outputs, targets = net.forward(params, batch.inputs)[0], batch.targets[0][0]
             judgements += targets.numel()
             if task.predict_classes:
                 found, labels = task.predict_classes(outputs), targets.long()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import flop_counter
@@ -15,6 +15,21 @@ from shoal.core.model.plan import Axis, Plan
 
 if TYPE_CHECKING:
     from shoal.core.model.net import Net
+
+
+class NoModules:
+    """In place of what notes the modules in which operations are: only their sum is wanted.
+
+    Torch's own puts hooks on what modules are given, which fail on parameters, as parametrised layers are given them.
+    """
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 class FlopCache:
@@ -61,10 +76,9 @@ def verify_width_formula(widths: FlopsByWidth, measured: dict[tuple, int]) -> Fl
 def count_macs(work: Callable[[], object]) -> int:
     """The multiply-accumulates of a piece of torch code while it runs; 4 for each output of batch norm."""
     mode = getattr(flop_counter, "_FlopCounterMode", None)
-    with (
-        call_without_dynamo(getattr(mode, "__torch_dispatch__", None)),
-        FlopCounterMode(display=False, custom_mapping=FLOP_RULES) as counter,
-    ):
+    counter: Any = FlopCounterMode(display=False, custom_mapping=FLOP_RULES)
+    counter.mod_tracker = NoModules()
+    with call_without_dynamo(getattr(mode, "__torch_dispatch__", None)), counter:
         work()
     return counter.get_total_flops() // 2
 

@@ -21,6 +21,7 @@ from shoal.core.model.frozen import (
 )
 from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.inputs import Inputs, InputShape, repeat_example
+from shoal.core.model.module_call import call_module, find_call_form
 from shoal.core.model.module_copy import copy_module, set_module_tensors, update_layer_sizes
 from shoal.core.model.module_slots import ModuleSlots
 from shoal.core.model.module_taps import FEATURES_TAP, ModuleTaps
@@ -193,10 +194,10 @@ class Net:
         with self._keep_layer_inputs(params, kind) if training and self.checkpointing else nullcontext():
             if self.half:
                 with use_half_precision(kind):
-                    logits = read_logits(self.module(inputs)).float()
+                    logits = read_logits(call_module(self.module, inputs, self.call_form)).float()
                 tapped = {k: v.float() for k, v in tapped.items()}
             else:
-                logits = read_logits(self.module(inputs))
+                logits = read_logits(call_module(self.module, inputs, self.call_form))
         self._taps.record_into({})
         features = tapped[FEATURES_TAP] if FEATURES_TAP in tapped else collect_tensors(inputs)[0]
         return logits, features, {k: tapped[k] for k in taps}, buffers
@@ -282,6 +283,11 @@ class Net:
     @cached_property
     def _slots(self) -> ModuleSlots:
         return ModuleSlots(self.module, self.initial, self.frozen, self.ties)
+
+    @cached_property
+    def call_form(self) -> str:
+        """How the module takes inputs that are several tensors; see `find_call_form`."""
+        return find_call_form(self.module, self.example)
 
     @cached_property
     def _taps(self) -> ModuleTaps:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from shoal.core.model.module_call import call_module
+
 OUTPUT_KEYS = ("logits", "output", "outputs", "prediction", "predictions")
 """Keys, and names of attributes, under which a module's outputs are looked for; the first that is there counts."""
 
@@ -31,11 +33,11 @@ def read_logits(returned: Any) -> Tensor:
 
 
 class LogitsModel(nn.Module):
-    """A module whose outputs lie in a dict or an object, as one that returns them alone."""
+    """A module as one that takes a dict or tuple of inputs and returns its outputs alone."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, call_form: str = "one"):
         super().__init__()
-        self.model = model
+        self.model, self.call_form = model, call_form
 
     def forward(self, inputs: Any) -> Tensor:
-        return read_logits(self.model(inputs))
+        return read_logits(call_module(self.model, inputs, self.call_form))
