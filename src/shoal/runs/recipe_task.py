@@ -127,7 +127,7 @@ def check_task_on_model(net: Net, dataset: Dataset, loss_name: str) -> None:
     rows = torch.arange(2, device=dataset.targets.device) % len(dataset.targets)
     task, targets = net.task, dataset.targets.index_select(0, rows)
     outputs = net.forward(net.initial, take_rows(dataset.inputs, rows))[0]
-    source = loss_name or f"The loss of the task {task.name}"
+    source = "The loss" if loss_name.startswith("own-") else loss_name or f"The loss of the task {task.name}"
     try:
         losses: Any = task.compute_sample_losses(outputs.detach().requires_grad_(), targets)
     except Exception as error:
