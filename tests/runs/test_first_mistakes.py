@@ -87,7 +87,7 @@ def test_a_class_with_the_name_of_a_shipped_part_is_called_by_its_own():
     class Half(shoal.Part):
         pass
 
-    assert "The class Half would be called 'half', which another part is already." in refuse(
+    assert "The class Half would be called 'half', which is already the name of a part." in refuse(
         lambda: shoal.run(Half(), **SMALL)
     )
 

@@ -92,7 +92,9 @@ def collect_parts(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, typ
             name = thing.name()
             if name in parts or name in find_shipped_parts() or name in PRESETS:
                 origin = "" if source == thing.__name__ else f" of {source}"
-                problem = f"The class {thing.__name__}{origin} would be called {name!r}, which another part is already."
+                problem = (
+                    f"The class {thing.__name__}{origin} would be called {name!r}, which is already the name of a part."
+                )
                 raise ShoalError("clash", problem, "Give it another name.")
             parts[name] = thing
     return parts

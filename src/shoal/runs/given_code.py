@@ -37,7 +37,7 @@ def express_method(method: Any) -> tuple[str, tuple[str, ...]]:
     if isinstance(method, (list, tuple)) and method and not holds_objects(method):
         if len(method) == 1 or not all(isinstance(text, str) for text in method):
             fit_value("method", method, "fedavg")
-        problem = f"method lists the texts {', '.join(map(repr, method))}: one method of them all, or several methods?"
+        problem = f"method lists the texts {', '.join(map(repr, method))}, which may be one method or several."
         joined = "+".join(map(str, method))
         raise ShoalError("bad-value", problem, f'Write "{joined}" for one, or shoal.compare([...]) for several.')
     if not isinstance(method, Sequence):

@@ -45,7 +45,7 @@ def parse_recipe_pairs(pairs: list[str]) -> dict[str, Any]:
 
 
 def split_pairs(pairs: list[str], example: str = "-s rounds=50") -> dict[str, str]:
-    """The text of each key in `key=value` words; the last word about a key wins, and `example` shows how to write one."""
+    """The text of each key in `key=value` words; the last about a key wins, and `example` shows how to write one."""
     texts: dict[str, str] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
