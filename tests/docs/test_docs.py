@@ -239,7 +239,9 @@ def test_the_lines_of_everyday_tasks_are_those_of_the_blocks():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/explanation/other-frameworks.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/tour.md", "docs/tutorial.md", "docs/explanation/other-frameworks.md"]
+)
 def test_what_a_page_shows_is_what_comes_out(page, tmp_path):
     for block, printed in run_page((ROOT / page).read_text(), tmp_path):
         if block.shown is not None:
@@ -254,6 +256,29 @@ def test_the_readme_shows_what_make_demo_prints(tmp_path):
     shown = (ROOT / "README.md").read_text().split("`make demo` prints\n\n```text\n")[1].split("```")[0]
     tables = printed.split("The last accuracy within")[0]
     assert not differ(shown, tables)
+
+
+def test_the_readme_is_read_in_three_minutes_and_leads_on():
+    """At 250 words a minute, tables and blocks of code aside, which are looked at rather than read."""
+    readme = (ROOT / "README.md").read_text()
+    prose = re.sub(r"```.*?```|<!--.*?-->|^\|.*$|^!.*$", "", readme, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 500 and len(readme.splitlines()) <= 120
+    assert len(re.findall(r"^\|[-| :]+\|$", readme, re.MULTILINE)) == 2, "the evidence, and where to go next"
+    (program,) = [block for block in read_blocks(readme) if block.language == "python"]
+    assert len([line for line in program.body.splitlines() if line.strip()]) <= 10
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", readme):
+        page = ROOT / target
+        assert page.exists(), target
+        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if anchor else []
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{target}#{anchor}"
+
+
+def test_the_start_page_leads_to_every_page_for_users():
+    start = (DOCS / "index.md").read_text()
+    pages = [f"how-to/{page.name}" for page in (DOCS / "how-to").glob("*.md")] + ["tour.md", "tutorial.md"]
+    pages += [f"notebooks/{page.stem}.md" for page in (DOCS / "notebooks").glob("*.ipynb")]
+    assert not [page for page in pages if f"]({page})" not in start]
 
 
 def test_a_changed_output_is_seen():
