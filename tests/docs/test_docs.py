@@ -23,6 +23,8 @@ from shoal.core.builtin_tasks import TASKS
 from shoal.models import MODELS, describe_model
 from shoal.parts import find_shipped_parts
 from shoal.parts.fedbr import FedBR
+from shoal.plugins.load import load_part_files
+from shoal.plugins.smoke_run import smoke_test_part
 from shoal.runs.history_rows import check_row
 from shoal.runs.recipe import Recipe
 
@@ -287,3 +289,15 @@ def test_a_changed_output_is_seen():
     assert differ(shown, "accuracy  0.7472\nwall time  5.12 s\n")
     assert differ(shown, "precision  0.6472\nwall time  5.12 s\n")
     assert differ(shown, "accuracy  0.6472\n")
+
+
+def test_the_parts_of_the_guide_are_accepted(tmp_path):
+    """The blocks of how-to/write-a-part.md are one file, and what it defines is played like any part of a user."""
+    page = (DOCS / "how-to/write-a-part.md").read_text()
+    blocks = [block.body for block in read_blocks(page) if block.language == "python"]
+    head = next(body for body in blocks if body.startswith("from dataclasses import"))
+    (tmp_path / "my_parts.py").write_text(head + "\n\n" + "\n\n".join(b for b in blocks if "(Part)" in b))
+    parts = load_part_files([str(tmp_path / "my_parts.py")])
+    assert {"damp", "lag", "logitnorm", "doubt", "float16"} <= parts.keys()
+    for part in parts.values():
+        smoke_test_part(part())
