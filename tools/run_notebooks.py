@@ -26,7 +26,7 @@ def execute_notebook(notebook: Any, folder: Path) -> Any:
         asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
     client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
     client.create_kernel_manager()
-    assert client.km is not None
+    assert client.km is not None and client.km.kernel_spec is not None
     client.km.kernel_spec.argv[0] = sys.executable
     return client.execute()
 

@@ -98,11 +98,9 @@ def test_every_public_object_is_told_in_twenty_lines(result, comparison, tuning)
 
 
 def test_what_public_objects_hold_is_short_too(result, comparison, tuning, tmp_path):
-    """A result's best model, its profile, a try of a tuning, an exported file: whatever an attribute shows in a cell."""
+    """A result's best model, its profile, a try of a tuning, an exported file."""
     folder = tmp_path / "run"
-    kept = shoal.run(
-        "scaffold", out=folder, validation=0.2, keep_best=True, profile=tmp_path / "trace.json", **SMALL
-    )
+    kept = shoal.run("scaffold", out=folder, validation=0.2, keep_best=True, profile=tmp_path / "trace.json", **SMALL)
     held = {"exported": shoal.export(folder, tmp_path / "model.safetensors"), "try": tuning.find_best("fedprox")}
     for thing in (kept, result, comparison, tuning, kept.history):
         for name in (name for name in dir(thing) if not name.startswith("_")):
@@ -116,9 +114,11 @@ def test_what_public_objects_hold_is_short_too(result, comparison, tuning, tmp_p
 
 
 def test_one_is_told_as_one():
-    one = shoal.compare(["fedavg"], **SMALL | {"rounds": 1})
+    one = shoal.compare(["fedavg"], **{**SMALL, "rounds": 1})
     assert repr(one).splitlines()[0] == "Comparison of 1 method, 1 round"
-    assert repr(shoal.tune(["fedavg"], ["lr=0.1"], **SMALL | {"rounds": 1})).startswith("Tuning of 1 method, 1 try over")
+    assert repr(shoal.tune(["fedavg"], ["lr=0.1"], **{**SMALL, "rounds": 1})).startswith(
+        "Tuning of 1 method, 1 try over"
+    )
 
 
 def collect_inside_a_round() -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_a_class_with_the_name_of_a_shipped_part_is_called_by_its_own():
 
 def test_a_callback_that_returns_true_is_told_how_to_stop(caplog):
     with caplog.at_level(logging.WARNING, "shoal"):
-        result = shoal.run(callbacks=[lambda watched: True], **SMALL | {"rounds": 3})
+        result = shoal.run(callbacks=[lambda watched: True], **{**SMALL, "rounds": 3})
     assert len(result.history) == 3
     assert [record.getMessage() for record in caplog.records].count(
         "The callback test_a_callback_that_returns_true_is_told_how_to_stop.<locals>.<lambda> returned True, which "
@@ -103,13 +103,13 @@ def test_a_callback_that_returns_true_is_told_how_to_stop(caplog):
 
 
 def test_the_class_stop_stops_like_an_object_of_it():
-    assert shoal.run(callbacks=[lambda watched: shoal.Stop], **SMALL | {"rounds": 3}).history.stop_reason
+    assert shoal.run(callbacks=[lambda watched: shoal.Stop], **{**SMALL, "rounds": 3}).history.stop_reason
 
 
 def test_a_run_without_rounds_is_named_by_the_report(tmp_path, caplog):
     pytest.importorskip("matplotlib")
     shoal.run(out=str(tmp_path / "done"), **SMALL)
-    shoal.run(out=str(tmp_path / "begun"), **SMALL | {"seed": 1})
+    shoal.run(out=str(tmp_path / "begun"), **{**SMALL, "seed": 1})
     (tmp_path / "begun/history.jsonl").write_text("")
     with caplog.at_level(logging.WARNING, "shoal"):
         shoal.report.write_report([tmp_path / "done", tmp_path / "begun"], tmp_path / "report.html")
