@@ -5,7 +5,7 @@ SHOAL := $(VENV)/bin/shoal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP_EMPTY = build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-whole test-all test-distributed check docs generate results clean
+.PHONY: notebooks help demo test test-whole test-all test-distributed check docs generate results clean
 .PHONY: test-portable release-check
 
 help:  ## list what can be made
@@ -46,6 +46,9 @@ docs: $(VENV)/dev  ## serve the documentation
 
 generate: $(VENV)/dev  ## write tables, navigation and command help of the documentation anew from the code
 	$(PY) tools/generate_docs.py
+
+notebooks: $(VENV)/test  ## run the notebooks of docs/notebooks anew, and keep what they put out
+	$(PY) tools/run_notebooks.py
 
 results: $(VENV)/dev  ## build tables and pictures of docs/results anew from the ledger in results/
 	$(PY) tools/build_results.py

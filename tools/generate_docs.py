@@ -105,27 +105,24 @@ def link_paper(name: str) -> str:
     return f"[{author}](https://doi.org/{known['doi']})" if "doi" in known else author
 
 
-def write_methods(folder: str, whole: bool) -> str:
-    """The table of parts: with formulas and neutral settings where it is whole."""
-    header = ["part", "what it does", *(["how"] if whole else []), "acts at", *(["neutral setting"] if whole else [])]
-    rows = [["fedavg", FEDAVG_IDEA, *([""] if whole else []), "", *([""] if whole else [])]]
+def write_methods() -> str:
+    """The table of parts with formulas and neutral settings."""
+    header = ["part", "what it does", "how", "acts at", "neutral setting", "paper"]
+    rows = [["fedavg", FEDAVG_IDEA, "", "", ""]]
     for name, part in find_shipped_parts().items():
         idea, how = read_idea(part), read_first_sentence(part)
-        row = [name, format_cell(begin_small(idea)), list_points(part)]
-        if whole:
-            row[2:2] = [format_cell(how) if how.rstrip(".") != idea else ""]
-            row.append(format_cell(format_neutral(part.neutral)))
-        rows.append(row)
-    rows = [[f"[`{row[0]}`]({folder}{row[0]}.md)", *row[1:], link_paper(row[0])] for row in rows]
-    return format_table([*header, "paper"], rows)
+        told = format_cell(how) if how.rstrip(".") != idea else ""
+        neutral = format_cell(format_neutral(part.neutral))
+        rows.append([name, format_cell(begin_small(idea)), told, list_points(part), neutral])
+    return format_table(header, [[f"[`{row[0]}`]({row[0]}.md)", *row[1:], link_paper(row[0])] for row in rows])
 
 
-def write_presets(folder: str) -> str:
+def write_presets() -> str:
     """The table of names for combinations; those with a page of their own are linked."""
     rows = []
     for name, expression in sorted(PRESETS.items()):
         page = (METHOD_PAGES / f"{name}.md").exists()
-        shown = f"[`{name}`]({folder}{name}.md)" if page else f"`{name}`"
+        shown = f"[`{name}`]({name}.md)" if page else f"`{name}`"
         rows.append([shown, f"`{expression}`" if expression else "the empty list of parts"])
     return format_table(["preset", "stands for"], rows)
 
@@ -272,10 +269,8 @@ def write_public_names() -> str:
 WRITERS = {
     "public names": write_public_names,
     "notebook navigation": write_notebook_navigation,
-    "methods in README": partial(write_methods, "docs/methods/", whole=False),
-    "presets in README": partial(write_presets, "docs/methods/"),
-    "methods": partial(write_methods, "", whole=True),
-    "presets": partial(write_presets, ""),
+    "methods": write_methods,
+    "presets": write_presets,
     "drawing of the round": draw_round,
     "history columns": write_history_columns,
     "metrics of parts": write_part_metrics,

@@ -1,7 +1,7 @@
 """A hook of MkDocs (`hooks` in mkdocs.yml): every notebook under docs/ becomes a page with its kept outputs.
 
 docs/notebooks/first-run.ipynb is the page notebooks/first-run.md to navigation and links; the notebook itself lies
-beside it, to be downloaded. Nothing is executed: the tests do that, and what the notebook holds is shown.
+beside it, to be downloaded. Nothing is executed: tools/run_notebooks.py does that, and what it kept is shown.
 """
 
 import json

@@ -45,7 +45,7 @@ def draw_round() -> str:
         '<defs><marker id="round-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto-start-reverse"><path d="M0,0L8,4L0,8z" fill="currentColor" stroke="none"/></marker></defs>'
     )
-    return "\n".join(["<div>", head, marker, *body, "</svg>", "</div>", ""])
+    return "\n".join(['<div class="round-scroll">', head, marker, *body, "</svg>", "</div>", ""])
 
 
 def measure_depth(number: int) -> int:

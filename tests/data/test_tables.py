@@ -255,3 +255,16 @@ def test_durations_decimals_and_categories_of_numbers():
         pandas.DataFrame({"a": np.arange(20.0), "label": pandas.Categorical([2, 0, 1, 1] * 5)})
     )
     assert classes.classes == 3 and not classes.class_names
+
+
+def test_texts_of_a_frame_that_are_dates_are_dates_as_in_a_file(tmp_path):
+    """What `pandas.read_csv` gives for a column of dates is text."""
+    pd = pytest.importorskip("pandas")
+    days = [f"2024-0{1 + i % 9}-{1 + i % 28:02d}" for i in range(100)]
+    frame = pd.DataFrame(
+        {"since": [None, *days[1:]], "size": [float(i) for i in range(100)], "left": ["no", "yes"] * 50}
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    given = build_user_dataset(pd.read_csv(tmp_path / "t.csv"), missing="mean")
+    read = build_user_dataset(tmp_path / "t.csv", missing="mean")
+    assert given.inputs.shape == (80, 2) and torch.equal(given.inputs, read.inputs)

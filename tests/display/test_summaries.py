@@ -97,6 +97,30 @@ def test_every_public_object_is_told_in_twenty_lines(result, comparison, tuning)
         assert TagCounter(html).counts.get("tr", 0) <= 20, name
 
 
+def test_what_public_objects_hold_is_short_too(result, comparison, tuning, tmp_path):
+    """A result's best model, its profile, a try of a tuning, an exported file."""
+    folder = tmp_path / "run"
+    kept = shoal.run("scaffold", out=folder, validation=0.2, keep_best=True, profile=tmp_path / "trace.json", **SMALL)
+    held = {"exported": shoal.export(folder, tmp_path / "model.safetensors"), "try": tuning.find_best("fedprox")}
+    for thing in (kept, result, comparison, tuning, kept.history):
+        for name in (name for name in dir(thing) if not name.startswith("_")):
+            value = getattr(thing, name)
+            if type(value).__module__.startswith("shoal"):
+                held[f"{type(thing).__name__}.{name}"] = value
+    assert {"Result.best", "Result.profile", "Result.engine", "Tuning.spec"} <= held.keys()
+    for name, value in held.items():
+        text = repr(value)
+        assert len(text.splitlines()) <= 20 and "tensor(" not in text and len(text) < 1000, (name, text)
+
+
+def test_one_is_told_as_one():
+    one = shoal.compare(["fedavg"], **{**SMALL, "rounds": 1})
+    assert repr(one).splitlines()[0] == "Comparison of 1 method, 1 round"
+    assert repr(shoal.tune(["fedavg"], ["lr=0.1"], **{**SMALL, "rounds": 1})).startswith(
+        "Tuning of 1 method, 1 try over"
+    )
+
+
 def collect_inside_a_round() -> dict[str, Any]:
     """What parts are given during a round: a round, a device, a reply, and what a local step knows."""
     seen: dict[str, Any] = {}

@@ -23,6 +23,8 @@ from shoal.core.builtin_tasks import TASKS
 from shoal.models import MODELS, describe_model
 from shoal.parts import find_shipped_parts
 from shoal.parts.fedbr import FedBR
+from shoal.plugins.load import load_part_files
+from shoal.plugins.smoke_run import smoke_test_part
 from shoal.runs.history_rows import check_row
 from shoal.runs.recipe import Recipe
 
@@ -239,7 +241,9 @@ def test_the_lines_of_everyday_tasks_are_those_of_the_blocks():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/explanation/other-frameworks.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/tour.md", "docs/tutorial.md", "docs/explanation/other-frameworks.md"]
+)
 def test_what_a_page_shows_is_what_comes_out(page, tmp_path):
     for block, printed in run_page((ROOT / page).read_text(), tmp_path):
         if block.shown is not None:
@@ -256,9 +260,44 @@ def test_the_readme_shows_what_make_demo_prints(tmp_path):
     assert not differ(shown, tables)
 
 
+def test_the_readme_is_read_in_three_minutes_and_leads_on():
+    """At 250 words a minute, tables and blocks of code aside, which are looked at rather than read."""
+    readme = (ROOT / "README.md").read_text()
+    prose = re.sub(r"```.*?```|<!--.*?-->|^\|.*$|^!.*$", "", readme, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 500 and len(readme.splitlines()) <= 120
+    assert len(re.findall(r"^\|[-| :]+\|$", readme, re.MULTILINE)) == 2, "the evidence, and where to go next"
+    (program,) = [block for block in read_blocks(readme) if block.language == "python"]
+    assert len([line for line in program.body.splitlines() if line.strip()]) <= 10
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", readme):
+        page = ROOT / target
+        assert page.exists(), target
+        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if anchor else []
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{target}#{anchor}"
+
+
+def test_the_start_page_leads_to_every_page_for_users():
+    start = (DOCS / "index.md").read_text()
+    pages = [f"how-to/{page.name}" for page in (DOCS / "how-to").glob("*.md")] + ["tour.md", "tutorial.md"]
+    pages += [f"notebooks/{page.stem}.md" for page in (DOCS / "notebooks").glob("*.ipynb")]
+    assert not [page for page in pages if f"]({page})" not in start]
+
+
 def test_a_changed_output_is_seen():
     shown = "accuracy  0.6472\nwall time  5.12 s\n"
     assert not differ(shown, "accuracy  0.6479\nwall time  1 min\n")
     assert differ(shown, "accuracy  0.7472\nwall time  5.12 s\n")
     assert differ(shown, "precision  0.6472\nwall time  5.12 s\n")
     assert differ(shown, "accuracy  0.6472\n")
+
+
+def test_the_parts_of_the_guide_are_accepted(tmp_path):
+    """The blocks of how-to/write-a-part.md are one file, and what it defines is played like any part of a user."""
+    page = (DOCS / "how-to/write-a-part.md").read_text()
+    blocks = [block.body for block in read_blocks(page) if block.language == "python"]
+    head = next(body for body in blocks if body.startswith("from dataclasses import"))
+    (tmp_path / "my_parts.py").write_text(head + "\n\n" + "\n\n".join(b for b in blocks if "(Part)" in b))
+    parts = load_part_files([str(tmp_path / "my_parts.py")])
+    assert {"damp", "lag", "logitnorm", "doubt", "float16"} <= parts.keys()
+    for part in parts.values():
+        smoke_test_part(part())

@@ -113,7 +113,7 @@ def test_what_is_no_method_is_refused():
     refused("bad-part", "not a frozen dataclass", shoal.run, [type("Bare", (shoal.Part,), {})()], **TINY)
     refused("bad-value", "parts is .3., and must be a list of texts", shoal.run, "fedavg", parts=[3], **TINY)
     refused("bad-value", "object is no part", shoal.run, "fedavg", parts=[object()], **TINY)
-    refused("bad-value", "must be text", shoal.run, ["fedavg", "scaffold"], **TINY)
+    refused("bad-value", "method lists the texts", shoal.run, ["fedavg", "scaffold"], **TINY)
     same_name = dataclass(frozen=True)(type("FedProx", (shoal.Part,), {"__module__": __name__}))
     refused("clash", "already the name", shoal.run, [same_name()], **TINY)
 

@@ -137,7 +137,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"method": "fedprox(mu=-1)"}, "fedprox needs mu >= 0, got mu=-1.0", "in that range"),
     ({"method": "fedprox(nu=1)"}, "no value of fedprox called 'nu'", "'mu'"),
     ({"method": "fedprox("}, "its brackets, commas or plus signs", "+ between them"),
-    ({"method": ["fedavg", "fedprox"]}, "method is ['fedavg', 'fedprox'], and must be text", 'method = "fedavg"'),
+    ({"method": ["fedavg", "fedprox"]}, "method lists the texts 'fedavg', 'fedprox'", 'Write "fedavg+fedprox"'),
     ({"method": "fedprox+fedprox"}, "it is listed twice", "once"),
     ({"method": "median+trimmedmean"}, "both decide how replies are combined", "Keep one"),
     ({"method": "scaffold", "optimiser": "adam"}, "scaffold cannot be used with the optimiser adam", "sgd"),

@@ -60,12 +60,19 @@ def format_text_table(title: str, head: Sequence[str], rows: Sequence[Sequence[s
 def describe_comparison(comparison: "Comparison") -> str:
     rounds = {len(r.history) for results in comparison.results.values() for r in results}
     span = " to ".join(str(n) for n in sorted({min(rounds), max(rounds)})) if rounds else "0"
-    return f"Comparison of {len(comparison.results)} methods, {span} rounds"
+    several = "round" if rounds == {1} else "rounds"
+    return f"Comparison of {count_things(len(comparison.results), 'method')}, {span} {several}"
 
 
 def describe_tuning(tuning: "Tuning") -> str:
     count = sum(map(len, tuning.tries.values()))
-    return f"Tuning of {len(tuning.tries)} methods, {count} tries over {', '.join(tuning.spec.over)}"
+    tries = "1 try" if count == 1 else f"{count} tries"
+    return f"Tuning of {count_things(len(tuning.tries), 'method')}, {tries} over {', '.join(tuning.spec.over)}"
+
+
+def count_things(count: int, word: str) -> str:
+    """`1 method`, `2 methods`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def render_comparison(comparison: "Comparison") -> str:

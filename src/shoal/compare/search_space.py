@@ -67,7 +67,7 @@ def parse_search_space(over: Sequence[str]) -> SearchSpace:
     """What `lr=log:0.001:1`, `momentum=uniform:0:0.9` and `fedprox.mu=0.01,0.1` say, by key."""
     space: dict[str, ValueList | ValueRange] = {}
     for text in over:
-        for key, values in split_pairs([text]).items():
+        for key, values in split_pairs([text], "--over lr=0.01,0.1").items():
             if key in space:
                 raise search_error(f"{key} is given twice.", "Give all its values in one --over.")
             if "." not in key and key not in TUNED_KEYS:

@@ -45,7 +45,8 @@ class ComparisonSpec:
     @property
     def varied_values(self) -> dict[str, list[str]]:
         """The values of each key that is varied."""
-        return {key: [v.strip() for v in values.split(",")] for key, values in split_pairs(list(self.vary)).items()}
+        pairs = split_pairs(list(self.vary), "--vary lr=0.05,0.1")
+        return {key: [v.strip() for v in values.split(",")] for key, values in pairs.items()}
 
     def make_recipes(self) -> dict[str, list[Recipe]]:
         """The recipes by label, which is the method with its varied values; one recipe per seed."""

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os import sep
+from pathlib import Path
+from traceback import extract_tb
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,13 @@ class ShoalError(Exception):
     def __str__(self) -> str:
         return f"{self.problem} {self.advice}"
 
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show: the line of the cell and the sentence, without the frames of this package."""
+        inside = str(Path(__file__).parents[1])
+        frames = [f for f in extract_tb(self.__traceback__) if not f.filename.startswith(inside)]
+        own = [f for f in frames if f"{sep}IPython{sep}" not in f.filename][:1]
+        return [*(f"line {f.lineno}: {f.line}\n" for f in own), f"ShoalError ({self.kind.name}): {self}"]
+
     def __reduce__(self):
         return ShoalError, (self.kind.name, self.problem, self.advice)
 
@@ -196,6 +206,10 @@ def describe_error(error: BaseException) -> str:
 def unknown_name_error(what: str, name: str, known: Iterable[str]) -> ShoalError:
     """The error for a name that is not among those known, with the nearest one as advice."""
     names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    typed = name.lower()
+    begun = [other for other in names if len(typed) > 1 and other.startswith(typed)]
+    part = [other for other in names if len(typed) > 2 and typed in other]
+    near = get_close_matches(typed, names, n=1, cutoff=0.75) or begun or part
+    near = near or get_close_matches(typed, names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names)}."
     return ShoalError("unknown-name", f"There is no {what} called {name[:80]!r}.", hint)

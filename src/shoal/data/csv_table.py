@@ -15,13 +15,13 @@ from shoal.data.table import (
     make_category_column,
     make_date_column,
     make_number_column,
+    parse_dates,
 )
 from shoal.data.user_split import LARGEST, make_data_error
 
 NO_NUMBER = ("na", "n/a", "nan", "null", "none", "?")
 """What stands for a missing number in files, whatever its case."""
 TRUTH = {"true": 1.0, "false": 0.0}
-DATE = r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?Z?)?"
 
 
 def read_csv_table(content: bytes, path: Path, missing: str = "refuse") -> Table:
@@ -80,11 +80,9 @@ def read_text_column(cells: list[str], name: str, path: Path, lines: list[int], 
         return make_number_column([np.nan if number is None else number for number in numbers], whole)
     if given and all(cell.lower() in TRUTH for cell in given):
         return make_number_column([TRUTH.get(cell.lower(), np.nan) for cell in cells], True)
-    if given and all(re.fullmatch(DATE, cell) for cell in given):
-        try:
-            return make_date_column([np.datetime64(cell.rstrip("Z") or "NaT") for cell in cells])
-        except ValueError:
-            pass
+    dates = parse_dates(cells)
+    if dates is not None:
+        return make_date_column(dates)
     return make_category_column([cell or None for cell in cells])
 
 

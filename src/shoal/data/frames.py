@@ -15,6 +15,7 @@ from shoal.data.table import (
     make_category_column,
     make_date_column,
     make_number_column,
+    parse_dates,
 )
 from shoal.data.user_split import make_data_error
 
@@ -99,6 +100,9 @@ def read_python_values(values: Sequence[Any], name: str) -> SampleColumn:
     """A column of Python objects: texts, dates, numbers, lists or arrays; what is None is missing."""
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, str) for value in present):
+        dates = parse_dates(["" if value is None else value.strip() for value in values])
+        if dates is not None:
+            return make_date_column(dates)
         return make_category_column(values)
     if present and all(isinstance(value, bool | int | float | np.number | np.bool_) for value in present):
         whole = all(isinstance(value, bool | int | np.integer | np.bool_) for value in present)

@@ -1,5 +1,6 @@
 """A table of samples: named columns of numbers, categories, dates, arrays or sequences, from any kind of frame."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.data.user_split import LARGEST, make_data_error
 
+DATE = r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?Z?)?"
 MISSING_RULES = ("refuse", "mean", "median", "zero", "flag")
 """What may become of missing values."""
 
@@ -108,6 +110,16 @@ def assemble_table(names: Sequence[Any], columns: Sequence[SampleColumn], source
 
 def make_number_column(values: Any, whole: bool = False) -> SampleColumn:
     return SampleColumn("number", np.asarray(values, dtype=np.float64), whole)
+
+
+def parse_dates(cells: Sequence[str]) -> np.ndarray | None:
+    """Texts like 2024-01-31 or 2024-01-31 12:00 as dates of NumPy, "" as none; None where one is anything else."""
+    if not any(cells) or not all(re.fullmatch(DATE, cell) for cell in cells if cell):
+        return None
+    try:
+        return np.array([np.datetime64(cell.rstrip("Z") or "NaT", "us") for cell in cells])
+    except ValueError:
+        return None
 
 
 def make_category_column(values: Sequence[Any]) -> SampleColumn:

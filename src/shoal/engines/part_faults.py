@@ -27,6 +27,13 @@ def explain_fault(error: Exception, method: Method) -> ShoalError | None:
     return None
 
 
+def describe_line(error: Exception, cls: type[Part]) -> str:
+    """The last line of a part's own code that an exception came through, as the end of a sentence; "" where none is."""
+    files = list_code_files(cls)
+    own = [frame for frame in extract_tb(error.__traceback__) if frame.filename in files]
+    return f" in `{own[-1].name}`, line {own[-1].lineno}" if own else ""
+
+
 def list_code_files(cls: type[Part]) -> set[str]:
     """Where the methods of a part were written; of a cell of a notebook, what Python calls the cell."""
     own = [vars(base).values() for base in cls.__mro__ if issubclass(base, Part) and base is not Part]

@@ -19,6 +19,7 @@ from shoal.core.part import POINTS, Part
 from shoal.core.return_checks import broken_rule_error, check_params, check_two_values
 from shoal.core.types import Device
 from shoal.core.wire import pack_message
+from shoal.engines.part_faults import describe_line
 
 TREE_FIELDS = (
     "anchor got numbers covered plans devices weights replies delta report kept masks body beside index".split()
@@ -139,7 +140,8 @@ def blame_part(part: Part, point: str) -> Iterator[None]:
     except ShoalError:
         raise
     except Exception as error:
-        raise broken_rule_error(part, point, f"raises {describe_error(error)}", "Correct it there.") from error
+        why = f"raises {describe_error(error)}{describe_line(error, type(part))}"
+        raise broken_rule_error(part, point, why, "Correct it there.") from error
 
 
 def list_leaves(node: Any) -> list:

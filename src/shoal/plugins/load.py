@@ -91,7 +91,11 @@ def collect_parts(sources: Iterable[tuple[str, Iterable[Any]]]) -> dict[str, typ
                 raise make_part_error(source, why, "Put @dataclass(frozen=True) above it.")
             name = thing.name()
             if name in parts or name in find_shipped_parts() or name in PRESETS:
-                raise ShoalError("clash", f"{name} of {source} is already the name of a part.", "Give it another name.")
+                origin = "" if source == thing.__name__ else f" of {source}"
+                problem = (
+                    f"The class {thing.__name__}{origin} would be called {name!r}, which is already the name of a part."
+                )
+                raise ShoalError("clash", problem, "Give it another name.")
             parts[name] = thing
     return parts
 

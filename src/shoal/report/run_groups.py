@@ -1,5 +1,6 @@
 """The runs a report is about: read from their folders, checked, and grouped where only the seed differs."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +17,8 @@ from shoal.runs.session import is_run_over
 from shoal.runs.store import RunFolder
 from shoal.storage.files import damaged_file_error, explain_disk_errors
 from shoal.storage.strict_json import parse_json
+
+log = logging.getLogger("shoal")
 
 PLACES = ("out", "data_dir", "checkpoint_every", "memory_mb")
 """Recipe keys that say where and how a run was kept, not what it was."""
@@ -56,14 +59,19 @@ class RunGroup:
 def read_groups(folders: Sequence[Path]) -> list[RunGroup]:
     """The runs in these folders, by what they ran."""
     kinds: dict[Recipe, list[ReportedRun]] = {}
+    empty: list[Path] = []
     for run in (read_run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in list_run_folders(f))):
         same = kinds.setdefault(strip_seed_and_place(run.recipe), [])
+        if not len(run.history):
+            empty.append(run.path)
         if len(run.history) and run.recipe.seed not in [r.recipe.seed for r in same]:
             same.append(run)
     kinds = {kind: sorted(runs, key=lambda r: r.recipe.seed) for kind, runs in kinds.items() if runs}
     if not kinds:
         told = ", ".join(map(str, folders)) or "No folder was given: it"
         raise ShoalError("no-run", f"{told} holds no round of any run.", "Give folders of runs or comparisons.")
+    for path in empty:
+        log.warning("%s has no round yet, and is left out of the report.", path)
     return [RunGroup(label, runs) for label, runs in zip(make_group_labels(list(kinds)), kinds.values())]
 
 

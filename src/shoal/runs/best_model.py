@@ -15,6 +15,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params
 from shoal.core.server_state import ServerState
+from shoal.core.short_repr import make_short_repr
 from shoal.runs.build import Assembly
 from shoal.runs.checkpoint import describe_cuts
 from shoal.runs.headline import is_improvement
@@ -35,6 +36,9 @@ class BestModel:
     net: Net
     params: Params
     cuts: tuple[Plan, ...] = ()
+
+    def __repr__(self) -> str:
+        return make_short_repr(self)
 
     def module(self) -> nn.Module:
         """The model as an ordinary module, with frozen tensors of its own."""

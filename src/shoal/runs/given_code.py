@@ -35,7 +35,11 @@ def express_method(method: Any) -> tuple[str, tuple[str, ...]]:
     if isinstance(method, (Part, type)):
         method = [method]
     if isinstance(method, (list, tuple)) and method and not holds_objects(method):
-        fit_value("method", method, "fedavg")  # a list of texts is rather meant for `compare`
+        if len(method) == 1 or not all(isinstance(text, str) for text in method):
+            fit_value("method", method, "fedavg")
+        problem = f"method lists the texts {', '.join(map(repr, method))}, which may be one method or several."
+        joined = "+".join(map(str, method))
+        raise ShoalError("bad-value", problem, f'Write "{joined}" for one, or shoal.compare([...]) for several.')
     if not isinstance(method, Sequence):
         raise ShoalError("bad-value", f"A {type(method).__name__} is no method.", METHOD_FORMS)
     texts, names = [], list[str]()

@@ -67,6 +67,9 @@ def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
     if isinstance(model := values.get("model"), type):
         problem = f"model is the class {model.__name__}, and no module that was made of it."
         raise ShoalError("bad-value", problem, f"Give {model.__name__}(...), or FILE.py:{model.__name__} as text.")
+    if callable(model) and not isinstance(model, nn.Module | type):
+        problem = f"model is the function {getattr(model, '__name__', model)}, and no module that it makes."
+        raise ShoalError("bad-value", problem, "Call it and give what comes out, or FILE.py:NAME as text.")
     if isinstance(values.get("model"), nn.Module):
         values["model"] = hand_over_model(values["model"])
     if isinstance(values.get("task"), LearningTask):

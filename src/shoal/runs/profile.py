@@ -48,6 +48,9 @@ class RunProfile:
         chosen = [seconds for number, seconds in later if number != self.traced_round] or [s for _, s in later]
         return {phase: mean(seconds[phase] for seconds in chosen) for phase in chosen[0]} if chosen else None
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         lines = [f"{'phase':10}{'seconds':>10}{'share':>8}{'first round':>14}{'later round':>14}"]
         for cells in self.make_rows():

@@ -44,14 +44,13 @@ def parse_recipe_pairs(pairs: list[str]) -> dict[str, Any]:
     return {key: parse_value(key, text, DEFAULTS[key]) if key in DEFAULTS else text for key, text in texts.items()}
 
 
-def split_pairs(pairs: list[str]) -> dict[str, str]:
-    """The text of each key in `key=value` words; the last word about a key wins."""
+def split_pairs(pairs: list[str], example: str = "-s rounds=50") -> dict[str, str]:
+    """The text of each key in `key=value` words; the last about a key wins, and `example` shows how to write one."""
     texts: dict[str, str] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign:
-            raise ShoalError(
-                "bad-recipe", f"{pair[:80]!r} is not of the form key=value.", "Write for example -s rounds=50."
-            )
+            problem = f"{pair[:80]!r} is not of the form key=value."
+            raise ShoalError("bad-recipe", problem, f"Write for example {example}.")
         texts[key.strip().replace("-", "_")] = value.strip()
     return texts

@@ -147,7 +147,7 @@ def check_task_on_model(net: Net, dataset: Dataset, loss_name: str, model_name: 
     except Exception as error:
         why = f"it raises {describe_error(error)} on {net.dtype} samples of {dataset.name}"
         raise make_model_error(model_name, why, STEP_ADVICE) from error
-    source = loss_name or f"The loss of the task {task.name}"
+    source = "The loss" if loss_name.startswith("own-") else loss_name or f"The loss of the task {task.name}"
     try:
         losses: Any = task.compute_sample_losses(outputs.detach().requires_grad_(), targets)
     except Exception as error:

@@ -16,6 +16,8 @@ AMOUNTS = ("epochs", "steps")
 """Keys with text such as 1-5, where a plain number will do as well."""
 NAMES = ("label",)
 """Keys with texts such as a,b, where a list of names will do as well."""
+WORD_LISTS = ("metrics",)
+"""Keys with a list of words, each of which may be several with commas between them: --metrics auroc,f1_macro."""
 MAPPINGS = ("lr_groups",)
 """Keys with text such as head.*=10, where a table of names and numbers will do as well."""
 
@@ -35,6 +37,7 @@ def fit_value(key: str, value: Any, default: Any) -> Any:
         if kind is tuple and isinstance(value, (str, list, tuple)):
             texts = value.split(",") if isinstance(value, str) else value
             if all(isinstance(text, str) for text in texts):
+                texts = ",".join(texts).split(",") if key in WORD_LISTS else texts
                 return tuple(text for text in texts if text)
         if kind is str and isinstance(value, (str, PathLike)):
             path = fspath(value)

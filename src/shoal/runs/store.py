@@ -22,7 +22,7 @@ from shoal.runs.checkpoint import Checkpoint, check_format, make_checkpoint_tree
 from shoal.runs.given_objects import describe_way_to_resume
 from shoal.runs.history import History, encode_row, encode_rows, read_history
 from shoal.runs.recipe import Recipe
-from shoal.runs.recipe_files import read_recipe_file
+from shoal.runs.recipe_files import COMPARISON_FILE, TUNING_FILE, read_recipe_file
 from shoal.storage.durable import append_to_file, disk, make_folders, remove_strays, replace_file, sync_paths
 from shoal.storage.files import damaged_file_error, explain_disk_errors, read_tree, tree_as_bytes
 from shoal.storage.memory import DeviceMemory
@@ -66,9 +66,7 @@ class RunFolder:
     def open(cls, path: Path, to_write: bool = True) -> "RunFolder":
         """The folder of a run that is there, locked by this process if it is to be written to."""
         if not (path / "recipe.toml").is_file():
-            raise ShoalError(
-                "no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run."
-            )
+            raise make_no_run_error(path)
         folder = cls(path, lock_folder(path) if to_write else None)
         if to_write:
             with explain_disk_errors(path):
@@ -266,3 +264,13 @@ def lock_folder(path: Path) -> IO[bytes]:
             "folder-exists", f"{path} is in use by another process.", "Wait for it, or give another --out."
         ) from None
     return lock
+
+
+def make_no_run_error(path: Path) -> ShoalError:
+    """The error for a folder that is not that of one run; of a comparison or a tuning it names one of the runs."""
+    for file, what in ((COMPARISON_FILE, "a comparison"), (TUNING_FILE, "a tuning")):
+        runs = sorted(found.parent for found in path.rglob("recipe.toml")) if (path / file).is_file() else []
+        if runs:
+            problem = f"{path} holds {what}, and one run is wanted here."
+            return ShoalError("no-run", problem, f"Give the folder of one of its runs, such as {runs[0]}.")
+    return ShoalError("no-run", f"{path} holds no run: there is no recipe.toml in it.", "Give the folder of a run.")

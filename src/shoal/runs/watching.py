@@ -94,6 +94,7 @@ class GuardedWatchers:
 
     def __init__(self, watchers: Sequence[tuple[str, Watcher]]):
         self.watchers = list(watchers)
+        self.warned: set[str] = set()
 
     def __call__(self, recipe: Recipe, row: Row, history: History) -> Stop | None:
         stop = None
@@ -107,6 +108,10 @@ class GuardedWatchers:
                 self.watchers.remove(named)
                 log.warning("%s It is not called again, and the run goes on.", describe_fault(name, error))
                 continue
+            answer = Stop() if answer is Stop else answer
+            if answer is True and name not in self.warned:
+                self.warned.add(name)
+                log.warning('%s returned True, which means nothing: return shoal.Stop("why") to stop the run.', name)
             if isinstance(answer, Stop) and stop is None:
                 stop = answer
                 row.setdefault("stopped", answer.why)  # which those that follow see

@@ -1,0 +1,130 @@
+"""What somebody new to shoal gets wrong in the first hour, and the sentence that helps: found by trying it."""
+
+import logging
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+import shoal
+from shoal.cli.commands import app
+from shoal.core.errors import unknown_name_error
+
+SMALL: dict[str, Any] = dict(rounds=1, devices=4, sample=2, engine="serial")
+
+
+def refuse(call: Any) -> str:
+    with pytest.raises(shoal.ShoalError) as refusal:
+        call()
+    return str(refusal.value)
+
+
+def test_metrics_may_have_commas_between_them(tmp_path):
+    flags = ["--rounds", "1", "--devices", "4", "--sample", "2", "--engine", "serial", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, ["run", *flags, "--metrics", "top3,log_loss", "--metrics", "per_class"])
+    assert done.exit_code == 0, done.output
+    recipe = shoal.Recipe().with_values(metrics=["top3,log_loss", "per_class"])
+    assert recipe.metrics == ("top3", "log_loss", "per_class")
+    assert 'metrics = ["top3", "log_loss", "per_class"]' in (tmp_path / "run/recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "typed, meant", [("f1", "f1_macro"), ("acc", "balanced_accuracy"), ("aurocc", "auroc"), ("confusoin", "confusion")]
+)
+def test_a_name_that_was_cut_short_is_found(typed, meant):
+    known = ["auroc", "balanced_accuracy", "confusion", "f1_macro", "f1_micro"]
+    assert unknown_name_error("metric", typed, known).advice == f"Did you mean {meant!r}?"
+
+
+def test_what_names_no_value_is_shown_with_the_flag_that_was_meant():
+    assert "--vary lr=0.05,0.1" in refuse(lambda: shoal.compare(["fedavg"], vary=["lr"], **SMALL))
+    assert "--over lr=0.01,0.1" in refuse(lambda: shoal.tune(["fedavg"], ["lr"], tries=1, **SMALL))
+
+
+def test_a_comparison_is_no_run_and_one_of_its_runs_is_named(tmp_path):
+    shoal.compare(["fedavg", "fedprox"], out=str(tmp_path / "two"), **SMALL)
+    said = refuse(lambda: shoal.export(tmp_path / "two", tmp_path / "model.pt2"))
+    assert "holds a comparison" in said and str(tmp_path / "two/0-fedavg") in said
+    assert "holds no run" in refuse(lambda: shoal.export(tmp_path, tmp_path / "model.pt2"))
+
+
+def test_a_list_of_texts_is_one_method_or_several():
+    said = refuse(lambda: shoal.run(["fedprox", "scaffold"], **SMALL))
+    assert '"fedprox+scaffold"' in said and "shoal.compare" in said
+
+
+def test_a_function_that_makes_a_model_is_no_model():
+    def make_net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    said = refuse(lambda: shoal.run(model=make_net, **SMALL))
+    assert "the function make_net" in said and "FILE.py:NAME" in said
+
+
+def test_a_loss_of_the_program_is_called_the_loss():
+    said = refuse(lambda: shoal.run(loss=lambda outputs, targets: (outputs - targets).abs(), **SMALL))
+    assert said.startswith("The loss cannot be used: it raises RuntimeError")
+
+
+def test_a_fault_of_a_part_is_told_with_its_line():
+    @dataclass(frozen=True)
+    class Hurt(shoal.Part):
+        def serve(self, params, state, round):
+            return {name: value * self.scale for name, value in params.items()}, state  # type: ignore
+
+    line = Hurt.serve.__code__.co_firstlineno + 1
+    said = refuse(lambda: shoal.run(Hurt(), **SMALL))
+    assert "no attribute 'scale'" in said and f", line {line}. Correct it there." in said
+
+
+def test_a_class_with_the_name_of_a_shipped_part_is_called_by_its_own():
+    @dataclass(frozen=True)
+    class Half(shoal.Part):
+        pass
+
+    assert "The class Half would be called 'half', which is already the name of a part." in refuse(
+        lambda: shoal.run(Half(), **SMALL)
+    )
+
+
+def test_a_callback_that_returns_true_is_told_how_to_stop(caplog):
+    with caplog.at_level(logging.WARNING, "shoal"):
+        result = shoal.run(callbacks=[lambda watched: True], **{**SMALL, "rounds": 3})
+    assert len(result.history) == 3
+    assert [record.getMessage() for record in caplog.records].count(
+        "The callback test_a_callback_that_returns_true_is_told_how_to_stop.<locals>.<lambda> returned True, which "
+        'means nothing: return shoal.Stop("why") to stop the run.'
+    ) == 1
+
+
+def test_the_class_stop_stops_like_an_object_of_it():
+    assert shoal.run(callbacks=[lambda watched: shoal.Stop], **{**SMALL, "rounds": 3}).history.stop_reason
+
+
+def test_a_run_without_rounds_is_named_by_the_report(tmp_path, caplog):
+    pytest.importorskip("matplotlib")
+    shoal.run(out=str(tmp_path / "done"), **SMALL)
+    shoal.run(out=str(tmp_path / "begun"), **{**SMALL, "seed": 1})
+    (tmp_path / "begun/history.jsonl").write_text("")
+    with caplog.at_level(logging.WARNING, "shoal"):
+        shoal.report.write_report([tmp_path / "done", tmp_path / "begun"], tmp_path / "report.html")
+    assert any("begun has no round yet, and is left out" in record.getMessage() for record in caplog.records)
+
+
+def test_a_notebook_shows_the_line_and_the_sentence():
+    pytest.importorskip("IPython")
+    program = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import shoal\\nmu = 0.1\\nshoal.run('fedpox', rounds=1)")
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path.home())
+    said = told.stdout + told.stderr
+    assert "line 3: shoal.run('fedpox', rounds=1)" in said
+    assert "ShoalError (unknown-name): There is no method called 'fedpox'. Did you mean 'fedprox'?" in said
+    assert len(said.strip().splitlines()) <= 4, said
