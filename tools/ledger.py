@@ -1,12 +1,17 @@
 """The ledger in results/ as the tables of the documentation read it."""
 
 from functools import cache
+from pathlib import Path
 from statistics import mean
 
 from markers import ROOT
 
 from shoal.reproduce.intervals import compute_interval
 from shoal.reproduce.ledger import LEDGER_SUFFIX, LedgerRun, read_ledger_file
+from shoal.reproduce.protocol import FAIR
+from shoal.reproduce.run import Cell, attach_recorded_runs, make_cells
+from shoal.reproduce.table import PaperTable
+from shoal.reproduce.table_file import read_table
 from shoal.runs.recipe_command import format_recipe_flags, quote_word
 
 FOLDER = ROOT / "results"
@@ -36,8 +41,33 @@ def format_interval(values: list[float], sign: str = "") -> str:
     return f"{mean(values):{sign}.2f} ± {compute_interval(values):.2f}"
 
 
+def read_recorded_cells(name: str, protocol: str) -> tuple[PaperTable, list[Cell]]:
+    """The table that `--record` wrote a file for, and its cells that are in it."""
+    table = read_table(name).apply_protocol(protocol)
+    cells = make_cells(table, "full", table.protocol.seeds, {}, Path())
+    return table, [cell for cell in attach_recorded_runs(cells, read_runs(name), protocol) if cell.recorded]
+
+
+def format_commands_of_table(name: str) -> str:
+    """The commands that make the runs of a file that `shoal reproduce --record` wrote, one for each protocol."""
+    lines = []
+    for protocol in sorted({run.protocol for run in read_runs(name)}):
+        table, cells = read_recorded_cells(name, protocol)
+        rows = [row.method for row in table.rows if any(cell.row.method == row.method for cell in cells)]
+        columns = [column.name for column in table.columns if any(cell.column.name == column.name for cell in cells)]
+        words = [f"shoal reproduce {name}"]
+        words += [f"--protocol {protocol}"] if protocol != FAIR else []
+        words += [f"--column {quote_word(column)}" for column in columns] if len(columns) < len(table.columns) else []
+        runnable = [row for row in table.rows if not row.missing]
+        words += [f"--only {quote_word(','.join(rows))}"] if len(rows) < len(runnable) else []
+        lines.append(" ".join(words))
+    return "```sh\n" + "\n".join(lines) + "\n```\n"
+
+
 def format_command(name: str, rounds: int | None = None) -> str:
     """The command that makes the runs of a file; `rounds` is what was asked for where runs were broken off."""
+    if read_runs(name)[0].protocol:
+        return format_commands_of_table(name)
     groups = group_by_method(name)
     first = next(iter(groups.values()))
     recipe = first[0].parsed_recipe.with_values(**({"rounds": rounds} if rounds else {}))

@@ -12,7 +12,7 @@ from svg_files import plt, save_svg
 
 from shoal.display.curve_style import COLOURS
 from shoal.plugins.load import load_method
-from shoal.reproduce.ledger import LEDGER_SUFFIX, LedgerRun, list_ledger_files
+from shoal.reproduce.ledger import LEDGER_SUFFIX, LedgerRun, list_ledger_files, make_run_key, read_ledger
 
 METHOD_PAGES = ROOT / "docs/methods"
 METHOD_PICTURES = ROOT / "docs/pictures/methods"
@@ -49,14 +49,33 @@ def find_experiments() -> dict[str, list[Experiment]]:
     for file in list_ledger_files(FOLDER):
         name = file.name.removesuffix(LEDGER_SUFFIX)
         groups: dict[str, dict[str, list[LedgerRun]]] = {}
-        for run in sorted(read_runs(name), key=lambda run: run.seed):
+        judged = [run for run in read_runs(name) if not run.parsed_recipe.validation]  # the others are of a tuning
+        for run in sorted(judged, key=lambda run: run.seed):
             groups.setdefault(describe_setting(run), {}).setdefault(run.method, []).append(run)
         for methods in groups.values():
             for method, runs in methods.items():
                 for page in list_pages(method):
-                    base = methods.get("fedavg", ())
+                    base = methods.get("fedavg") or find_base_elsewhere(runs)
                     found.setdefault(page, []).append(Experiment(name, method, runs, base))
     return {page: experiments for page, experiments in found.items() if page != "fedavg"}
+
+
+def find_base_elsewhere(runs: Sequence[LedgerRun]) -> list[LedgerRun]:
+    """FedAvg with the same recipes, seeds and protocol in another file, for as long; none where one is missing."""
+    found = []
+    for run in runs:
+        key = make_run_key(run.parsed_recipe.with_values(method="fedavg"))
+        found += [b for b in find_runs_by_key().get((key, run.protocol), ())[:1] if len(b.rows) >= len(run.rows)]
+    return found if len(found) == len(runs) else []
+
+
+@cache
+def find_runs_by_key() -> dict[tuple[str, str], list[LedgerRun]]:
+    """By key and protocol, the runs of all files; of several the longest first."""
+    by_key: dict[tuple[str, str], list[LedgerRun]] = {}
+    for run in read_ledger(FOLDER):
+        by_key.setdefault((run.key, run.protocol), []).append(run)
+    return {key: sorted(runs, key=lambda run: -len(run.rows)) for key, runs in by_key.items()}
 
 
 def list_pages(method: str) -> list[str]:

@@ -7,6 +7,7 @@ from statistics import mean
 from ledger import FOLDER, format_command, format_interval, group_by_method, read_runs
 from markers import ROOT, format_table
 
+from shoal.plugins.load import load_method
 from shoal.reproduce.ledger import LedgerRun
 
 NAMES = {
@@ -30,6 +31,7 @@ SCAFFOLD = "scaffold-cifar10-lenet-dirichlet0.1"
 FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
 FEDACD = "fedacd-cifar10-conv2cifar-dirichlet0.1"
 FLAT_MINIMA = "flat-minima-cifar10-lenet-dirichlet0.1"
+FLAT_MINIMA_TUNING = f"{FLAT_MINIMA}-tuning"
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
@@ -176,6 +178,21 @@ def show_fedacd() -> str:
     return format_table(header, rows, numbers_from=1)
 
 
+def show_tuning(name: str, key: str, last: int = 5) -> str:
+    """The validation accuracy of each try, the mean of its last evaluations as `shoal tune` reads it; the best bold."""
+    tries: dict[str, dict[float, float]] = {}
+    for run in read_runs(name):
+        (part,) = load_method(run.method, ()).parts
+        tries.setdefault(part.name(), {})[getattr(part, key)] = run.mean_accuracy(len(run.rows), last)
+    values = sorted({value for own in tries.values() for value in own})
+    rows = []
+    for method, own in tries.items():
+        cells = {value: f"{own[value]:.2f}" for value in values}
+        best = max(own, key=lambda value: own[value])
+        rows.append([NAMES[method], *(f"**{text}**" if value == best else text for value, text in cells.items())])
+    return format_table(["", *(f"{key} {value:g}" for value in values)], rows, numbers_from=1)
+
+
 def show_scaffold_looks() -> str:
     """The mean accuracy over seeds at every look."""
     groups = dict(sorted(group_by_method("scaffold-fashion-mnist").items()))
@@ -249,6 +266,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fedacd command": partial(format_command, FEDACD),
     "flat minima": partial(compare_unequal_lengths, FLAT_MINIMA, 20),
     "flat minima rounds": partial(show_rounds, (FLAT_MINIMA,), (10, 20, 40, 60, 80, 110)),
+    "flat minima tuning": partial(show_tuning, FLAT_MINIMA_TUNING, "rho"),
     "flat minima command": partial(format_command, FLAT_MINIMA),
     "ledger": list_ledger,
     "unkept": list_unkept_tables,

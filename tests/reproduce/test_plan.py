@@ -11,7 +11,7 @@ from shoal import Recipe, ShoalError
 from shoal.cli.commands import run_command_line
 from shoal.cli.plan_table import summarise_plan
 from shoal.reproduce import plan as plans
-from shoal.reproduce.cost import find_recorded_cost, measure_round
+from shoal.reproduce.cost import RoundCost, find_recorded_cost, measure_round
 from shoal.reproduce.ledger import describe_machine, read_ledger, record_runs
 from shoal.reproduce.plan import TimeLimit, order_plans, plan_table, reproduce_in_order
 from shoal.reproduce.run import reproduce_table
@@ -164,6 +164,31 @@ def test_what_decides_a_claim_at_least_cost_runs_first(here):
     reproduce_in_order("small", seeds=3, only=["FedDH"], results="results", record=True)
     assert [p.decides for p in plan_table("small", 3, results="results", with_trials=False).cells][0] == ()
     assert order_plans((), "small", None) == []
+
+
+def test_cells_of_which_no_seconds_are_known_come_last(here):
+    (here / "results").mkdir()
+    (here / "results/claims.toml").write_text(CLAIMS)
+    plan = plan_table("small", seeds=3, results="results", with_trials=False)
+    slow = RoundCost(1000.0, "its own rounds so far")
+    known = [plans.replace(p, cost=slow) if p.cell.row.method != "FedDH" else p for p in plan.cells]
+    told = [(p.cell.column.name, p.cell.row.method) for p in order_plans(known, "small", here / "results")]
+    assert told[:3] == [("LeNet on C10", "FedProx"), ("LeNet on C10", "FedAvg"), ("LeNet on C10", "FedDH")]
+
+
+def test_columns_can_be_run_alone(here, monkeypatch, capsys):
+    (here / "results").mkdir()
+    plan = plan_table("small", seeds=1, columns=["long"], with_trials=False)
+    assert tell(plan) == [("L", "FedAvg", "", 6), ("L", "FedProx", "", 6)]
+    sheet = reproduce_in_order("small", 1, ["FedAvg"], results="results", record=True, columns=["Long"])
+    assert {(f.column, f.method) for f in sheet.figures} == {("Long", "FedAvg")}
+    assert [len(run.rows) for run in read_ledger(here / "results")] == [6]
+    folders = sorted(file.parent.parent.parent.name for file in (here / "runs").rglob("recipe.toml"))
+    assert folders == ["long"]
+    code, out, err = command(monkeypatch, capsys, "small", "--column", "LONG", "--seeds", "1", "--plan")
+    assert code == 0 and "1 of 2 cells are there." in out
+    code, out, err = command(monkeypatch, capsys, "small", "--column", "Short")
+    assert code == 10 and "no column called 'Short'" in err and "LeNet on C10; Long" in err
 
 
 def test_cells_of_the_ledger_are_read_and_not_run_again(here):

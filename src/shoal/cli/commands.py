@@ -146,6 +146,9 @@ def reproduce_command(
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Run these methods of the paper alone.")
     ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run these columns of the table alone.")
+    ] = None,
     out: Annotated[str, typer.Option(help="Folder of the runs and of the table. [dim]\\[runs/TABLE][/dim]")] = "",
     plan: Annotated[
         bool, typer.Option("--plan", help="Say which cells are there and what the others take; run none.")
@@ -167,26 +170,26 @@ def reproduce_command(
 
     if table is None:
         return Console().print(make_listing("tables", ()))
-    changes = parse_recipe_pairs(sets or [])
+    changes, rows, columns = parse_recipe_pairs(sets or []), only or (), column or ()
     if scale == "smoke" and (plan or record or until_minutes is not None):
         raise ShoalError("bad-value", "The scale smoke means nothing worth planning.", "Leave out --scale.")
     if plan:
         with Progress(quiet or as_json, False, runs=2, quiet=quiet):
-            found = plan_table(table, seeds, only or (), out, changes, results, protocol=protocol)
+            found = plan_table(table, seeds, rows, out, changes, results, protocol=protocol, columns=columns)
         if as_json:
             return typer.echo(json.dumps(found.to_dict()))
         return None if quiet else Console().print(*make_plan_tables(found))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
         watch = hide_finished_bars(progress)
         if scale == "full":
-            told = plan_table(table, seeds, only or (), out, changes, results, with_trials=False, protocol=protocol)
+            told = plan_table(table, seeds, rows, out, changes, results, "full", False, protocol, columns)
             logging.getLogger("shoal").info(summarise_plan(told))
         if record or until_minutes is not None:
             sheet = reproduce_in_order(
-                table, seeds, only or (), out, changes, watch, results, until_minutes, record, protocol
+                table, seeds, rows, out, changes, watch, results, until_minutes, record, protocol, columns
             )
         else:
-            sheet = reproduce_table(table, scale, seeds, only or (), out, changes, watch, protocol, results)
+            sheet = reproduce_table(table, scale, seeds, rows, out, changes, watch, protocol, results, columns=columns)
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:

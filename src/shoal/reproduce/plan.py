@@ -24,12 +24,12 @@ from shoal.reproduce.run import (
     Cell,
     attach_recorded_runs,
     explain_stop,
+    list_requested_cells,
     make_cells,
     pick_default_folder,
     read_complete_histories,
     refuse_other_recipe,
     reproduce_table,
-    select_rows,
 )
 from shoal.reproduce.sheet import Sheet
 from shoal.reproduce.table_file import read_table
@@ -105,6 +105,7 @@ def plan_table(
     scale: str = "full",
     with_trials: bool = True,
     protocol: str = FAIR,
+    columns: Sequence[str] = (),
 ) -> TablePlan:
     """Which cells of a table are in the ledger or complete in the folder, and what the others would cost here.
 
@@ -115,9 +116,9 @@ def plan_table(
     seeds = table.protocol.seeds if seeds is None else seeds
     place = find_ledger_folder(results)
     ledger = read_ledger(place) if scale == "full" else ()
-    requested = {row.method for row in select_rows(table, only)}
-    cells = make_cells(table, scale, seeds, changes or {}, folder)
-    cells = [cell for cell in attach_recorded_runs(cells, ledger, protocol) if cell.row.method in requested]
+    requested = list_requested_cells(table, only, columns)
+    cells = attach_recorded_runs(make_cells(table, scale, seeds, changes or {}, folder), ledger, protocol)
+    cells = [cell for cell in cells if (cell.column.name, cell.row.method) in requested]
     plans = [inspect_cell(cell) for cell in cells]
     plans = estimate_costs(plans, ledger, with_trials)
     return TablePlan(table.name, tuple(order_plans(plans, table.name, place)))
@@ -161,7 +162,7 @@ def order_plans(plans: Sequence[CellPlan], table: str, ledger: Path | None) -> l
         missing = [key for key in wanted if key in by_place and not by_place[key].place]
         if verdict.text == OPEN and missing:
             needs.append((claim.id, missing))
-    needs.sort(key=lambda need: sum(weigh_plan(by_place[key]) for key in need[1]))
+    needs.sort(key=lambda need: weigh_plans([by_place[key] for key in need[1]]))
     decides: dict[tuple[str, str], list[str]] = {}
     for claim_id, missing in needs:
         for key in missing:
@@ -172,9 +173,12 @@ def order_plans(plans: Sequence[CellPlan], table: str, ledger: Path | None) -> l
     return [*there, *(marked[key] for key in decides), *rest]
 
 
-def weigh_plan(plan: CellPlan) -> float:
-    """What a cell costs, in seconds or, where those are not known, in rounds."""
-    return plan.rounds_left if plan.seconds is None else plan.seconds
+def weigh_plans(plans: Sequence[CellPlan]) -> tuple[int, float]:
+    """What cells cost together: in seconds, or, after all whose seconds are known, in rounds."""
+    seconds = [plan.seconds for plan in plans]
+    if None in seconds:
+        return 1, sum(plan.rounds_left for plan in plans)
+    return 0, sum(part for part in seconds if part is not None)
 
 
 class TimeLimit:
@@ -218,6 +222,7 @@ def reproduce_in_order(
     until_minutes: float | None = None,
     record: bool = False,
     protocol: str = FAIR,
+    columns: Sequence[str] = (),
 ) -> Sheet:
     """Run the missing cells of a table in the order of what they decide, until the minutes are over.
 
@@ -227,7 +232,7 @@ def reproduce_in_order(
     if record and ledger is None:
         raise ShoalError("no-data", "There is no ledger to record in.", "Give its folder: --results FOLDER.")
     table, folder = read_table(name).apply_protocol(protocol), Path(out or pick_default_folder(name, "full", protocol))
-    plan = plan_table(name, seeds, only, out, changes, results, with_trials=False, protocol=protocol)
+    plan = plan_table(name, seeds, only, out, changes, results, "full", False, protocol, columns)
     if not (folder / MARK).is_file():
         refuse_nonempty_folder(folder)
         Sheet(table, "full", table.protocol.seeds if seeds is None else seeds).write(folder)
@@ -237,7 +242,7 @@ def reproduce_in_order(
         record_plan(plan, ledger, protocol)
     if not is_finished:
         log.warning("The %g minutes are over; the same command goes on from there.", until_minutes)
-    return reproduce_table(name, "full", seeds, only, out, changes, watch, protocol, results, play=False)
+    return reproduce_table(name, "full", seeds, only, out, changes, watch, protocol, results, False, columns)
 
 
 def record_plan(plan: TablePlan, ledger: Path, protocol: str) -> int:

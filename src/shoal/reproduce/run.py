@@ -66,11 +66,12 @@ def reproduce_table(
     protocol: str = FAIR,
     results: str = "",
     play: bool = True,
+    columns: Sequence[str] = (),
 ) -> Sheet:
-    """Run the cells of a table, or those of some methods; called again, it goes on where it was stopped.
+    """Run the cells of a table, or those of some methods or columns; called again, it goes on where it was stopped.
 
     `seeds` are those of each cell; None is as many as the protocol asks for, and one at the scale smoke. Runs of
-    other methods that are complete in the same folder are shown too. Cells that are in the ledger `results` are read
+    other cells that are complete in the same folder are shown too. Cells that are in the ledger `results` are read
     from there; without `play` nothing else is run.
     """
     table, folder = read_table(name).apply_protocol(protocol), Path(out or pick_default_folder(name, scale, protocol))
@@ -79,10 +80,10 @@ def reproduce_table(
     cells = make_cells(table, scale, seeds, changes or {}, folder)
     if scale == "full":
         cells = attach_recorded_runs(cells, read_ledger(find_ledger_folder(results)), protocol)
-    requested = {row.method for row in select_rows(table, only)}
+    requested = list_requested_cells(table, only, columns)
     refuse_unmatched_columns(table)
     for cell in cells:
-        if cell.row.method in requested:
+        if (cell.column.name, cell.row.method) in requested:
             for method in dict.fromkeys((recipe.method, recipe.parts) for recipe in cell.recipes):
                 load_method(*method)
         for recipe in cell.recipes:
@@ -95,10 +96,11 @@ def reproduce_table(
     for column in table.columns:
         column_cells = {cell.row.method: cell for cell in cells if cell.column is column}
         if play:
-            finish_cells([cell for cell in column_cells.values() if cell.row.method in requested], folder, watch)
+            wanted = [cell for method, cell in column_cells.items() if (column.name, method) in requested]
+            finish_cells(wanted, folder, watch)
         runs = {method: own for method, cell in column_cells.items() if (own := read_complete_histories(cell))}
         for row in table.rows:
-            if row.method in requested or row.method in runs:
+            if (column.name, row.method) in requested or row.method in runs:
                 figures = make_cell_figures(table, column, row, column_cells.get(row.method), runs.get(row.method))
                 sheet = replace(sheet, figures=(*sheet.figures, *figures))
         if table.protocol.name == FAIR and runs:
@@ -140,6 +142,22 @@ def select_rows(table: PaperTable, only: Sequence[str]) -> list[TableRow]:
             advice = f"Its methods are: {', '.join(row.method for row in table.rows)}."
             raise ShoalError("unknown-name", f"{table.name} has no method called {name[:80]!r}.", advice)
     return [known[name.lower()] for name in names] or list(table.rows)
+
+
+def select_columns(table: PaperTable, names: Sequence[str]) -> list[TableColumn]:
+    """The columns of these names, or all; names have commas in them, so each stands for itself."""
+    known = {column.name.lower(): column for column in table.columns}
+    for name in names:
+        if name.strip().lower() not in known:
+            advice = f"Its columns are: {'; '.join(column.name for column in table.columns)}."
+            raise ShoalError("unknown-name", f"{table.name} has no column called {name[:80]!r}.", advice)
+    return [known[name.strip().lower()] for name in names] or list(table.columns)
+
+
+def list_requested_cells(table: PaperTable, only: Sequence[str], columns: Sequence[str]) -> set[tuple[str, str]]:
+    """Column and method of the cells that were asked for."""
+    rows = select_rows(table, only)
+    return {(column.name, row.method) for column in select_columns(table, columns) for row in rows}
 
 
 def make_cells(table: PaperTable, scale: str, seeds: int, changes: Mapping[str, Any], folder: Path) -> list[Cell]:
