@@ -314,10 +314,11 @@ def test_a_name_is_looked_up_in_the_hub_cache_and_never_in_a_network(tmp_path, m
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
     data = str(write_reviews(tmp_path / "reviews.csv"))
-    assert shoal.run(**RECIPE | {"model": "hf:org/tiny", "data": data}).net.task.name == "classify"
+    recipe: dict[str, Any] = RECIPE | {"data": data}
+    assert shoal.run(model="hf:org/tiny", **recipe).net.task.name == "classify"
     assert get_public_name("hf:org/tiny") == "hf:org/tiny"
     with pytest.raises(ShoalError, match="no model of that name in the hub cache"):
-        shoal.run(**RECIPE | {"model": "hf:org/other", "data": data})
+        shoal.run(model="hf:org/other", **recipe)
 
 
 def test_check_and_list_know_them(tmp_path, capsys):
