@@ -475,6 +475,7 @@ def test_leaf_images(tmp_path):
     data = leaf.read_leaf(tmp_path)
     assert data.inputs.shape == (6, 1, 28, 28) and data.inputs.dtype == torch.float32 and data.classes == 62
     assert data.owners is not None and data.owners.tolist() == [0, 0, 0, 1, 1, 0]
+    assert data.test_owners is not None and data.test_owners.tolist() == [0]
 
 
 def test_leaf_text(tmp_path):
@@ -542,6 +543,7 @@ def test_shakespeare_by_role(tmp_path):
     assert "".join(letters[i] for i in data.inputs[0].tolist()) == "Speak, speak! Speak,"
     assert torch.equal(data.inputs[0, 1:], data.targets[0, :-1])
     sizes = np.bincount(data.owners)
+    assert data.test_owners is not None and data.test_owners.tolist() == [0, 0, 1, 1]
     assert sizes.tolist() == [19, 18] and len(data.test_inputs) == 4  # 21 and 20 sequences, a tenth of each held back
 
 
@@ -794,7 +796,7 @@ def test_a_missing_set_is_fetched_and_then_kept(tmp_path, monkeypatch):
 
 def small() -> Dataset:
     x, y = torch.arange(24, dtype=torch.uint8).reshape(6, 1, 2, 2), torch.arange(6)
-    return Dataset("small", x, y, x[:2], y[:2], 6, np.arange(6) // 2)
+    return Dataset("small", x, y, x[:2], y[:2], 6, np.arange(6) // 2, test_owners=np.array([1, 0]))
 
 
 def test_the_cache(tmp_path):
@@ -808,6 +810,7 @@ def test_the_cache(tmp_path):
     for _ in range(3):
         data = cache.load_cached_dataset(tmp_path, "small", [file], read)
         assert torch.equal(data.inputs, small().inputs) and np.array_equal(data.owners, small().owners)  # type: ignore[arg-type]
+        assert np.array_equal(data.test_owners, small().test_owners)  # type: ignore[arg-type]
         data.inputs.add_(1)  # stays in memory
     assert len(reads) == 1
     file.write_bytes(b"22")

@@ -113,7 +113,7 @@ def test_a_method_without_own_models_gets_the_accuracy_of_the_global_model_on_al
     row = run_recipe(recipe).history.rows[-1]
     assert row["personal_pooled"] == row["accuracy"] and row["personal_loss"] == pytest.approx(row["loss"])
     assembly = assemble_run(recipe)
-    assert assembly.device_tester is not None
+    assert isinstance(assembly.device_tester, DeviceTester)
     tested = [assembly.device_tester.tests(d).index for d in assembly.device_tester.devices]
     trained = [assembly.loop.host.setup.samples(d).index for d in range(6)]
     together = torch.cat([*tested, *trained])
@@ -193,6 +193,33 @@ def test_the_folder_and_the_report_have_every_device(tmp_path):
     assert result.history.headline == "personal_mean" and result.headline == result.history.last("personal_mean")
     write_report([tmp_path / "run"], tmp_path / "report")
     assert "Own tests, mean" in (tmp_path / "report/report.html").read_text()
+
+
+def test_devices_test_on_what_the_data_say_is_theirs(tmp_path):
+    """LEAF files have a training and a test half of every user; `guest` has no training samples, and is no device."""
+    draw = np.random.default_rng(0)
+    halves: dict[str, dict[str, int]] = {"train": {"ann": 8, "ben": 6}, "test": {"ben": 3, "guest": 2, "ann": 4}}
+    for half, users in halves.items():
+        data = {u: {"x": draw.random((n, 5)).tolist(), "y": draw.integers(0, 3, n).tolist()} for u, n in users.items()}
+        content = {"users": list(users), "num_samples": list(users.values()), "user_data": data}
+        (tmp_path / "set" / half).mkdir(parents=True)
+        (tmp_path / "set" / half / "all.json").write_text(json.dumps(content))
+    keys = {"data": f"leaf:{tmp_path / 'set'}", "split": "owner", "devices": 0, "sample": 2, "rounds": 2}
+    recipe = Recipe().with_values(**keys, local_test_of="owner", engine="serial", data_dir=str(tmp_path))
+    result = run_recipe(recipe.with_values(out=str(tmp_path / "run"), method="fedper"))
+    note = json.loads((tmp_path / "run/devices.json").read_text())
+    assert note["tested"] == [0, 1] and note["own_test_samples"] == [4, 3]
+    assert result.history.headline == "personal_mean" and result.history.rows[-1]["personal_devices"] == 2
+    assembly = assemble_run(recipe)
+    assert isinstance(assembly.device_tester, DeviceTester) and assembly.loop.sizes.tolist() == [8, 6]
+    own = assembly.device_tester.tests(1)
+    assert own.targets is assembly.evaluator.samples.targets and own.index.tolist() == [0, 1, 2]
+    for wrong, word in (({"local_test": 0.1}, "the data say it"), ({"split": "iid", "devices": 2}, "split other than")):
+        with pytest.raises(ShoalError, match=word):
+            assemble_run(recipe.with_values(**wrong))
+    with pytest.raises(ShoalError, match="whose its test samples are"):
+        frame = {"x": torch.ones(4, 2), "y": torch.tensor([0, 1, 0, 1]), "owners": np.array([0, 0, 1, 1])}
+        shoal.run(data=frame, split="owner", devices=0, sample=2, local_test_of="owner", rounds=1)
 
 
 def test_recipes_that_hold_samples_back_twice_are_refused():

@@ -310,7 +310,7 @@ def test_fedas_is_evaluated_with_an_average_of_the_heads_where_they_are_sent():
     traces = [float(compute_fisher_trace(run.net, p, loop.host.setup.samples(d), 100)) for d, p in enumerate(own)]
     judged = loop.make_final_params(run.server_state, 1)
     for name in names:
-        mean = sum(t * p[name] for t, p in zip(traces, own)) / sum(traces)
+        mean = torch.stack([t * p[name] for t, p in zip(traces, own)]).sum(0) / sum(traces)
         assert torch.allclose(judged[name], mean, rtol=1e-6) and not torch.equal(judged[name], run.params[name])
     assert torch.equal(plain.session.loop.make_final_params(plain.server_state, 1)["b.weight"], run.params["b.weight"])
     assert all(torch.equal(run.params[k], v) for k, v in plain.params.items()), "devices are sent what they were sent"

@@ -165,7 +165,7 @@ def test_a_server_that_stops_after_a_test_goes_on_from_its_checkpoint(tmp_path):
 
 
 def test_halves_of_a_data_set_cannot_be_joined_where_devices_hold_their_own():
-    with pytest.raises(ShoalError, match="hold their own samples"):
+    with pytest.raises(ShoalError, match="hold all of their samples"):
         adapt_recipe_to_devices(shoal.Recipe().with_values(local_test=0.25, local_test_of="all"))
 
 

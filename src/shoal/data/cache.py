@@ -18,6 +18,10 @@ from shoal.data.dataset import Dataset
 VERSION = 1
 """Counted up when a reader changes what it makes of the same files."""
 
+STORED_FORM = 2
+"""Of what is stored; another one makes the cache anew."""
+OWNERS = ("owners", "test_owners", "order")
+"""Fields with a number for each sample, where the data have them."""
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
 
 
@@ -41,7 +45,7 @@ def load_cached_dataset(root: Path, name: str, files: Iterable[Path], read: Call
 
 def hash_data_files(name: str, files: Iterable[Path]) -> str:
     """A hash of the name and of the sizes and ages of the files; a folder stands for all files in it."""
-    marks = [f"{VERSION} {name}"]
+    marks = [f"{VERSION}, form {STORED_FORM}: {name}"]
     for path in files:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.exists():
@@ -59,7 +63,7 @@ def store_dataset(dataset: Dataset, folder: Path) -> None:
         arrays: dict[str, np.ndarray] = {}
         for field in ARRAYS:
             arrays |= {name: tensor.numpy() for name, tensor in name_tensors(field, getattr(dataset, field))}
-        arrays |= {field: own for field in ("owners", "order") if (own := getattr(dataset, field)) is not None}
+        arrays |= {field: own for field in OWNERS if (own := getattr(dataset, field)) is not None}
         for field, array in arrays.items():
             np.save(temporary / make_file_name(field), array, allow_pickle=False)
         shapes = {field: [str(array.dtype), list(array.shape)] for field, array in arrays.items()}
@@ -108,6 +112,7 @@ def read_stored_dataset(folder: Path) -> Dataset | None:
             arrays.get("order"),
             bool(about.get("mapped")),
             tuple(about.get("remarks", ())),
+            arrays.get("test_owners"),
         )
     except Exception:  # a cache that cannot be read, for whatever reason, is made again
         return None

@@ -42,6 +42,8 @@ class Dataset:
     """Whether inputs are arrays in files, which are read where they are needed."""
     remarks: tuple[str, ...] = ()
     """What its reader found that is probably not meant, to be told before a run."""
+    test_owners: np.ndarray | None = None
+    """The device that each test sample belongs to, where the data itself says so; -1 where it is none's."""
     final_inputs: Inputs | None = None
     """The test half, where validation samples have taken its place and it is judged beside them."""
     final_targets: Tensor | None = None

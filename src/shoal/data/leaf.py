@@ -114,7 +114,8 @@ def assemble_leaf(train: LeafSamples, test: LeafSamples, path: Path, name: str) 
     else:
         arrays = convert_numbers(train, test, path)
     order = {user: i for i, user in enumerate(dict.fromkeys(train.users))}
-    return Dataset(name, *arrays[:-1], classes=arrays[-1], owners=np.array([order[user] for user in train.users]))
+    owners, test_owners = (np.array([order.get(user, -1) for user in half.users]) for half in (train, test))
+    return Dataset(name, *arrays[:-1], classes=arrays[-1], owners=owners, test_owners=test_owners)
 
 
 EncodedHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -215,6 +216,7 @@ def split_by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
     train: list[torch.Tensor] = []
     test: list[torch.Tensor] = []
     owners: list[int] = []
+    test_owners: list[int] = []
     devices = 0
     for speeches in lines.values():
         said = np.array([letters[c] for c in "".join(speeches)], np.int64)
@@ -225,8 +227,10 @@ def split_by_role(content: bytes, path: Path, length: int = 80) -> Dataset:
         train.append(both[:, : both.shape[1] - last])
         test.append(both[:, both.shape[1] - last :])
         owners += [devices] * train[-1].shape[1]
+        test_owners += [devices] * test[-1].shape[1]
         devices += 1
     if not any(part.shape[1] for part in test):
         raise damaged_file_error(path, f"it has no roles that say enough for sequences of {length} characters")
     (x, y), (test_x, test_y) = torch.cat(train, 1), torch.cat(test, 1)
-    return Dataset("shakespeare", x, y, test_x, test_y, len(letters), np.array(owners))
+    halves = x, y, test_x, test_y
+    return Dataset("shakespeare", *halves, len(letters), np.array(owners), test_owners=np.array(test_owners))

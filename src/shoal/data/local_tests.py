@@ -1,4 +1,4 @@
-"""Samples that devices keep to test on: a share of each device's own, or of both halves of a data set."""
+"""Samples that devices keep to test on: a share of each device's own, of both halves of a data set, or those given."""
 
 from dataclasses import replace
 
@@ -26,6 +26,17 @@ def join_halves(dataset: Dataset) -> Dataset:
         inputs=concat_inputs([dataset.inputs, dataset.test_inputs]),
         targets=torch.cat([dataset.targets, dataset.test_targets]),
     )
+
+
+def group_given_tests(dataset: Dataset, devices: int) -> StoredPopulation:
+    """The rows of the test half that the data say are each device's own."""
+    if dataset.test_owners is None:
+        problem = f"local_test_of is owner, and {dataset.name} does not say whose its test samples are."
+        raise ShoalError("bad-value", problem, "Give local_test, a share of each device's own samples.")
+    rows = [np.flatnonzero(dataset.test_owners == device) for device in range(devices)]
+    if not any(map(len, rows)):
+        raise ShoalError("no-data", f"No test sample of {dataset.name} is a device's own.", "Give local_test instead.")
+    return store_rows(rows)
 
 
 def replace_test_half(dataset: Dataset, rows: np.ndarray) -> Dataset:
@@ -64,8 +75,9 @@ def hold_out_rows(
     if held <= 0:
         return rows, rows[:0]
     order = np.random.default_rng([seed, device]).permutation(rows)
-    has_one_each = labels.ndim == 1
-    rows = spread_evenly(order[np.argsort(labels[order], kind="stable")], held) if has_one_each else order
+    if labels.ndim == 1:  # else a sample has several labels, and is drawn at random
+        order = order[np.argsort(labels[order], kind="stable")]
+    rows = spread_evenly(order, held)
     return np.sort(rows[: len(rows) - held]), np.sort(rows[len(rows) - held :])
 
 

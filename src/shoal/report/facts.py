@@ -139,7 +139,7 @@ def split_seconds_by_cause(row: dict[str, Any]) -> dict[str, float]:
 
 def summarise_devices(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """The accuracy of all devices of all seeds in rising order; mean, worst tenth and spread as means over seeds."""
-    metric = runs[0].history.metrics.get("personal_mean") if runs[0].recipe.local_test else None
+    metric = runs[0].history.metrics.get("personal_mean") if runs[0].recipe.has_own_tests else None
     is_error = metric is not None and metric.better == "down"  # the worst come first
     accuracies = [sorted(run.devices, reverse=is_error) for run in runs if run.devices]
     if not accuracies:

@@ -146,7 +146,7 @@ def assemble_run(
     whole_population = population
     own_tests = None
     if not elsewhere:
-        population, own_tests = hold_out_own_tests(recipe, population, streams, labels)
+        population, own_tests = hold_out_own_tests(recipe, dataset, population, streams, labels)
     source = (recipe.data, recipe.data_dir, *get_column_roles(recipe).values())
     held_back = recipe.validation and (recipe.validation, recipe.stratify_validation, recipe.seed, recipe.evaluate_test)
     key = (*source, recipe.normalise, recipe.normalise_by, dtype, place, held_back, recipe.local_test_of, task.name)
@@ -207,7 +207,9 @@ def assemble_run(
     )
     device_tester = None
     if own_tests is not None:
-        get_tests = DeviceSamples(dataset.inputs, dataset.targets, own_tests.__getitem__)
+        half = (dataset.inputs, dataset.targets)
+        half = (dataset.test_inputs, dataset.test_targets) if recipe.local_test_of == "owner" else half
+        get_tests = DeviceSamples(*half, own_tests.__getitem__)
         tested = np.flatnonzero((own_tests.sizes > 0) & (sizes > 0))[:MOST_DEVICES].tolist()
         device_tester = DeviceTester(host, get_tests, tested, work)
     loop = Loop(
@@ -227,7 +229,7 @@ def assemble_run(
         measure_replies=LocalModelEvaluator(evaluator, get_samples, recipe.metrics),
         test_devices=device_tester or (lambda server_state, params, number: {}),
     )
-    if not recipe.local_test and has_personal_models(method, net):
+    if not recipe.has_own_tests and has_personal_models(method, net):
         log.info("devices make models of their own, which nothing judges: --local-test 0.25 would")
     split = lambda: summarise_population(labels, population, server_index, label_count)  # noqa: E731
 
@@ -239,13 +241,13 @@ def assemble_run(
 
 def list_recipe_metrics(recipe: Recipe, method: Method, task: LearningTask) -> dict[str, Metric]:
     """What the rows of a run of this recipe may hold, by column."""
-    own = list_device_test_metrics(task) if recipe.local_test else {}
+    own = list_device_test_metrics(task) if recipe.has_own_tests else {}
     return list_run_metrics(method, recipe.metrics, task.metrics) | own
 
 
 def choose_headline(recipe: Recipe, task: LearningTask) -> str:
     """What a run is about where its recipe names nothing: what devices get on their own tests, or the task's."""
-    return "personal_mean" if recipe.local_test else task.headline
+    return "personal_mean" if recipe.has_own_tests else task.headline
 
 
 def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:

@@ -282,9 +282,10 @@ class Recipe:
     )
     local_test_of: str = recipe_field(
         "train",
-        "What local_test is a share of: train, or all (both halves of the data set are spread over devices).",
-        among=("train", "all"),
-        page="With `all` the test samples of all devices together are the test set.",
+        "What devices test on: a share of train, of all (both halves are spread over devices), or owner: the data say.",
+        among=("train", "all", "owner"),
+        page="With `all` the test samples of all devices together are the test set; `owner` needs the split `owner`, "
+        "and data that say whose their test samples are (LEAF, Shakespeare).",
         later=True,
     )
     headline: str = recipe_field(
@@ -395,6 +396,11 @@ class Recipe:
     def _repr_html_(self) -> str:
         given = [(key, repr(getattr(self, key))) for key in DEFAULTS if getattr(self, key) != DEFAULTS[key]]
         return render_html_table(["key", "value"], given, "Recipe: all other keys have their defaults")
+
+    @property
+    def has_own_tests(self) -> bool:
+        """Whether devices test on samples of their own."""
+        return bool(self.local_test) or self.local_test_of == "owner"
 
     @property
     def normalises(self) -> bool:

@@ -12,7 +12,7 @@ from shoal.core.streams import RandomStreams
 from shoal.data import parquet_files
 from shoal.data.dataset import DATASETS, HANDED_OVER, Dataset
 from shoal.data.hf_data import PREFIX
-from shoal.data.local_tests import hold_out_local_tests, join_halves
+from shoal.data.local_tests import group_given_tests, hold_out_local_tests, join_halves
 from shoal.data.mapped import count_gigabytes, stays_on_disk
 from shoal.data.noise import NOISE
 from shoal.data.noniid_degree import summarise_population
@@ -26,7 +26,7 @@ from shoal.data.text_columns import TextReading
 from shoal.data.user_data import build_user_dataset, hold_out_validation, separate_folder
 from shoal.data.user_function import call_data_function
 from shoal.runs.given_objects import get_column_roles, refuse_missing_objects, refuse_other_roles
-from shoal.runs.recipe import Recipe
+from shoal.runs.recipe import Recipe, makes_devices_of_owners
 from shoal.runs.recipe_task import build_task
 from shoal.runs.recipe_text import TEXT_KEYS, fit_to_vocabulary, make_text_reading
 from shoal.runs.recipe_values import bad_value_error
@@ -39,7 +39,7 @@ def describe_split(recipe: Recipe) -> dict:
     dataset = load_recipe_dataset(recipe, streams)
     labels, classes = derive_labels(task := build_task(recipe, dataset), fit_targets(dataset, task).targets)
     population, server = split_dataset(recipe, dataset, streams, labels)
-    population, _ = hold_out_own_tests(recipe, population, streams, labels)
+    population, _ = hold_out_own_tests(recipe, dataset, population, streams, labels)
     summary = summarise_population(labels, population, server, max(classes, count_target_classes(task, dataset)))
     return summary | {"devices": len(population)}
 
@@ -74,7 +74,12 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
         if not recipe.local_test:
             raise bad_value_error("local_test_of", "all", "train unless local_test is above 0")
         dataset = join_halves(dataset)
-    if recipe.local_test and recipe.validation:
+    if recipe.local_test_of == "owner":
+        if recipe.local_test:
+            raise bad_value_error("local_test", recipe.local_test, "0 with local_test_of = owner: the data say it")
+        if not makes_devices_of_owners(recipe.split):
+            raise bad_value_error("local_test_of", "owner", "train or all with a split other than owner")
+    if recipe.has_own_tests and recipe.validation:
         raise bad_value_error("validation", recipe.validation, "0 with local_test: samples are held back once")
     if not recipe.validation:
         return dataset
@@ -127,9 +132,14 @@ def count_devices(recipe: Recipe, dataset: Dataset) -> int:
 
 @in_phase("data")
 def hold_out_own_tests(
-    recipe: Recipe, population: Population, streams: RandomStreams, labels: np.ndarray
+    recipe: Recipe, dataset: Dataset, population: Population, streams: RandomStreams, labels: np.ndarray
 ) -> tuple[Population, Population | None]:
-    """What devices train on, and what they test on; None where the recipe has no `local_test`."""
+    """What devices train on, and what they test on: rows of the training half, or of the test half where the data say.
+
+    None where devices do not test.
+    """
+    if recipe.local_test_of == "owner":
+        return population, group_given_tests(dataset, len(population))
     if not recipe.local_test:
         return population, None
     return hold_out_local_tests(population, recipe.local_test, labels, streams.derive_seed("local-test"))

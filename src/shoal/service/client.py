@@ -150,7 +150,7 @@ class DeviceClient:
             net = local_devices.setup.net
             tester = DeviceTester(local_devices, lambda _: tests, [device], lambda *_: request.job.work)
             params = net.initial | {name: entry["value"] for name, entry in request.job.message.body.items()}
-            scores = tester.score_devices(ServerState(net, params, {}, request.cuts), params, round)
+            scores = tester.score_devices(ServerState(net, params, {}, cuts=request.cuts), params, round)
             found = (float(scores.sums[0]), float(scores.counts[0]), float(scores.losses[0]))
             return score_to_bytes(request.stamp, DeviceTestScore(*found, len(tests)))
 

@@ -39,10 +39,8 @@ def adapt_recipe_to_devices(recipe: Recipe) -> Recipe:
     if metrics:
         problem = f"The metric {sorted(metrics)[0]} needs the samples of the devices, and those stay with them."
         raise ShoalError("bad-value", problem, "Leave it out.")
-    if recipe.local_test_of == "all":
-        problem = (
-            "local_test_of is all, and real devices hold their own samples already: there are no halves to spread."
-        )
+    if recipe.local_test_of != "train":
+        problem = f"local_test_of is {recipe.local_test_of}, and real devices hold all of their samples themselves."
         raise ShoalError("bad-value", problem, "Leave it out; each device then tests on a share of its own.")
     if ".py:" in recipe.model or recipe.init:
         key = "init" if recipe.init else "model"
