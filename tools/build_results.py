@@ -16,7 +16,7 @@ from ledger import group_by_method
 from markers import ROOT, fill_sections, list_sections, write_changes
 from method_results import METHOD_PICTURES, SECTION, add_sections, draw_page, find_experiments, write_section
 from readme_results import show_gains
-from result_tables import FEDDH_01, FEDDH_05, FLAT_MINIMA, NAMES, SCAFFOLD, TABLES, list_feddum_runs
+from result_tables import FEDDH_01, FEDDH_05, FLAT_MINIMA, LISTS, NAMES, SCAFFOLD, TABLES, list_feddum_runs
 from svg_files import STYLE, plt, save_svg
 from verdict_page import VERDICT_SECTIONS
 
@@ -104,10 +104,14 @@ def build() -> dict[Path, str]:
     places = [ROOT / "README.md", ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     writers |= {f"{SECTION} {name}": partial(write_section, name) for name in find_experiments()}
     pages = add_sections({place: place.read_text(encoding="utf-8") for place in places})
-    absent = writers.keys() - {name for page in pages.values() for name in list_sections(page)}
+    absent = {*writers, *(PREFIX + name for name in LISTS)} - {
+        name for page in pages.values() for name in list_sections(page)
+    }
     if absent:
         raise SystemExit(f"No page has the section {', '.join(sorted(absent))}.")
     written = {place: fill_sections(page, writers) for place, page in pages.items()}
+    lists = {PREFIX + name: partial(write, written) for name, write in LISTS.items()}
+    written = {place: fill_sections(page, lists) for place, page in written.items()}
     with plt.rc_context(STYLE):
         curves = {METHOD_PICTURES / f"{name}.svg": draw_page(name) for name in find_experiments()}
     return written | curves | {ROOT / "docs/pictures" / name: draw_picture(name) for name in PICTURES}

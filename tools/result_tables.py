@@ -1,11 +1,13 @@
 """The tables of docs/results that are computed from the ledger, each by the name of its section."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from statistics import mean
 
 from ledger import FOLDER, format_command, format_interval, group_by_method, read_runs
 from markers import ROOT, format_table
+from paper_tables import show_uploads
 
 from shoal.plugins.load import load_method
 from shoal.reproduce.ledger import LedgerRun
@@ -32,6 +34,7 @@ FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
 FEDACD = "fedacd-cifar10-conv2cifar-dirichlet0.1"
 FLAT_MINIMA = "flat-minima-cifar10-lenet-dirichlet0.1"
 FLAT_MINIMA_TUNING = f"{FLAT_MINIMA}-tuning"
+FEDBIAD = ("fedbiad-1",)
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
@@ -204,14 +207,13 @@ def show_scaffold_looks() -> str:
     return format_table(["round", *map(str, looks)], rows, numbers_from=1)
 
 
-def list_ledger() -> str:
-    """The files of the ledger: what they hold, which source ran, and which pages quote them."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+def list_ledger(texts: Mapping[Path, str]) -> str:
+    """The files of the ledger: what they hold, which source ran, and which of the pages quote them."""
     rows = []
     for file in sorted(FOLDER.glob("*.jsonl.gz")):
         runs = read_runs(file.name.removesuffix(".jsonl.gz"))
-        quoting = [page.relative_to(ROOT) for page, text in texts.items() if f"results/{file.name}" in text]
+        pages = {page: text for page, text in texts.items() if page.parent != FOLDER}
+        quoting = [page.relative_to(ROOT) for page, text in pages.items() if f"results/{file.name}" in text]
         links = ", ".join(f"[{page.stem}](../{page})" for page in quoting)
         methods = ", ".join(dict.fromkeys(run.method for run in runs))
         lengths = sorted({len(run.rows) for run in runs})
@@ -221,12 +223,12 @@ def list_ledger() -> str:
     return format_table(["file", "methods", "seeds", "rounds", "commit", "quoted in"], rows)
 
 
-def list_unkept_tables() -> str:
+def list_unkept_tables(texts: Mapping[Path, str]) -> str:
     """Where docs/results has figures whose runs were not kept: the page, and the heading that they stand under."""
     lines = []
-    for page in sorted((ROOT / "docs/results").glob("*.md")):
+    for page, text in texts.items():
         heading, found = "", []
-        for line in page.read_text(encoding="utf-8").splitlines():
+        for line in text.splitlines() if page.parent == ROOT / "docs/results" else ():
             heading = line.strip("# ") if line.startswith("#") else heading
             if "*(history not kept" in line:
                 found.append(heading)
@@ -268,6 +270,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "flat minima rounds": partial(show_rounds, (FLAT_MINIMA,), (10, 20, 40, 60, 80, 110)),
     "flat minima tuning": partial(show_tuning, FLAT_MINIMA_TUNING, "rho"),
     "flat minima command": partial(format_command, FLAT_MINIMA),
-    "ledger": list_ledger,
-    "unkept": list_unkept_tables,
+    "fedbiad mnist": partial(show_uploads, *FEDBIAD, column="MNIST"),
+    "fedbiad command": partial(format_command, "fedbiad-1"),
 }
+LISTS: dict[str, Callable[[Mapping[Path, str]], str]] = {"ledger": list_ledger, "unkept": list_unkept_tables}
+"""Sections about what stands on the pages once all other sections are written."""

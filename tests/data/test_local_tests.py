@@ -34,14 +34,6 @@ def test_every_device_keeps_its_share_of_every_class(labels_by_device, share, se
     assert all(np.array_equal(a, b) for a, b in zip(tested, again))
 
 
-def test_samples_with_several_labels_are_held_back_at_random():
-    """Sequences have a label per position, and there is no class to go by."""
-    population = store_rows([np.arange(8), np.arange(8, 20)])
-    trained, tested = hold_out_local_tests(population, 0.25, np.zeros((20, 3), dtype=int), 0)
-    assert [len(rows) for rows in tested] == [2, 3]
-    assert sorted(np.concatenate([*trained, *tested]).tolist()) == list(range(20))
-
-
 def test_devices_that_share_samples_cannot_hold_some_back():
     shared = VirtualPopulation(np.arange(10), 4, 3, 0)
     with pytest.raises(ShoalError, match="share samples"):

@@ -95,6 +95,24 @@ def test_generated_sections_are_what_would_be_written(tool, target, tmp_path):
     assert read_files(tmp_path) == before
 
 
+def test_one_run_fills_all_sections_of_results(tmp_path):
+    """Also those that are about what others of them say: which pages quote a file of the ledger."""
+    for name in ("README.md", "mkdocs.yml", "docs", "results", "tools"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    before = read_files(tmp_path)
+    for page in [tmp_path / "README.md", *tmp_path.rglob("*/*.md")]:
+        emptied = re.sub(
+            r"(<!-- generated: results .*? -->\n).*?(?=<!-- end -->)", r"\1", page.read_text(), flags=re.DOTALL
+        )
+        page.write_text(emptied)
+    assert read_files(tmp_path) != before
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "tools/build_results.py"], cwd=tmp_path, env=environment, check=True)
+    changed = [str(file) for file, page in read_files(tmp_path).items() if page != before[file]]
+    assert not changed
+
+
 def read_files(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 

@@ -126,7 +126,7 @@ def test_both_halves_have_columns_and_the_old_ones_stay():
 
 def test_the_test_columns_are_those_of_the_test_half():
     result, digits = shoal.run(normalise=True, **HELD), read_digits()
-    mean, deviation = load_recipe_dataset(result.recipe, RandomStreams(0)).moments  # of the samples that train
+    mean, deviation = load_recipe_dataset(result.recipe, RandomStreams(0)).find_moments()  # of the samples that train
     logits = result.module()((digits.test_inputs - mean) / deviation)
     accuracy = (logits.argmax(-1) == digits.test_targets).double().mean().item()
     assert result.history.last("test_accuracy") == pytest.approx(accuracy)
