@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from one_weight import one_weight, start_one_weight
+from one_weight import Squared, one_weight, start_one_weight
 from torch import nn
 
 import shoal
@@ -17,6 +17,7 @@ from shoal.core.part import Part
 from shoal.core.session import Session, play_round
 from shoal.core.types import Optimiser, Work
 from shoal.engines.batched.engine import BatchedEngine
+from shoal.engines.device_tests import DeviceTester, FinetunedModels
 from shoal.engines.serial import SerialEngine
 from shoal.parts.apfl import APFL
 from shoal.parts.ditto import Ditto
@@ -126,6 +127,19 @@ def test_finetune_has_its_epochs_and_its_rate():
     assert FineTune(lr=0.3).finetune(Work(3.0, 0, 8, 0.1)) == Work(1.0, 0, 8, 0.3)
 
 
+def test_a_device_fine_tunes_from_the_global_model_by_hand():
+    """w = 1.19 after two steps of both: a step of device 0 leads to 1.071, one of device 4 to 1.471."""
+    session = start_one_weight([FineTune(lr=0.1)], [[0], [4]], steps=TWO_STEPS, start=1.0)
+    play_round(session)
+    assert session.server_state and float(session.server_state.params["weight"]) == pytest.approx(1.19)
+    host, params = session.loop.host, session.server_state.params
+    tester = DeviceTester(host, host.setup.samples, [0, 1], lambda round, device: Work(1.0, 0, 8, 0.5))
+    make_params = lambda device: host.make_personal_model(device, params, 0)  # noqa: E731
+    plain_setup = replace(host.server_setup, method=compose([Squared()]))
+    models = FinetunedModels(tester, host.setup, plain_setup, make_params, 0)
+    assert [float(models.get(device)["weight"]) for device in range(2)] == pytest.approx([1.071, 1.471])
+
+
 def test_layers_that_stay_are_counted_from_the_last():
     result = shoal.run(method="fedper(layers=2)", model="lenet", rounds=1, devices=2, sample=2, steps="1")
     linears = [name for name, m in result.module().named_modules() if isinstance(m, nn.Linear)]
@@ -196,6 +210,24 @@ def test_ditto_without_a_pull_is_local_training():
     assert [read_personal(session, d) for d in range(2)] == pytest.approx([0.81, 1.57])
 
 
+def test_ditto_ends_between_its_target_and_what_was_received():
+    """c = 4, w = 1: v ends at (c + lam w) / (1 + lam), 2.5 for lam 1; where lam is large, next to w."""
+    for lam, end in ((1.0, 2.5), (9.0, 1.3)):
+        session = start_one_weight([Ditto(lam=lam)], [[4]], steps=lambda device: 200, start=1.0)
+        play_round(session)
+        assert read_personal(session) == pytest.approx(end, abs=1e-6)
+
+
+def test_apfl_is_the_shared_model_without_a_share_and_a_local_one_with_all_of_it():
+    """share 0: v stays where it was, and w is used; share 1: v is 1.3, then 1.57 of device 4, whatever w is."""
+    for share, own, used in ((0.0, [1.0, 1.0], [1.19, 1.19]), (1.0, [0.81, 1.57], [0.81, 1.57])):
+        session = start_one_weight([APFL(share=share)], [[0], [4]], steps=TWO_STEPS, start=1.0)
+        play_round(session)
+        remembered = [float(session.loop.host.memory.get(d)[".personal"]["apfl.weight"]) for d in range(2)]
+        assert remembered == pytest.approx(own)
+        assert [read_personal(session, d) for d in range(2)] == pytest.approx(used)
+
+
 def test_apfl_learns_its_own_model_inside_the_mixture():
     """c = 4, share 0.5, w = v = 1: w = 1.3, v = 1 + 0.1 * 0.5 * 3 = 1.15; used is 0.5 * 1.15 + 0.5 * 1.3."""
     session = start_one_weight([APFL()], [[4]], start=1.0)
@@ -238,6 +270,15 @@ def test_pfedme_follows_the_envelope():
         assert float(session.server_state.params["weight"]) == pytest.approx(w)
 
 
+def test_pfedme_ends_between_its_target_and_what_was_received():
+    """lam 2: theta ends at (c + lam w) / (1 + lam) = 2, and w goes by 0.1 * 2 * (2 - 1)."""
+    session = start_one_weight([PFedMe(lam=2.0, inner_lr=0.1, inner_steps=100)], [[4]], start=1.0)
+    play_round(session)
+    assert session.server_state
+    assert read_personal(session) == pytest.approx(2.0)
+    assert float(session.server_state.params["weight"]) == pytest.approx(1.2)
+
+
 def test_pfedme_moves_the_server_by_beta():
     part = PFedMe(lam=2.0, inner_lr=0.1, inner_steps=2, beta=2.0)
     assert one_weight([part], [[4]], start=1.0)[0] == pytest.approx([1.204])
@@ -269,7 +310,7 @@ def test_fedala_learns_how_much_to_take_over():
         assert float(share["1.weight"]) == pytest.approx(expected)
         assert float(mix_tensors(params, own, share)["1.weight"]) == pytest.approx(theta)
     far = learn_shares(run.net, params, own, {"1.weight": torch.ones(1, 1).double()}, samples, samples.index, eta=1.0)
-    assert float(far["1.weight"]) == 0.0
+    assert float(far["1.weight"]) == 0.0 and float(mix_tensors(params, own, far)["1.weight"]) == 2.0
     same = learn_shares(run.net, params, {"1.weight": params["1.weight"]}, share, samples, samples.index, eta=1.0)
     assert torch.equal(same["1.weight"], share["1.weight"])
 
@@ -299,6 +340,10 @@ def test_fedas_weighs_by_traces():
     weights = weigh(0.81**2, 2.43**2)
     assert weights == pytest.approx([0.1, 0.9]) and 0.81 * weights[0] + 1.57 * weights[1] == pytest.approx(1.494)
     assert weigh(0.0, 0.0) == pytest.approx([5 / 8, 3 / 8])
+    scaled = weigh(100 * 0.81**2, 100 * 2.43**2)
+    assert scaled == pytest.approx(weights) and sum(scaled) == pytest.approx(1), (
+        "losses ten times as large change nothing"
+    )
 
 
 def test_fedas_is_evaluated_with_an_average_of_the_heads_where_they_are_sent():
@@ -370,6 +415,22 @@ def test_the_head_of_fedrod_is_added_to_the_model():
     together = logits + features @ remembered["rod.weight"].T + remembered["rod.bias"]
     assert torch.allclose(run.net.forward(own, x)[0], together, atol=1e-12)
     assert not torch.allclose(logits, together)
+
+
+def test_the_head_of_fedrod_by_hand():
+    """Feature 1, logits 0: the gradient of its cross-entropy is -1/2 for the true class and 1/2 for the other."""
+    net = Net(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2)).double(), (1,), 2)
+    net.module.load_state_dict({k: torch.ones_like(v) if k == "0.weight" else v * 0 for k, v in net.initial.items()})
+    inputs, targets = torch.ones(5, 1).double(), torch.zeros(5, dtype=torch.int64)
+    run = toy([FedROD()], sizes=(1,), net=replace(net), inputs=inputs, targets=targets, lr=0.1)
+    run.play()
+    head = run.memory(0)[".personal"]
+    assert head["rod.weight"].flatten().tolist() == pytest.approx([0.05, -0.05])
+    assert head["rod.bias"].tolist() == pytest.approx([0.05, -0.05])
+    own = run.session.loop.host.make_personal_model(0, run.params, 0)
+    for key in ("weight", "bias"):
+        assert torch.allclose(own[f"1.{key}"], run.params[f"1.{key}"] + head[f"rod.{key}"])
+    assert float(run.params["0.weight"]) == 1.0, "its loss does not move the features"
 
 
 def test_clashes_are_refused_by_name():

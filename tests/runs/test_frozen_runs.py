@@ -11,6 +11,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import shoal
+from shoal.core.model.plan import WHOLE_MODEL
+from shoal.core.types import Job, Work
+from shoal.core.wire import pack_message
+from shoal.models import build_model
+from shoal.remote.messages import RequestStamp, TrainRequest
 from shoal.storage.files import read_tree
 
 TINY: dict[str, Any] = dict(devices=4, sample=2, rounds=2, batch=8, split="iid", engine="serial", checkpoint_every=1)
@@ -33,6 +38,28 @@ def test_messages_memories_checkpoints_and_results_hold_the_head_alone(tmp_path)
     assert len(sizes) >= 3 and max(sizes.values()) < 4 * HEAD_BYTES < 4 * BACKBONE_NUMBERS
     content = read_tree(tmp_path / "x" / "checkpoint.safetensors")
     assert set(content["params"]) == HEAD and content["model_digest"] == result.net.digest
+
+
+def test_of_a_frozen_resnet18_the_head_travels_and_nothing_else():
+    """20,520 bytes each way and device, of 44.8 MB; batch norm is frozen with the layers around it."""
+    model = build_model("resnet18-nobias", (3, 32, 32), 10, 0).module
+    last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+    model.requires_grad_(False)
+    last.requires_grad_(True)
+    given: dict[str, Any] = TINY | {"data": "noise-cifar10", "steps": "1", "batch": 2, "rounds": 1}
+    result = shoal.run("fedavg", model=model, **given)
+    head = 4 * (512 * 10 + 10)
+    assert result.history.rows[0]["bytes_by"] == {"down": {"model": 2 * head}, "up": {"model": 2 * head}}
+    whole = sum(t.nbytes for t in model.state_dict().values())
+    assert head == 20_520 and whole > 44_700_000
+    request = TrainRequest(
+        RequestStamp("run", 0, 0, "n"),
+        {"model_digest": result.net.digest},
+        Job(0, 0, WHOLE_MODEL, pack_message(result.params, {}, WHOLE_MODEL, result.net.slicer, list(result.params)),
+            Work(1.0, 0, 2, 0.1)),
+        (), None, 1.0,
+    )  # fmt: skip
+    assert head < len(request.to_bytes()) < head + 2_000, "a request to a real device, with all that is around it"
 
 
 def test_the_trained_module_is_whole_and_its_own():

@@ -59,7 +59,7 @@ def wait_for_rows(folder: Path, count: int, alive) -> None:
 
 def wait_to_be_killed(recipe: Any, row: dict, history: Any) -> None:
     """Do not make the last round, so that whoever is to kill the run may be as slow as the machine is busy."""
-    if len(history) == TINY["rounds"] - 1:
+    if len(history) == recipe.rounds - 1:
         signal.pause()
 
 
@@ -97,6 +97,36 @@ def test_killed_before_the_first_checkpoint(method, tmp_path):
 def test_killed_with_every_memory_on_disk(tmp_path):
     killed_run("scaffold", tmp_path / "x", 8, checkpoint_every=3, memory_mb=0)
     assert_same(tmp_path / "x", shoal.resume(tmp_path / "x"), whole("scaffold"))
+
+
+PERSONAL = (
+    "fedper+topk(ratio=0.3)",
+    "fedrep+feddh",
+    "ditto",
+    "apfl(adaptive=True)",
+    "fedala",
+    "fedas",
+    "pfedme",
+    "apfl+fjord",
+    "fedrod",
+    "lgfedavg+finetune",
+)
+OWN: dict[str, Any] = {"rounds": 9, "local_test": 0.25, "engine": "serial"}
+
+
+FEW_PERSONAL = ("fedper+topk(ratio=0.3)", "apfl(adaptive=True)", "fedala", "fedas")
+
+
+@pytest.mark.parametrize(
+    "method", [m if m in FEW_PERSONAL else pytest.param(m, marks=pytest.mark.whole) for m in PERSONAL]
+)
+def test_killed_with_models_of_devices_own(method, tmp_path):
+    """What devices remember and what they get on their own tests goes on, too; one checkpoint in three rounds."""
+    wanted = shoal.run(method, **TINY | OWN, out=str(tmp_path / "whole"))
+    killed_run(method, tmp_path / "x", 5, checkpoint_every=3, **OWN)
+    assert_same(tmp_path / "x", shoal.resume(tmp_path / "x"), wanted)
+    ends = [json.loads((tmp_path / name / "devices.json").read_text()) for name in ("x", "whole")]
+    assert ends[0] == ends[1] and wanted.history.last("personal_mean") is not None
 
 
 def test_killed_again_and_again(tmp_path):
