@@ -271,6 +271,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "flat minima tuning": partial(show_tuning, FLAT_MINIMA_TUNING, "rho"),
     "flat minima command": partial(format_command, FLAT_MINIMA),
     "fedbiad mnist": partial(show_uploads, *FEDBIAD, column="MNIST"),
+    "fedbiad fashion-mnist": partial(show_uploads, *FEDBIAD, column="Fashion-MNIST"),
     "fedbiad command": partial(format_command, "fedbiad-1"),
 }
 LISTS: dict[str, Callable[[Mapping[Path, str]], str]] = {"ledger": list_ledger, "unkept": list_unkept_tables}
