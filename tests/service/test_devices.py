@@ -32,8 +32,9 @@ from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
 from shoal.runs.start import load_result
-from shoal.service.client import DeviceClient, is_described_form
+from shoal.service.client import DeviceClient
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
+from shoal.service.run_description import is_described_form
 from shoal.service.supervisor import read_played_rows
 
 METHODS = {

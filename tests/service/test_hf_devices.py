@@ -19,7 +19,8 @@ from shoal.models.hf_folder import fingerprint_hf_config
 from shoal.remote.tree_bytes import tree_from_bytes
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
-from shoal.service.client import MAX_REQUEST_BYTES, DeviceClient, ModelAbsent, find_own_model
+from shoal.service.client import MAX_REQUEST_BYTES, DeviceClient
+from shoal.service.run_description import ModelAbsent, find_own_model
 
 pytest.importorskip("transformers")
 DEVICES = 3
@@ -138,7 +139,7 @@ def test_nothing_frozen_travels_and_other_weights_are_refused(tmp_path, monkeypa
         "rounds": 1,
     }
     data = write_device_files(tmp_path, values)
-    monkeypatch.setattr("shoal.service.client.load_method", lambda expression, files: Method((Freeze(),)))
+    monkeypatch.setattr("shoal.service.run_description.load_method", lambda expression, files: Method((Freeze(),)))
     monkeypatch.setattr("shoal.runs.build.load_method", lambda expression, files: Method((Freeze(),)))
     write_hf_folder(tmp_path / "same" / "tiny", "bert")
     write_hf_folder(tmp_path / "other" / "tiny", "bert", weights=False)  # the same config, and weights of its own

@@ -23,7 +23,7 @@ from shoal.runs.model_content import MODEL_NOTE, note_model_content, refuse_chan
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
 from shoal.runs.store import RunFolder
-from shoal.service.client import build_run_description
+from shoal.service.run_description import build_run_description
 
 log = logging.getLogger("shoal")
 ENROL_PAUSE = 3.0
