@@ -34,7 +34,7 @@ FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
 FEDACD = "fedacd-cifar10-conv2cifar-dirichlet0.1"
 FLAT_MINIMA = "flat-minima-cifar10-lenet-dirichlet0.1"
 FLAT_MINIMA_TUNING = f"{FLAT_MINIMA}-tuning"
-FEDBIAD = ("fedbiad-1",)
+FEDBIAD = ("fedbiad-1", "fedbiad-2")
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
@@ -273,6 +273,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fedbiad mnist": partial(show_uploads, *FEDBIAD, column="MNIST"),
     "fedbiad fashion-mnist": partial(show_uploads, *FEDBIAD, column="Fashion-MNIST"),
     "fedbiad command": partial(format_command, "fedbiad-1"),
+    "fedbiad dgc command": partial(format_command, "fedbiad-2"),
 }
 LISTS: dict[str, Callable[[Mapping[Path, str]], str]] = {"ledger": list_ledger, "unkept": list_unkept_tables}
 """Sections about what stands on the pages once all other sections are written."""
