@@ -33,7 +33,7 @@ SCAFFOLD = "scaffold-cifar10-lenet-dirichlet0.1"
 FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
 FEDACD = "fedacd-cifar10-conv2cifar-dirichlet0.1"
 FLAT_MINIMA = "flat-minima-cifar10-lenet-dirichlet0.1"
-FLAT_MINIMA_TUNING = f"{FLAT_MINIMA}-tuning"
+FLAT_MINIMA_TUNING, FLAT_MINIMA_TUNED = f"{FLAT_MINIMA}-tuning", f"{FLAT_MINIMA}-tuned"
 FEDBIAD = ("fedbiad-1", "fedbiad-2")
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
@@ -194,6 +194,27 @@ def show_tuning(name: str, key: str, last: int = 5) -> str:
         best = max(own, key=lambda value: own[value])
         rows.append([NAMES[method], *(f"**{text}**" if value == best else text for value, text in cells.items())])
     return format_table(["", *(f"{key} {value:g}" for value in values)], rows, numbers_from=1)
+
+
+def compare_tuned(tuned: str, before: str, key: str, window: int = 5) -> str:
+    """Each method with its value before and after tuning, and the paired differences to the first method in `before`.
+
+    All are read in the last round that every tuned run has.
+    """
+    groups, old = group_by_method(tuned), group_by_method(before)
+    until = min(len(run.rows) for runs in groups.values() for run in runs)
+    base = [run.mean_accuracy(until, window) for run in next(iter(old.values()))]
+    rows = [[NAMES[next(iter(old))], "", *(f"{value:.2f}" for value in base), format_interval(base), ""]]
+    for method, runs in groups.items():
+        (part,) = load_method(method, ()).parts
+        for variant, shown in ((type(part)(), old[part.name()]), (part, runs)):
+            values = [run.mean_accuracy(until, window) for run in shown]
+            cells = [f"{value:.2f}" for value in values]
+            rows.append([NAMES[part.name()], f"{getattr(variant, key):g}", *cells, format_interval(values)])
+            rows[-1].append(format_gaps(values, base))
+    seeds = [f"seed {run.seed}" for run in next(iter(groups.values()))]
+    header = [f"round {until}", key, *seeds, "mean", f"minus {rows[0][0]}, paired"]
+    return format_table(header, rows, numbers_from=1)
 
 
 def show_scaffold_looks() -> str:
