@@ -33,8 +33,8 @@ SCAFFOLD = "scaffold-cifar10-lenet-dirichlet0.1"
 FEDDUM, FEDDUMAP = "feddum-cifar10-cnn", "feddumap-cifar10-cnn"
 FEDACD = "fedacd-cifar10-conv2cifar-dirichlet0.1"
 FLAT_MINIMA = "flat-minima-cifar10-lenet-dirichlet0.1"
-FLAT_MINIMA_TUNING = f"{FLAT_MINIMA}-tuning"
-FEDBIAD = ("fedbiad-1",)
+FLAT_MINIMA_TUNING, FLAT_MINIMA_TUNED = f"{FLAT_MINIMA}-tuning", f"{FLAT_MINIMA}-tuned"
+FEDBIAD = ("fedbiad-1", "fedbiad-2")
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
@@ -196,6 +196,27 @@ def show_tuning(name: str, key: str, last: int = 5) -> str:
     return format_table(["", *(f"{key} {value:g}" for value in values)], rows, numbers_from=1)
 
 
+def compare_tuned(tuned: str, before: str, key: str, window: int = 5) -> str:
+    """Each method with its value before and after tuning, and the paired differences to the first method in `before`.
+
+    All are read in the last round that every tuned run has.
+    """
+    groups, old = group_by_method(tuned), group_by_method(before)
+    until = min(len(run.rows) for runs in groups.values() for run in runs)
+    base = [run.mean_accuracy(until, window) for run in next(iter(old.values()))]
+    rows = [[NAMES[next(iter(old))], "", *(f"{value:.2f}" for value in base), format_interval(base), ""]]
+    for method, runs in groups.items():
+        (part,) = load_method(method, ()).parts
+        for variant, shown in ((type(part)(), old[part.name()]), (part, runs)):
+            values = [run.mean_accuracy(until, window) for run in shown]
+            cells = [f"{value:.2f}" for value in values]
+            rows.append([NAMES[part.name()], f"{getattr(variant, key):g}", *cells, format_interval(values)])
+            rows[-1].append(format_gaps(values, base))
+    seeds = [f"seed {run.seed}" for run in next(iter(groups.values()))]
+    header = [f"round {until}", key, *seeds, "mean", f"minus {rows[0][0]}, paired"]
+    return format_table(header, rows, numbers_from=1)
+
+
 def show_scaffold_looks() -> str:
     """The mean accuracy over seeds at every look."""
     groups = dict(sorted(group_by_method("scaffold-fashion-mnist").items()))
@@ -273,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fedbiad mnist": partial(show_uploads, *FEDBIAD, column="MNIST"),
     "fedbiad fashion-mnist": partial(show_uploads, *FEDBIAD, column="Fashion-MNIST"),
     "fedbiad command": partial(format_command, "fedbiad-1"),
+    "fedbiad dgc command": partial(format_command, "fedbiad-2"),
 }
 LISTS: dict[str, Callable[[Mapping[Path, str]], str]] = {"ledger": list_ledger, "unkept": list_unkept_tables}
 """Sections about what stands on the pages once all other sections are written."""
