@@ -53,6 +53,8 @@ def test_reasons_are_told_once_for_all_methods_that_have_them(shoal_, file):
         "it leaves out units, and this model has none that it could leave out.",
         "it works on blocks of a model, and this one has fewer than two.",
         "it keeps every layer of this model on the devices, and nothing is left to share.",
+        "it finds no linear layer to add to, but the last one, and the model calls no other.",
+        "it trains biases, and this model has none but its last layer's.",
     }
 
 

@@ -334,7 +334,13 @@ def test_stacks_share_a_scale_that_holds_the_tallest():
 def test_every_shipped_part_says_which_papers_it_comes_from():
     parts = find_shipped_parts()
     assert all("cite" in vars(part) for part in parts.values()), "an empty tuple says that there is no paper"
-    assert {name for name, part in parts.items() if not part.cite} == {"finetune", "half", "uniform", "weighted"}
+    assert {name for name, part in parts.items() if not part.cite} == {
+        "finetune",
+        "half",
+        "lastlayers",
+        "uniform",
+        "weighted",
+    }
     assert set(ENTRIES) == {FEDAVG_KEY, *(key for part in parts.values() for key in part.cite)}
     for key, entry in ENTRIES.items():
         assert entry.count("{") == entry.count("}") and re.match(rf"@\w+\{{{key},\n", entry)

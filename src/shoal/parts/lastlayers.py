@@ -16,6 +16,7 @@ class LastLayers(Part):
     `layers` is how many of the last layers that is.
     """
 
+    cite: ClassVar = ()
     freezes_rest: ClassVar = True
 
     layers: int = 1

@@ -58,7 +58,8 @@ def try_methods(
 def try_method(name: str, setting: SmokeSetup, optimiser: Optimiser, files: Sequence[str] = ()) -> MethodTrial:
     """One round of two devices, then one step of two devices in one call."""
     method = load_method(name, files)
-    names = "|".join(re.escape(part.name()) for part in method.parts) or "$."
+    own = {name for part in method.parts for name in (part.name(), part.needs_part) if name}
+    names = "|".join(map(re.escape, sorted(own))) or "$."
 
     def refuse_method(reason: str, advice: str, kind: str) -> MethodTrial:
         return MethodTrial(name, reason, advice, kind, re.sub(rf"\b({names})\b", "it", reason))
