@@ -290,6 +290,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "flat minima": partial(compare_unequal_lengths, FLAT_MINIMA, 20),
     "flat minima rounds": partial(show_rounds, (FLAT_MINIMA,), (10, 20, 40, 60, 80, 110)),
     "flat minima tuning": partial(show_tuning, FLAT_MINIMA_TUNING, "rho"),
+    "flat minima tuned": partial(compare_tuned, FLAT_MINIMA_TUNED, FLAT_MINIMA, "rho"),
+    "flat minima tuned command": partial(format_command, FLAT_MINIMA_TUNED),
     "flat minima command": partial(format_command, FLAT_MINIMA),
     "fedbiad mnist": partial(show_uploads, *FEDBIAD, column="MNIST"),
     "fedbiad fashion-mnist": partial(show_uploads, *FEDBIAD, column="Fashion-MNIST"),
