@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from frozen_models import Backboned
+from tiny_parts import FrozenHead
 from torch import nn
 
 import shoal
+from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.model.net import Net
 from shoal.models.lenet import lenet
@@ -63,3 +65,9 @@ def test_last_layers_are_counted_from_the_head():
         "fc2",
         "fc3",
     }
+
+
+def test_parts_that_leave_nothing_to_train_are_refused_by_their_names():
+    method = compose([FrozenHead(), LastLayers()])
+    with pytest.raises(ShoalError, match="lastlayers and frozenhead leave nothing to train"):
+        method.model(lenet((1, 28, 28), 10))

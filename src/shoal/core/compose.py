@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.clashes import refuse_clashes, refuse_task
+from shoal.core.errors import ShoalError
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
@@ -83,6 +84,10 @@ class Method:
             net = replace(net, module=copy_module(net))
         for part in parts:
             net = part.model(net)
+            if not net.trainable:
+                before = [other.name() for other in parts[: parts.index(part)]]
+                problem = f"{' and '.join([*before, part.name()])} leave{'' if before else 's'} nothing to train."
+                raise ShoalError("bad-part", problem, "Leave one of them out, or let another layer be trained.")
         return net
 
     def taps(self, net: Net) -> tuple[str, ...]:
