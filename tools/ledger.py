@@ -1,5 +1,6 @@
 """The ledger in results/ as the tables of the documentation read it."""
 
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -64,11 +65,14 @@ def format_commands_of_table(name: str) -> str:
     return "```sh\n" + "\n".join(lines) + "\n```\n"
 
 
-def format_command(name: str, rounds: int | None = None) -> str:
-    """The command that makes the runs of a file; `rounds` is what was asked for where runs were broken off."""
+def format_command(name: str, rounds: int | None = None, methods: Collection[str] = ()) -> str:
+    """The command that makes the runs of a file, or those of some of its methods.
+
+    `rounds` is what was asked for where runs were broken off.
+    """
     if read_runs(name)[0].protocol:
         return format_commands_of_table(name)
-    groups = group_by_method(name)
+    groups = {method: runs for method, runs in group_by_method(name).items() if not methods or method in methods}
     first = next(iter(groups.values()))
     recipe = first[0].parsed_recipe.with_values(**({"rounds": rounds} if rounds else {}))
     methods = " ".join(map(quote_word, groups))

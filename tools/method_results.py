@@ -111,7 +111,7 @@ def write_section(page: str) -> str:
         cells = [experiment.setting, f"`{experiment.method}`", str(until)]
         cells += [format_accuracy(runs, until) for runs in (experiment.runs, experiment.base)]
         sent, work = (measure(experiment.runs, until) for measure in (mean_bytes, mean_work))
-        cells.append(f"{sent / 1e9:.2f}")
+        cells.append(f"{sent / 1e9:.2f}" if sent >= 1e9 else f"{sent / 1e9:.3f}")
         if experiment.base:
             cells += [
                 f"{sent / mean_bytes(experiment.base, until):.2f}",
@@ -120,12 +120,19 @@ def write_section(page: str) -> str:
         rows.append([*cells, *[""] * (8 - len(cells))])
     head = ["setting", "method", "round", "accuracy", "FedAvg's", "GB", "times FedAvg's", "work, times FedAvg's"]
     picture = f"![Accuracy by rounds and by bytes](../pictures/methods/{page}.svg)\n"
+    untuned = any(map(is_of_all_methods, find_experiments()[page]))
     told = (
         f"Accuracy in per cent: the mean of the last {WINDOW} rounds, over seeds, with its 95 % interval. GB are of "
-        "all devices, both ways; work is that of devices. The commands, for the files in `results/`:\n"
+        "all devices, both ways; work is that of devices. "
+        + ("On digits every method has its defaults: that says what it costs, not how good it is. " * untuned)
+        + "The commands, for the files in `results/`:\n"
     )
-    files = sorted({experiment.file for experiment in find_experiments()[page]})
-    commands = "\n".join(format_command(file).replace("```sh\n", f"```sh\n# {file}\n") for file in files)
+    methods: dict[str, set[str]] = {}
+    for experiment in find_experiments()[page]:
+        methods.setdefault(experiment.file, {"fedavg"}).add(experiment.method)
+    commands = "\n".join(
+        format_command(file, methods=methods[file]).replace("```sh\n", f"```sh\n# {file}\n") for file in sorted(methods)
+    )
     return f"{picture}\n{format_table(head, rows, numbers_from=2)}\n{told}\n{commands}"
 
 
@@ -142,10 +149,18 @@ def mean_work(runs: Sequence[LedgerRun], until: int) -> float:
     return mean(sum(row["macs_work"] for row in run.rows[:until]) for run in runs)
 
 
+def is_of_all_methods(experiment: Experiment) -> bool:
+    """Whether the runs are of `record_all_methods.py`, in which every method has its defaults."""
+    return experiment.file.startswith("all-methods")
+
+
 # pictures -------------------------------------------------------------------------------------------------------------
 def draw_page(page: str) -> str:
-    """The longest runs of a method beside FedAvg's, by rounds and by bytes, as the text of an SVG file."""
-    shown = max(find_experiments()[page], key=lambda one: (bool(one.base), one.until))
+    """The longest runs of a method beside FedAvg's, by rounds and by bytes, as the text of an SVG file.
+
+    Runs of all methods on digits are drawn where there are no others.
+    """
+    shown = max(find_experiments()[page], key=lambda one: (bool(one.base), not is_of_all_methods(one), one.until))
     figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)
     for axis, by_bytes in zip(axes, (False, True)):
         for colour, label, runs in zip(COLOURS, ("fedavg", shown.method), (shown.base, shown.runs)):

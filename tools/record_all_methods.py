@@ -1,8 +1,8 @@
 """Run every method at its defaults on digits, and write the runs to the ledger: `python tools/record_all_methods.py`.
 
-It gives every method's page a curve and its cost in a setting that takes minutes on a processor. Nothing is tuned, so the
-runs say what a method costs and that it learns, and not which method is better. Left out are methods that refuse the
-recipe, and those that are about models of devices' own, which the global accuracy does not judge.
+It gives every method's page a curve and its cost in a setting that takes minutes on a processor. Nothing is tuned, so
+the runs say what a method costs and that it learns, and not which method is better. Left out are methods that refuse
+the recipe, and those that are about models of devices' own, which the global accuracy does not judge.
 """
 
 from typing import Any
@@ -52,6 +52,9 @@ def run_methods() -> list[LedgerRun]:
             results = [shoal.run(method, seed=seed, progress=False, **RECIPE) for seed in range(SEEDS)]
         except ShoalError as error:
             print(f"{method}: left out: {error}")
+            continue
+        if results[0].net.names_with_role("personal"):
+            print(f"{method}: left out: devices keep tensors of their own")
             continue
         runs += [make_ledger_run(result.recipe, result.history.rows) for result in results]
         print(f"{method}: {', '.join(f'{result.accuracy:.4f}' for result in results)}", flush=True)

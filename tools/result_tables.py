@@ -228,6 +228,10 @@ def show_scaffold_looks() -> str:
     return format_table(["round", *map(str, looks)], rows, numbers_from=1)
 
 
+MOST_NAMES = 20
+"""Methods of a file that the table of the ledger names."""
+
+
 def list_ledger(texts: Mapping[Path, str]) -> str:
     """The files of the ledger: what they hold, which source ran, and which of the pages quote them."""
     rows = []
@@ -236,7 +240,9 @@ def list_ledger(texts: Mapping[Path, str]) -> str:
         pages = {page: text for page, text in texts.items() if page.parent != FOLDER}
         quoting = [page.relative_to(ROOT) for page, text in pages.items() if f"results/{file.name}" in text]
         links = ", ".join(f"[{page.stem}](../{page})" for page in quoting)
-        methods = ", ".join(dict.fromkeys(run.method for run in runs))
+        links = links if len(quoting) <= MOST_NAMES else "[pages of methods](../docs/methods/index.md)"
+        names = list(dict.fromkeys(run.method for run in runs))
+        methods = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} methods"
         lengths = sorted({len(run.rows) for run in runs})
         commits = sorted({run.commit[:8] for run in runs})
         seeds = len({run.seed for run in runs})
