@@ -18,13 +18,13 @@ demo: $(VENV)/demo  ## compare four methods on 20 uneven devices, write a report
 	  --lr 0.05 --seeds 3 --target 0.85 --fleet tiers --metrics devices --out runs/demo
 	$(SHOAL) report runs/demo --out runs/demo/report.html
 
-test: $(VENV)/test  ## run the tests of one machine, 6 minutes on two cores
+test: $(VENV)/test  ## run the tests of one machine, 8 minutes on two cores
 	$(PY) -m pytest
 
 test-whole: $(VENV)/test  ## run what test-all adds: every engine for every part, every pair, large models, the pages
 	$(PY) -m pytest -m whole
 
-test-all: test test-whole  ## run every test of one machine, 16 minutes on two cores
+test-all: test test-whole  ## run every test of one machine, 20 minutes on two cores
 
 test-distributed: $(VENV)/test  ## run the tests of clusters and real devices, several processes each
 	$(PY) -m pytest tests/distributed -n 0

@@ -161,25 +161,29 @@ def draw_page(page: str) -> str:
     Runs of all methods on digits are drawn where there are no others.
     """
     shown = max(find_experiments()[page], key=lambda one: (bool(one.base), not is_of_all_methods(one), one.until))
+    is_large = max(run.total_bytes() for run in (*shown.base, *shown.runs)) >= 1e9
     figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)
     for axis, by_bytes in zip(axes, (False, True)):
         for colour, label, runs in zip(COLOURS, ("fedavg", shown.method), (shown.base, shown.runs)):
             if runs:
-                draw_curve(axis, runs, label, colour, by_bytes)
-        axis.set_xlabel("GB, both ways" if by_bytes else "rounds")
+                draw_curve(axis, runs, label, colour, (1e9 if is_large else 1e6) * by_bytes)
+        axis.set_xlabel(f"{'GB' if is_large else 'MB'}, both ways" if by_bytes else "rounds")
         axis.legend(frameon=False, loc="lower right")
     axes[0].set_ylabel("accuracy in per cent")
     figure.suptitle(shown.setting, fontsize=9)
     return save_svg(figure)
 
 
-def draw_curve(axis, runs: Sequence[LedgerRun], label: str, colour: str, by_bytes: bool) -> None:
-    """The running mean of the accuracy: the mean of the runs, between the lowest and the highest of them."""
+def draw_curve(axis, runs: Sequence[LedgerRun], label: str, colour: str, unit: float) -> None:
+    """The running mean of the accuracy: the mean of the runs, between the lowest and the highest of them.
+
+    It is drawn over so many bytes as the unit has, or over rounds where the unit is 0.
+    """
     last = min(len(run.rows) for run in runs)
     first = min(WINDOW, last)
     rounds = sorted({first + (last - first) * i // CORNERS for i in range(CORNERS + 1)})
     curves = [[run.mean_accuracy(n, WINDOW) for n in rounds] for run in runs]
-    x = [mean(run.total_bytes(n) for run in runs) / 1e9 for n in rounds] if by_bytes else rounds
+    x = [mean(run.total_bytes(n) for run in runs) / unit for n in rounds] if unit else rounds
     axis.plot(x, [mean(values) for values in zip(*curves)], color=colour, label=label)
     if len(runs) > 1:
         low, high = ([pick(values) for values in zip(*curves)] for pick in (min, max))
