@@ -33,6 +33,7 @@ class TransformersModel(nn.Module):
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             problem = f"A {type(model).__name__} is no model of transformers."
             raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
+        refuse_virtual_tokens(model)
         base = find_base_model(model)
         self.causal = type(base).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
         self.has_dropout = has_dropout(model)
@@ -83,6 +84,18 @@ def takes_token_dict(module: nn.Module) -> bool:
 def find_base_model(model: Any) -> Any:
     """The model itself, or the one that the package peft has put adapters into."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def refuse_virtual_tokens(model: Any) -> None:
+    """Refuse a model to which peft has given prompts or prefixes: which need masks of two dimensions."""
+    configs = getattr(model, "peft_config", None)
+    config = next((c for c in configs.values() if c.is_prompt_learning), None) if isinstance(configs, dict) else None
+    if config is not None:
+        problem = (
+            f"The model has virtual tokens of peft ({type(config).__name__}), which its own masks leave no room for."
+        )
+        advice = f"Give the model without them, and the method prompt(length={config.num_virtual_tokens})."
+        raise ShoalError("bad-value", problem, advice)
 
 
 def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
