@@ -357,11 +357,23 @@ class FirstWord(nn.Module):
         return self.head(self.words(text)[:, 0])
 
 
+class Twice(nn.Module):
+    """Reads the text, and in another call of the same layer its last word."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(11, 4), nn.Linear(4, 3)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.head(self.words(text).mean(1) + self.words(text[:, -1:])[:, 0])
+
+
 CASES = {
     "no room": (lambda: Reader(positions=12), 8, "places has only 12 rows for positions"),
     "fixed": (Fixed, 3, "cannot be used with this model: it raises RuntimeError.* when it is given 3 positions more"),
     "two tables": (TwoTables, 3, "left and right read the tokens"),
     "bag": (Bag, 3, "no nn.Embedding is called with the tokens"),
+    "two calls": (Twice, 3, "words reads other tokens, too"),
     "first word": (FirstWord, 3, "prompt changes nothing here"),
 }
 
@@ -372,6 +384,18 @@ def test_what_cannot_be_told_is_refused_in_one_sentence(case):
     with pytest.raises(ShoalError, match=words) as error:
         Prompt(length=length).model(build_user_net(make(), (5,), 3))
     assert error.value.advice and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_texts_that_leave_no_room_are_refused(kind):
+    pytest.importorskip("transformers")
+    inputs, _ = draw_texts(1)
+    classes = 2 if kind == "bert" else 40
+    base = build_user_net(make_transformer(kind), {"input_ids": (6,)}, classes, example=inputs)
+    with pytest.raises(ShoalError, match="makes texts of 6 tokens 3 longer, and the model has 8 positions") as error:
+        Prompt(length=3).model(base)
+    assert "text_length" in error.value.advice
+    assert Prompt(length=2).model(base).trainable
 
 
 def test_models_without_positions_are_refused():

@@ -15,6 +15,10 @@ CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 """How the names of classes end that predict the next token at every position."""
 
 
+COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "esm")
+"""Kinds of models whose first position is numbered one above the token of padding."""
+
+
 class TransformersModel(nn.Module):
     """A transformer for text: `{"input_ids": ..., "attention_mask": ...}` to the logits of sentences or positions.
 
@@ -44,6 +48,7 @@ class TransformersModel(nn.Module):
         self.accepts = frozenset(inspect.signature(base.forward).parameters)
         padding = getattr(base.config, "pad_token_id", None)
         self.padding = padding if isinstance(padding, int) else None
+        self.text_positions = count_text_positions(base.config)
 
     def forward(self, inputs: dict[str, Tensor] | Tensor) -> Tensor:
         inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
@@ -84,6 +89,14 @@ def takes_token_dict(module: nn.Module) -> bool:
 def find_base_model(model: Any) -> Any:
     """The model itself, or the one that the package peft has put adapters into."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def count_text_positions(config: Any) -> int:
+    """How many tokens a model can read at once; 0 where its config does not say."""
+    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+    if getattr(config, "model_type", "") in COUNTS_FROM_PADDING and positions:
+        positions -= int(getattr(config, "pad_token_id", 0) or 0) + 1
+    return positions
 
 
 def refuse_virtual_tokens(model: Any) -> None:

@@ -21,9 +21,9 @@ from shoal.core.model.prompted_module import (
 )
 
 OTHER_MODEL = "Use a model of tokens (lstm, hf:FOLDER, an nn.Embedding of your own), or vit, or lora."
-ROOM = "Cut the texts, or write a smaller length."
-Layers = dict[str, tuple[Tensor, Tensor]]
-"""By name, what layers were given and what they put out, in the order in which they ended."""
+ROOM = "Cut the texts (text_length where shoal makes the tokens), or write a smaller length."
+Layers = dict[str, list[tuple[Tensor, Tensor]]]
+"""By name, what layers were given and what they put out in each of their calls, in the order of the first ones."""
 
 
 def insert_prompt(net: Net, place: PromptPlace, prompt: Tensor) -> Net:
@@ -48,12 +48,13 @@ def choose_place(net: Net, length: int) -> tuple[PromptPlace, int]:
     causal = getattr(net.module, "causal", None)
     at = int(not (causal if isinstance(causal, bool) else logits.dim() == 3)) if is_text else 1
     if is_text:
+        refuse_long_texts(net, text.shape[1], length)
         layer = find_embedding(net, layers, text)
         token = choose_token(net, layer)
-        place, width = PromptPlace(layer, at, length, token), layers[layer][1].shape[-1]
+        place, width = PromptPlace(layer, at, length, token), layers[layer][0][1].shape[-1]
         return try_place(net, place, width, inputs), width
     for layer in list_patch_layers(layers):
-        place, width = PromptPlace(layer, at, length), layers[layer][1].shape[-1]
+        place, width = PromptPlace(layer, at, length), layers[layer][0][1].shape[-1]
         try:
             return try_place(net, place, width, inputs), width
         except ShoalError:
@@ -62,13 +63,23 @@ def choose_place(net: Net, length: int) -> tuple[PromptPlace, int]:
     raise ShoalError("bad-part", problem, OTHER_MODEL)
 
 
+def refuse_long_texts(net: Net, text: int, length: int) -> None:
+    """Refuse texts that leave no room among the positions that a model says it has."""
+    most = getattr(net.module, "text_positions", 0)
+    if isinstance(most, int) and 0 < most < text + length:
+        problem = f"prompt makes texts of {text} tokens {length} longer, and the model has {most} positions."
+        raise ShoalError("bad-part", problem, ROOM)
+
+
 # what a model does ----------------------------------------------------------------------------------------------------
 def make_trial_inputs(net: Net) -> tuple[Inputs, Tensor | None]:
     """Two samples, and of these what has positions; texts are of the tokens 0 and 1, without padding."""
     inputs = net.make_example_inputs(2)
     if isinstance(inputs, Tensor):
-        given = inputs if inputs.is_floating_point() else alternate_tokens(inputs)
-        return given, given
+        if inputs.is_floating_point():
+            return inputs, inputs
+        text = alternate_tokens(inputs)
+        return text, text if text.dim() == 2 else None
     tokens = find_token_key(inputs) if isinstance(inputs, Mapping) else ""
     if not tokens:
         return inputs, None
@@ -105,7 +116,7 @@ def watch_layers(module: nn.Module, layers: Layers) -> Iterator[None]:
         given = read_first_input(args, kwargs)
         if given is not None and isinstance(put_out, Tensor) and put_out.dim() == 3:
             if isinstance(layer, nn.Embedding) or given.dim() > 3:
-                layers[names[layer]] = given, put_out
+                layers.setdefault(names[layer], []).append((given, put_out))
 
     names = {layer: name for name, layer in module.named_modules() if name}
     hooks = [layer.register_forward_pre_hook(check_table, with_kwargs=True) for layer in names]
@@ -135,13 +146,14 @@ def run_recorded(net: Net, inputs: Inputs) -> tuple[tuple[Tensor, Tensor], Layer
 
 def find_embedding(net: Net, layers: Layers, text: Tensor) -> str:
     """The layer that reads the tokens: it is given them as they are, or is the only one that is given as many."""
-    alike = [name for name, (given, _) in layers.items() if given.shape == text.shape]
-    same = [name for name in alike if torch.equal(layers[name][0], text)]
-    found = same or alike
-    if len(found) == 1:
+    alike = {name: [g for g, _ in calls] for name, calls in layers.items() if calls[0][0].shape == text.shape}
+    found = [name for name, given in alike.items() if torch.equal(given[0], text)] or list(alike)
+    if len(found) == 1 and all(torch.equal(given, alike[found[0]][0]) for given in alike[found[0]]):
         return found[0]
-    many = f"{' and '.join(found[:2])} read the tokens" if found else "no nn.Embedding is called with the tokens"
-    problem = f"prompt puts vectors before embedded tokens, and in this model {many}."
+    why = "no nn.Embedding is called with the tokens"
+    if found:
+        why = f"{' and '.join(found[:2])} read the tokens" if found[1:] else f"{found[0]} reads other tokens, too"
+    problem = f"prompt puts vectors before embedded tokens, and in this model {why}."
     raise ShoalError("bad-part", problem, OTHER_MODEL)
 
 
@@ -153,7 +165,8 @@ def choose_token(net: Net, layer: str) -> int:
 
 def list_patch_layers(layers: Layers) -> list[str]:
     """Layers that make positions of what has none, (samples, positions, width), the outermost first."""
-    return [name for name, (given, out) in reversed(layers.items()) if given.dim() > 3 and out.is_floating_point()]
+    makers = (name for name, [(given, out), *_] in layers.items() if given.dim() > 3 and out.is_floating_point())
+    return list(makers)[::-1]
 
 
 # trying ---------------------------------------------------------------------------------------------------------------
