@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.part import Part
 from shoal.parts import find_shipped_parts
-from shoal.plugins.smoke_run import build_tiny_net
+from shoal.plugins.smoke_run import make_tiny_setup
 
 HEAD = """# Audit
 
@@ -62,7 +62,7 @@ def write_audit_page() -> str:
 def list_sent(name: str, cls: type[Part]) -> list[list[str]]:
     """A row for each extra of a part."""
     default, part = cls(), cls(**SETTINGS.get(name, {}))
-    net = part.model(build_tiny_net())
+    net = part.model(make_tiny_setup(1, part).net)
     usual, extras = declare(default, net), declare(part, net)
     setting = ", ".join(f"{key}={value!r}" for key, value in SETTINGS.get(name, {}).items())
     rows = [

@@ -28,7 +28,7 @@ GROUPS = {
     "Slow and small devices": "fedad fedad_released heterofl fjord feddrop afd fedmp",
     "Smaller models for all": "fedap hrank imc prunefl feddst",
     "Thin links": "half fedpaq topk stc catchup dgc randomk signsgd fedbiad fedbr",
-    "Large models, small messages": "lora ffalora fedsalora hetlora biasonly lastlayers",
+    "Large models, small messages": "lora ffalora fedsalora hetlora prompt biasonly lastlayers",
     "Data on the server": "feddu feddum datasharing hybridfl feddf fedkt",
     "Who takes part": "uniform weighted poc oort",
     "Wrong or hostile replies": "median trimmedmean normbound",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from federation import BASE, InProcessTransport, history_rows, make_clients, make_recipe, play_with_devices
 from frozen_models import Backboned
 
@@ -40,6 +41,18 @@ def test_no_frozen_tensor_is_in_any_message(tmp_path, monkeypatch):
     assert not shapes & {tuple(tensor.shape) for content in contents for tensor in tree.collect_tensors(content)}
     digests = {content["setup"]["model_digest"] for content in contents if "setup" in content}
     assert digests == {real.net.digest}
+
+
+def test_prompts_that_devices_keep_begin_with_the_vectors_of_the_seed(tmp_path):
+    method, model, tests = "prompt(length=2, role='personal')", {"model": "vit"}, {"local_test": 0.25}
+    transport = Recorder(make_clients(tmp_path, **model))
+    real = play_with_devices(make_recipe(method, tmp_path / "run", **model | tests), transport)
+    simulated = shoal.run(method, engine="serial", **dict[str, Any](BASE | model | tests))
+    assert real.history["personal_mean"] == simulated.history["personal_mean"] and real.net.digest
+    assert all(torch.equal(real.params[name], value) for name, value in simulated.params.items())
+    contents = [tree_from_bytes(message, MAX_REQUEST_BYTES) for message in transport.seen]
+    shapes = {tuple(tensor.shape) for content in contents for tensor in tree.collect_tensors(content)}
+    assert (10, 64) in shapes and (2, 64) not in shapes
 
 
 def test_a_device_with_another_backbone_refuses_in_one_sentence(tmp_path, monkeypatch):

@@ -107,6 +107,8 @@ OTHER_VALUES = [
     "hetlora(rates='1,0.5', gamma=0.6, lam=0.3, weights='size')",
     "biasonly(head=False)",
     "lastlayers(layers=2)",
+    "prompt(length=2, init='random', head='frozen')",
+    "prompt(length=3, role='personal')",
 ]
 EACH: list[Part] = [*(cls() for cls in find_shipped_parts().values()), *TINY]
 TABLE: list[Part] = [*EACH, *(parse_method(text, find_shipped_parts(), PRESETS).parts[0] for text in OTHER_VALUES)]

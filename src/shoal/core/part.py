@@ -91,6 +91,8 @@ class Part:
     """Whether devices remember the optimiser's state (momentum, moments) from round to round."""
     needs_part: ClassVar[str] = ""
     """The part without which it has nothing to work on; runs in miniature list it before."""
+    needs_positions: ClassVar[bool] = False
+    """Whether it works on models with positions (tokens of a text, patches) only; runs in miniature have one such."""
     cite: ClassVar[tuple[str, ...]] = ()
     """The papers it comes from, by their BibTeX keys in `report/bibliography.py`; empty when it comes from none."""
     metrics: ClassVar[tuple[Metric, ...]] = ()

@@ -1,6 +1,7 @@
 """Models that take the shape of their inputs and the number of classes, and state their axes and blocks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 
@@ -73,7 +74,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         make = partial(find_model_maker(name), task=task) if is_hf_model(name) else find_model_maker(name)
         torch.manual_seed(seed)
-        return make(input_shape, classes) if example is None else make(input_shape, classes, example)
+        net = make(input_shape, classes) if example is None else make(input_shape, classes, example)
+        return replace(net, seed=seed)
 
 
 def find_model_maker(name: str) -> Callable[..., Net]:

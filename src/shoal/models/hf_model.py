@@ -14,7 +14,12 @@ from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs
 from shoal.core.model.net import Net
 from shoal.models.hf_folder import find_hf_folder, import_transformers, keep_quiet, list_weight_files, read_hf_config
-from shoal.models.transformers_model import CAUSAL_CLASSES, TransformersImageModel, TransformersModel
+from shoal.models.transformers_model import (
+    CAUSAL_CLASSES,
+    TransformersImageModel,
+    TransformersModel,
+    count_text_positions,
+)
 from shoal.models.user_model import check_forward_pass
 
 log = logging.getLogger("shoal")
@@ -175,18 +180,6 @@ def refuse_other_text(config: Any, input_shape: InputShape, example: Inputs | No
     if positions and length > positions:
         problem = f"The longest text of the data has {length} tokens, and {name[:80]} has {positions} positions."
         raise ShoalError("no-data", problem, f"Cut the texts: text_length = {positions} where shoal makes the tokens.")
-
-
-def count_text_positions(config: Any) -> int:
-    """How many tokens a model can read at once; 0 where its config does not say."""
-    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
-    if config.model_type in COUNTS_FROM_PADDING and positions:
-        positions -= int(getattr(config, "pad_token_id", 0) or 0) + 1
-    return positions
-
-
-COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "esm")
-"""Kinds of models whose first position is numbered one above the token of padding."""
 
 
 def refuse_unknown_tokens(config: Any, inputs: Inputs, name: str) -> None:

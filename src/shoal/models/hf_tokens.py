@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.models.hf_folder import find_hf_folder, import_transformers, keep_quiet, read_hf_config
-from shoal.models.hf_model import count_text_positions
+from shoal.models.transformers_model import count_text_positions
 
 TOKENIZER_FILES = (
     "tokenizer.json",

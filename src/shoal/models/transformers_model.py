@@ -15,6 +15,10 @@ CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 """How the names of classes end that predict the next token at every position."""
 
 
+COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "esm")
+"""Kinds of models whose first position is numbered one above the token of padding."""
+
+
 class TransformersModel(nn.Module):
     """A transformer for text: `{"input_ids": ..., "attention_mask": ...}` to the logits of sentences or positions.
 
@@ -33,6 +37,7 @@ class TransformersModel(nn.Module):
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             problem = f"A {type(model).__name__} is no model of transformers."
             raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
+        refuse_virtual_tokens(model)
         base = find_base_model(model)
         self.causal = type(base).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
         self.has_dropout = has_dropout(model)
@@ -43,6 +48,7 @@ class TransformersModel(nn.Module):
         self.accepts = frozenset(inspect.signature(base.forward).parameters)
         padding = getattr(base.config, "pad_token_id", None)
         self.padding = padding if isinstance(padding, int) else None
+        self.text_positions = count_text_positions(base.config)
 
     def forward(self, inputs: dict[str, Tensor] | Tensor) -> Tensor:
         inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
@@ -83,6 +89,26 @@ def takes_token_dict(module: nn.Module) -> bool:
 def find_base_model(model: Any) -> Any:
     """The model itself, or the one that the package peft has put adapters into."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def count_text_positions(config: Any) -> int:
+    """How many tokens a model can read at once; 0 where its config does not say."""
+    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+    if getattr(config, "model_type", "") in COUNTS_FROM_PADDING and positions:
+        positions -= int(getattr(config, "pad_token_id", 0) or 0) + 1
+    return positions
+
+
+def refuse_virtual_tokens(model: Any) -> None:
+    """Refuse a model to which peft has given prompts or prefixes: which need masks of two dimensions."""
+    configs = getattr(model, "peft_config", None)
+    config = next((c for c in configs.values() if c.is_prompt_learning), None) if isinstance(configs, dict) else None
+    if config is not None:
+        problem = (
+            f"The model has virtual tokens of peft ({type(config).__name__}), which its own masks leave no room for."
+        )
+        advice = f"Give the model without them, and the method prompt(length={config.num_virtual_tokens})."
+        raise ShoalError("bad-value", problem, advice)
 
 
 def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:

@@ -6,12 +6,12 @@ from typing import ClassVar
 from shoal.core.errors import ShoalError
 from shoal.core.metric import Metric
 from shoal.core.model.low_rank import Adapter, add_adapters, find_adapters, make_rank_axis
-from shoal.core.model.module_copy import copy_module, set_module_tensors
+from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Round
-from shoal.parts.lib.adapter_layers import choose_head_role, choose_layers
+from shoal.parts.lib.adapter_layers import choose_head_role, choose_layers, set_head_role
 from shoal.parts.lib.adapter_products import compute_residue, read_reply_model
 from shoal.parts.lib.checks import require
 
@@ -89,17 +89,10 @@ class LoRA(Part):
 
     def set_roles(self, net: Net, roles: dict[str, str], adapters: list[Adapter], head: str) -> Net:
         """The net with the roles of factors and head, and the axis of ranks where devices share both factors."""
-        tensors = net.initial | net.frozen
         for role, names in ((self.a, [x.a for x in adapters]), (self.b, [x.b for x in adapters])):
             roles |= dict.fromkeys(names, role) if role != "shared" else {}
-        if head and net.head_name:
-            layer, factors = net.head_name, {name for x in adapters for name in (x.a, x.b)}
-            own = {net.ties.get(k, k) for k in (*tensors, *net.ties) if k.rpartition(".")[0] == layer} - factors
-            names = [k for k in own if self.head or net.roles.get(k, "shared") in ("shared", "frozen")]
-            roles |= dict.fromkeys(names, head)
-            if head != "frozen":
-                set_module_tensors(net.module, {}, {*net.trainable, *names}, net.ties)
-        made = replace(net, roles=roles)
+        factors = {name for x in adapters for name in (x.a, x.b)}
+        made = replace(net, roles=set_head_role(net, roles, head, bool(self.head), factors))
         if not made.shared_trainable:
             problem = "With these roles of lora nothing is left that is trained and shared."
             raise ShoalError("bad-part", problem, "Write a='shared', b='shared' or head='shared'.")

@@ -60,11 +60,15 @@ class SmokeSetup:
         return replace(self.net, module=copy_module(self.net))
 
 
-def make_tiny_setup(samples: int = 12) -> SmokeSetup:
-    """A 4-3-2 perceptron in float64, and random samples."""
+def make_tiny_setup(samples: int = 12, *parts: Part) -> SmokeSetup:
+    """A 4-3-2 perceptron in float64, and random samples; a model of texts where one of the parts needs positions."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
-    return SmokeSetup(build_tiny_net(), x, torch.randint(0, 2, (samples,), generator=generator))
+    targets = torch.randint(0, 2, (samples,), generator=generator)
+    if any(part.needs_positions for part in parts):
+        texts = torch.randint(1, TINY_WORDS - 1, (samples, 4), generator=generator)
+        return SmokeSetup(build_tiny_text_net(), texts, targets)
+    return SmokeSetup(build_tiny_net(), x, targets)
 
 
 def make_smoke_setup(net: Net, inputs: Inputs, targets: Tensor) -> SmokeSetup:
@@ -83,7 +87,7 @@ SHARED = 4
 
 def smoke_test_part(part: Part, setting: SmokeSetup | None = None) -> None:
     """Play two rounds with a guarded copy of the part, then make one step of two devices by `vmap`."""
-    setting = setting or make_tiny_setup()
+    setting = setting or make_tiny_setup(12, part)
     loop, net = build_tiny_run(Method((guard_part(part),)), setting.sizes, setting=setting)
     session = Session(loop, net)
     for number in range(2):
@@ -124,7 +128,7 @@ def build_tiny_run(
     method = add_needed_parts(method)
     optimiser = optimiser or Optimiser(momentum)
     total = sum(sizes) + SHARED
-    setting = setting or make_tiny_setup(total)
+    setting = setting or make_tiny_setup(total, *method.parts)
     streams, net = RandomStreams(0), method.model(setting.copy_net())
     ends = np.cumsum((0, *sizes))
 
@@ -165,6 +169,42 @@ def build_tiny_net(outputs: int = 2) -> Net:
         module.add_module("b", nn.Linear(3, outputs))
     axes = (Axis("a", 3, (Cut("a.weight", 0), Cut("a.bias", 0), Cut("b.weight", 1, reads=True))),)
     return Net(module.double(), (4,), outputs, axes, (Block("a", ("a", "relu")), Block("b", ("b",))))
+
+
+TINY_WORDS = 7
+"""How many words the tiny model of texts knows."""
+
+
+class TinyAttention(nn.Module):
+    """Attention with one matrix: x + softmax(W x x^T) x."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.look = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.look(x) @ x.mT).softmax(-1) @ x
+
+
+class MeanOverPositions(nn.Module):
+    """(samples, positions, width) to (samples, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def build_tiny_text_net(outputs: int = 2, pooled: bool = True) -> Net:
+    """An embedding of width 3, attention, and so many outputs of their mean or of each of 4 positions, in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        module = nn.Sequential()
+        module.add_module("words", nn.Embedding(TINY_WORDS, 3))
+        module.add_module("attention", TinyAttention(3))
+        if pooled:
+            module.add_module("mean", MeanOverPositions())
+        module.add_module("b", nn.Linear(3, outputs))
+    blocks = (Block("words", ("words",)), Block("b", tuple(name for name, _ in list(module.named_children())[1:])))
+    return Net(module.double(), (4,), outputs, blocks=blocks, token_inputs=True)
 
 
 def prepare_local_trainings(loop: Loop, server_state: ServerState, number: int = 0) -> list[LocalTraining]:

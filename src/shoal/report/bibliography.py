@@ -741,4 +741,32 @@ BIBTEX = r"""
   eprint    = {2106.10199},
   archivePrefix = {arXiv}
 }
+
+@inproceedings{lester2021prompt,
+  title     = {The Power of Scale for Parameter-Efficient Prompt Tuning},
+  author    = {Lester, Brian and Al-Rfou, Rami and Constant, Noah},
+  booktitle = {Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing},
+  year      = {2021},
+  eprint    = {2104.08691},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{jia2022vpt,
+  title     = {Visual Prompt Tuning},
+  author    = {Jia, Menglin and Tang, Luming and Chen, Bor-Chun and Cardie, Claire and Belongie, Serge and
+               Hariharan, Bharath and Lim, Ser-Nam},
+  booktitle = {European Conference on Computer Vision},
+  year      = {2022},
+  eprint    = {2203.12119},
+  archivePrefix = {arXiv}
+}
+
+@inproceedings{zhao2023fedprompt,
+  title     = {{FedPrompt}: Communication-Efficient and Privacy-Preserving Prompt Tuning in Federated Learning},
+  author    = {Zhao, Haodong and Du, Wei and Li, Fangqi and Li, Peixuan and Liu, Gongshen},
+  booktitle = {{IEEE} International Conference on Acoustics, Speech and Signal Processing},
+  year      = {2023},
+  eprint    = {2208.12268},
+  archivePrefix = {arXiv}
+}
 """

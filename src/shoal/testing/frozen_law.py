@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.core.ledger import Row
 from shoal.core.model import tree
@@ -27,7 +27,7 @@ def check_frozen_tensors_stay(part: Part, same_numbers: bool = True) -> None:
     With `same_numbers`, what is trained on `batched` is the same as on `serial` without that layer, on inputs that went
     through it before; a part that looks at costs, or sends inputs, need not keep this.
     """
-    plain = make_tiny_setup(sum(SIZES) + SHARED)
+    plain = make_tiny_setup(sum(SIZES) + SHARED, part)
     stemmed, stem = add_frozen_stem(plain.net)
     with torch.no_grad():
         seen = replace(plain, inputs=stem(plain.inputs))
@@ -44,12 +44,26 @@ class FrozenStem(nn.Linear):
     """A linear layer that no part takes for a plain one, to which adapters could be added."""
 
 
+class FrozenShift(nn.Module):
+    """Gives every word the number of the next one."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.step.long()
+
+
 def add_frozen_stem(net: Net) -> tuple[Net, nn.Module]:
-    """The net with a frozen linear layer before the others, and that layer."""
-    stem = FrozenStem(4, 4).double()
-    with torch.no_grad():
-        stem.weight.copy_(torch.eye(4) + 0.1)
-        stem.bias.fill_(0.1)
+    """The net with a frozen layer before the others, linear or, for texts, a shift of words; and that layer."""
+    if net.token_inputs:
+        stem = FrozenShift().double()
+    else:
+        stem = FrozenStem(4, 4).double()
+        with torch.no_grad():
+            stem.weight.copy_(torch.eye(4) + 0.1)
+            stem.bias.fill_(0.1)
     stem.requires_grad_(False)
     module = nn.Sequential()
     module.add_module("stem", stem)

@@ -90,7 +90,7 @@ def check_engines_agree(part: Part, whole: bool = True, setting: SmokeSetup | No
     """
     sizes, engines = list_engines() if whole else list_fewest_engines()
     engines = engines if forks else [engine for engine in engines if not isinstance(engine, PoolEngine)]
-    setting = setting or replace(make_tiny_setup(sum(sizes) + SHARED), kind="tiny")
+    setting = setting or replace(make_tiny_setup(sum(sizes) + SHARED, part), kind="tiny")
     try:
         results = [play_on(engine, part, sizes, setting) for engine in engines]
     finally:

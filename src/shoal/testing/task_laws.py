@@ -10,7 +10,14 @@ from shoal.core.compose import Method
 from shoal.core.errors import ShoalError
 from shoal.core.learning_task import LearningTask
 from shoal.core.part import Part
-from shoal.plugins.smoke_run import SHARED, SmokeSetup, build_tiny_net, build_tiny_run, make_tiny_setup
+from shoal.plugins.smoke_run import (
+    SHARED,
+    SmokeSetup,
+    build_tiny_net,
+    build_tiny_run,
+    build_tiny_text_net,
+    make_tiny_setup,
+)
 from shoal.testing.laws import check_engines_agree, check_padding_leaves_no_trace, list_engines
 
 
@@ -29,14 +36,17 @@ OTHER_TASKS: dict[str, LearningTask] = {name: task for name, task in TASKS.items
 """What parts are tried with beside classification."""
 
 
-def make_task_setup(task: LearningTask, samples: int = sum(list_engines()[0]) + SHARED) -> SmokeSetup:
-    """A perceptron of 4 inputs and 3 hidden units with the outputs of a task, and random samples."""
-    plain = make_tiny_setup(samples)
+def make_task_setup(task: LearningTask, *parts: Part, samples: int = sum(list_engines()[0]) + SHARED) -> SmokeSetup:
+    """The tiny model that the parts can train with the outputs of a task, and random samples."""
+    plain = make_tiny_setup(samples, *parts)
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randn(samples, 2, generator=generator, dtype=torch.float64)
-    net = replace(build_tiny_net(task.outputs or 2), task=task)
-    inputs, targets = plain.inputs, numbers
+    outputs, is_text = task.outputs or 2, plain.net.token_inputs
+    net = build_tiny_text_net(outputs, task.name != "tokens") if is_text else build_tiny_net(outputs)
+    net, inputs, targets = replace(net, task=task), plain.inputs, numbers
     match task.name:
+        case "tokens" if is_text:
+            targets = inputs % 2
         case "tokens":
             inputs = torch.randn(samples, 3, 4, generator=generator, dtype=torch.float64)
             net, targets = replace(net, input_shape=(3, 4)), (inputs.sum(-1) > 0).long()
@@ -49,7 +59,7 @@ def make_task_setup(task: LearningTask, samples: int = sum(list_engines()[0]) + 
 
 def check_part_on_task(part: Part, task: LearningTask) -> None:
     """A part trains to the same numbers on all engines and leaves padding out, or is refused by name and task."""
-    setting = make_task_setup(task)
+    setting = make_task_setup(task, part)
     try:
         loop, net = build_tiny_run(Method((part,)), setting=setting)
         loop.start(net)

@@ -43,12 +43,11 @@ def toy(
     Its model is a perceptron of 4 inputs, 3 hidden units and 2 classes in 64 bits, unless `net` is another one, with
     `inputs` and `targets` for it: first the samples of the devices, then 4 of the server.
     """
-    setting = make_tiny_setup(sum(sizes) + 4)
+    parsed = make_method(method)
+    setting = make_tiny_setup(sum(sizes) + 4, *parsed.parts)
     if net is not None and inputs is not None and targets is not None:
         setting = SmokeSetup(net, inputs, targets)
-    loop, own_net = build_tiny_run(
-        make_method(method), tuple(sizes), momentum, None, engine, replace(setting, lr=lr), optimiser
-    )
+    loop, own_net = build_tiny_run(parsed, tuple(sizes), momentum, None, engine, replace(setting, lr=lr), optimiser)
     return Toy(Session(loop, own_net, loop.start(own_net)))
 
 

@@ -12,6 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis, Cut
+from shoal.core.model.prompted_module import find_prompt_name
 from shoal.core.model.tensor_digest import compute_digest
 from shoal.core.model.tree import Params
 
@@ -177,6 +178,9 @@ def merge_adapters(net: Net, params: Params) -> Params:
     """All tensors of a model with scale B A added to the weights, named as they are without adapters."""
     adapters, tied = find_adapters(net.module), {*net.ties, *net.ties.values()}
     merged, factors = {**net.frozen, **params}, {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    if find_prompt_name(net.module):
+        problem = "The model's prompt vectors cannot be merged: they are further inputs, and no change of a weight."
+        raise ShoalError("bad-value", problem, "Leave merged out: programs (.pt2, .onnx) compute with the vectors.")
     if not adapters:
         problem, advice = "The model has no adapters that could be merged.", "Leave merged out."
         raise ShoalError("bad-value", problem, advice)

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from shoal.core.model.feature_maps import INPUT_TAP_PREFIX, make_input_hook
+from shoal.core.model.prompted_module import make_feature_trimmer
 
 FEATURES_TAP = ".features"
 """The tap of the input of the last layer; the dot keeps it apart from names of modules."""
@@ -16,8 +17,8 @@ class ModuleTaps:
         self.cell: list[dict[str, Tensor]] = [{}]
         """A list of one dict, which hooks write into during a call."""
         if head:
-            cell = self.cell
-            record = lambda _, args: cell[0].__setitem__(FEATURES_TAP, args[0])  # noqa: E731
+            cell, trim = self.cell, make_feature_trimmer(module)
+            record = lambda _, args: cell[0].__setitem__(FEATURES_TAP, trim(args[0]))  # noqa: E731
             module.get_submodule(head).register_forward_pre_hook(record)
 
     def record_into(self, tapped: dict[str, Tensor], taps: tuple[str, ...] = ()) -> None:

@@ -28,6 +28,7 @@ from shoal.core.model.module_taps import FEATURES_TAP, ModuleTaps
 from shoal.core.model.name_checks import check_net_names
 from shoal.core.model.outputs import read_logits
 from shoal.core.model.plan import Axis, Block, Plan, Slicer, count_row_units
+from shoal.core.model.prompted_module import drop_output_positions
 from shoal.core.model.tensor_digest import compute_digest
 from shoal.core.model.tree import Params, collect_tensors
 from shoal.core.short_repr import cut_text
@@ -72,6 +73,8 @@ class Net:
     """One sample, with a first dimension of 1, where inputs are a dict or tuple of tensors; None: they are one."""
     task: LearningTask = CLASSIFY
     """What it learns: the loss of a sample, and how its outputs are read and judged."""
+    seed: int = 0
+    """The seed of its first weights, by which parts draw the tensors that they add, the same wherever it is made."""
 
     def __repr__(self) -> str:
         numbers = sum(self.initial[name].numel() for name in self.trainable)
@@ -224,6 +227,7 @@ class Net:
             for block in self.blocks[first:]:
                 for child in block.children:
                     x = self.module.get_submodule(child)(x)
+        x = drop_output_positions(self.module, x)
         return x.float() if self.half else x
 
     def reset_slots(self) -> None:

@@ -1,9 +1,12 @@
 """Which layers of a model get adapters, and what becomes of its last layer."""
 
+from collections.abc import Collection, Mapping
+
 from torch import nn
 
 from shoal.core.errors import ShoalError
 from shoal.core.model.low_rank import list_adaptable_layers, list_called_layers
+from shoal.core.model.module_copy import set_module_tensors
 from shoal.core.model.net import Net
 
 
@@ -33,7 +36,7 @@ def choose_layers(net: Net, where: str) -> tuple[list[str], bool]:
     return [name for name in layers if any(name in names for names in by_end.values())], has_positions
 
 
-def choose_head_role(net: Net, layers: list[str], has_positions: bool) -> str:
+def choose_head_role(net: Net, layers: Collection[str], has_positions: bool) -> str:
     """The role of the last linear layer: shared, and frozen where it has an adapter or gives the next word."""
     name = net.head_name
     if not name or name in layers or f"{name}.weight" in (*net.ties, *net.ties.values(), *net.frozen):
@@ -41,3 +44,20 @@ def choose_head_role(net: Net, layers: list[str], has_positions: bool) -> str:
     outputs = getattr(net.module.get_submodule(name), "out_features", 0)
     words = {m.num_embeddings for m in net.module.modules() if isinstance(m, nn.Embedding)}
     return "frozen" if has_positions and outputs in words else "shared"
+
+
+def set_head_role(
+    net: Net, roles: Mapping[str, str], head: str, asked: bool, factors: Collection[str] = ()
+) -> dict[str, str]:
+    """These roles with that of the last linear layer; unless it was asked for, tensors of other roles keep theirs.
+
+    `factors` are of an adapter there. The module must be a copy: what shall train becomes a parameter that does.
+    """
+    if not (head and net.head_name):
+        return dict(roles)
+    known = (*net.initial, *net.frozen, *net.ties)
+    own = {net.ties.get(name, name) for name in known if name.rpartition(".")[0] == net.head_name} - set(factors)
+    names = [name for name in own if asked or net.roles.get(name, "shared") in ("shared", "frozen")]
+    if head != "frozen":
+        set_module_tensors(net.module, {}, {*net.trainable, *names}, net.ties)
+    return dict(roles) | dict.fromkeys(names, head)
