@@ -1,5 +1,7 @@
 """Results in shared memory: stacks travel once, and nothing that is still in use is written over."""
 
+import os
+import signal
 import sys
 
 import pytest
@@ -13,7 +15,8 @@ from shoal.core.stacked_sums import group_stacked
 from shoal.core.task import JobResult, Task
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
-from shoal.engines.workers.fork import REPLY_BUFFERS, PoolEngine
+from shoal.engines.workers.fork import REPLY_BUFFERS, ForkTransport, PoolEngine
+from shoal.engines.workers.scheduler import WorkerDeath
 from shoal.engines.workers.shared_memory import SharedBuffer
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
@@ -125,3 +128,32 @@ def test_results_that_are_let_go_free_their_buffers_and_memories_do_not_hold_the
         assert len(pool.workers[0].list_free_buffers()) == REPLY_BUFFERS
     finally:
         pool.close()
+
+
+def test_a_worker_that_died_with_a_chunk_is_not_started_for_the_next_one():
+    """Else the results of the second chunk would be taken for those of the first."""
+    (tasks,) = make_tasks(Method(()), 1)
+    pool = PoolEngine(1, 1, SerialEngine)
+    try:
+        expected = list_tensors(pool.train(tasks))
+        worker, transport = pool.workers[0], ForkTransport(pool)
+        transport.send_chunk(worker, tasks[:1])
+        worker.pending.append([0])
+        process = worker.process
+        os.kill(process, signal.SIGKILL)
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        transport.send_chunk(worker, tasks[1:2])
+        worker.pending.append([1])
+        assert worker.process == process
+        assert isinstance(receive_last(transport, worker), WorkerDeath)
+        worker.pending.clear()
+        for found, wanted in zip(list_tensors(pool.train(tasks)), expected, strict=True):
+            assert torch.equal(found, wanted)
+    finally:
+        pool.close()
+
+
+def receive_last(transport, worker):
+    """The last that comes from a worker: the first chunk may have been answered before it was killed."""
+    reply = transport.receive_reply(worker)
+    return reply if isinstance(reply, WorkerDeath) else transport.receive_reply(worker)

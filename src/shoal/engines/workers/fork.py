@@ -187,12 +187,17 @@ class ForkTransport:
         return True
 
     def send_chunk(self, worker: ForkWorker, tasks: list[Task]) -> None:
-        """Send tasks; the process is started where there is none, or where it died while it was idle."""
+        """Send tasks; the process is started where there is none, or where it died while it was idle.
+
+        Where it died with tasks of its own, whoever waits for its reply will see that, and all of them are lost.
+        """
         content = [(self.pool.setup_numbers[task.setup], task.job, task.memory) for task in tasks]
         try:
             if worker.pipe:
                 return worker.send_tasks(content)
         except ConnectionError:
+            if worker.pending:
+                return
             worker.terminate()
         self.pool.start_worker(worker)
         with suppress(ConnectionError):  # whoever waits for the reply sees that it died
