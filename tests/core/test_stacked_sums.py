@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.core.stacked_sums import add_weighted, find_stacked_ranges
+from shoal.core.stacked_sums import add_weighted, group_stacked
 
 SHAPES = ((3, 4), (5,))
 WEIGHTS = [0.1, 0.2, 0.3, 0.15, 0.25]
@@ -30,6 +30,10 @@ def swap_two(replies):
     return [replies[1], replies[0], *replies[2:]]
 
 
+def swap_second_tensors(replies):
+    return [[replies[0][0], replies[1][1]], [replies[1][0], replies[0][1]], *replies[2:]]
+
+
 def leave_one_out(replies):
     return [*replies[:2], *replies[3:]]
 
@@ -43,7 +47,7 @@ def take_a_transposed_row(replies):
     return [[square[i].T[:3] if i == 1 else square[i][:3], reply[1]] for i, reply in enumerate(replies)]
 
 
-CASES = [list, swap_two, leave_one_out, replace_one_tensor, take_a_transposed_row]
+CASES = [list, swap_two, swap_second_tensors, leave_one_out, replace_one_tensor, take_a_transposed_row]
 
 
 @pytest.mark.parametrize("change", CASES, ids=lambda change: change.__name__)
@@ -53,13 +57,17 @@ def test_sums_are_those_of_replies_one_by_one(change):
         torch.testing.assert_close(actual, expected, rtol=1e-14, atol=1e-14)
 
 
-def test_rows_in_order_are_one_product_and_all_else_is_added_one_by_one():
+def test_rows_without_a_gap_are_one_product_and_all_else_is_added_one_by_one():
     rows = make_rows(5)
-    assert find_stacked_ranges(rows) == [(0, 5)]
-    assert find_stacked_ranges(copy_rows(rows)) == [(i, i + 1) for i in range(5)]
-    assert find_stacked_ranges(swap_two(rows)) == [(i, i + 1) for i in range(5)]
-    assert find_stacked_ranges(make_rows(2, 1) + make_rows(3, 2)) == [(0, 2), (2, 5)]
-    assert find_stacked_ranges([]) == []
+    assert group_stacked(rows) == [[0, 1, 2, 3, 4]]
+    assert group_stacked(swap_two(rows)) == [[1, 0, 2, 3, 4]]
+    assert group_stacked(leave_one_out(rows)) == [[0, 1], [2, 3]]
+    assert group_stacked(copy_rows(rows)) == [[0], [1], [2], [3], [4]]
+    assert group_stacked(swap_second_tensors(rows)) == [[0], [1], [2], [3], [4]]
+    assert group_stacked(make_rows(2, 1) + make_rows(3, 2)) == [[0, 1], [2, 3, 4]]
+    first, second = make_rows(3, 1), make_rows(2, 2)
+    assert group_stacked([first[0], second[0], first[1], second[1], first[2]]) == [[0, 2, 4], [1, 3]]
+    assert group_stacked([]) == []
 
 
 def test_a_row_that_is_left_out_may_hold_anything():

@@ -441,7 +441,7 @@ def test_trees_come_out_of_an_arena_as_they_went_in(contents):
 def test_a_tensor_met_twice_is_written_once_and_is_one_again():
     buffer, model, twin = SharedBuffer(), torch.randn(1000), torch.empty(0)
     pickled = buffer.write_object([{"a": model}, [model, model.view(10, 100), twin, torch.empty(0)]])
-    assert buffer.end == 2 * 4032 + 2 * 64 and len(pickled) < 500
+    assert buffer.end == 2 * 4032 + 2 * 64 and len(pickled) < 50
     one, (two, view, *empty) = buffer.read_object(pickled, copy=True)
     assert one["a"] is two and view is not two and empty[0] is not empty[1]
 
@@ -471,7 +471,7 @@ def test_a_pickle_lets_go_of_its_tensors_and_keeps_arrays_inside():
         assert gone() is None
     finally:
         gc.enable()
-    assert len(pickled) > array.nbytes and np.array_equal(same_array, array) and same_array.flags.writeable
+    assert np.array_equal(same_array, array) and same_array.flags.writeable
 
 
 def test_an_arena_grows_on_both_sides_of_a_fork():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -223,11 +224,13 @@ def test_a_limit_stops_between_two_rounds_and_the_same_call_goes_on(here, monkey
     clock = iter(range(10**6))
     monkeypatch.setattr(plans, "perf_counter", lambda: next(clock))
     (here / "results").mkdir()
-    sheet = reproduce_in_order("small", seeds=2, results="results", until_minutes=0.15, record=True)
+    sheet = reproduce_in_order("small", seeds=2, results="results", until_minutes=0.13, record=True)
     assert "minutes are over" in caplog.text
     plan = plan_table("small", seeds=2, with_trials=False)
-    assert tell(plan)[:2] == [("L", "FedAvg", "results", 0), ("L", "FedProx", "", 3)]  # nine rounds, then it was over
+    assert tell(plan)[:2] == [("L", "FedAvg", "results", 0), ("L", "FedProx", "", 4)]  # eight rounds, then it was over
     assert {f.note for f in sheet.figures if f.measured is None} >= {"not run"}
+    lengths = Counter((run.method, len(run.rows)) for run in read_ledger(here / "results"))
+    assert lengths == {("fedavg", 3): 2, ("fedprox(mu=0.1)", 2): 1}  # what was broken off is kept
     monkeypatch.undo()
     monkeypatch.chdir(here)
     whole = reproduce_in_order("small", seeds=2, results="results", record=True)

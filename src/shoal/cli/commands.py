@@ -159,7 +159,7 @@ def reproduce_command(
     results: Annotated[
         str, typer.Option(help="Ledger whose runs need not be run again. [dim]\\[results, if there][/dim]")
     ] = "",
-    record: Annotated[bool, typer.Option("--record", help="Add cells that are complete to the ledger.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Add the runs to the ledger, also broken-off ones.")] = False,
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,

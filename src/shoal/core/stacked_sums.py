@@ -10,29 +10,34 @@ from shoal.core.model.foreach import add_to_each
 
 def add_weighted(sums: Sequence[Tensor], replies: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> None:
     """Add weight * tensor of each reply to the sums, in place; a reply has one contiguous tensor for each sum."""
-    for first, last in find_stacked_ranges(replies):
-        if last - first == 1 or not all(total.is_contiguous() for total in sums):
-            for reply, weight in zip(replies[first:last], weights[first:last]):
-                add_to_each(sums, reply, weight)
+    for group in group_stacked(replies):
+        if len(group) == 1 or not all(total.is_contiguous() for total in sums):
+            for place in group:
+                add_to_each(sums, replies[place], weights[place])
             continue
-        for total, top_row in zip(sums, replies[first]):
-            factors = torch.tensor(weights[first:last], dtype=total.dtype, device=total.device)
-            rows = top_row.as_strided((last - first, top_row.numel()), (top_row.numel(), 1))
+        group_weights = [weights[place] for place in group]
+        for total, top_row in zip(sums, replies[group[0]]):
+            factors = torch.tensor(group_weights, dtype=total.dtype, device=total.device)
+            rows = top_row.as_strided((len(group), top_row.numel()), (top_row.numel(), 1))
             total.view(-1).addmv_(rows.T, factors)
 
 
-def find_stacked_ranges(replies: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
-    """The replies divided into ranges (first, after the last); in a range, tensors are the rows of one, in order."""
-    ranges: list[tuple[int, int]] = []
-    first = 0
-    for place in range(1, len(replies) + 1):
-        base = replies[first][0]._base
-        if place < len(replies) and base is not None and replies[place][0]._base is base:
-            continue
-        is_stack = all(map(are_rows_in_order, zip(*replies[first:place])))
-        ranges += [(first, place)] if is_stack else [(single, single + 1) for single in range(first, place)]
-        first = place
-    return ranges
+def group_stacked(replies: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    """The numbers of the replies in groups; in a group, tensors are the rows of one, in order, without a gap."""
+    by_stack: dict[int, list[int]] = {}
+    for number, reply in enumerate(replies):
+        base = reply[0]._base
+        by_stack.setdefault(id(reply[0] if base is None else base), []).append(number)
+    groups: list[list[int]] = []
+    for numbers in by_stack.values():
+        numbers.sort(key=lambda number: replies[number][0].data_ptr())
+        is_next = [are_rows_in_order([replies[n][0] for n in pair]) for pair in zip(numbers, numbers[1:])]
+        ends = [place + 1 for place, follows in enumerate(is_next) if not follows]
+        for first, last in zip([0, *ends], [*ends, len(numbers)]):
+            run = numbers[first:last]
+            is_stack = all(map(are_rows_in_order, zip(*(replies[number] for number in run))))
+            groups += [run] if is_stack else [[number] for number in run]
+    return groups
 
 
 def are_rows_in_order(tensors: Sequence[Tensor]) -> bool:

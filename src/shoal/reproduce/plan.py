@@ -28,6 +28,7 @@ from shoal.reproduce.run import (
     make_cells,
     pick_default_folder,
     read_complete_histories,
+    read_run_history,
     refuse_other_recipe,
     reproduce_table,
 )
@@ -226,7 +227,7 @@ def reproduce_in_order(
 ) -> Sheet:
     """Run the missing cells of a table in the order of what they decide, until the minutes are over.
 
-    With `record` every cell that is complete in the folder is added to the ledger, also those of a run before.
+    With `record` the runs of the folder are added to the ledger, also those of a call before and those broken off.
     """
     ledger = find_ledger_folder(results)
     if record and ledger is None:
@@ -246,12 +247,13 @@ def reproduce_in_order(
 
 
 def record_plan(plan: TablePlan, ledger: Path, protocol: str) -> int:
-    """Add the cells that are complete in the folder to the ledger; how many runs that were."""
-    runs = []
-    for cell in (p.cell for p in plan.cells if not p.cell.recorded):
-        histories = read_complete_histories(cell)
-        for recipe, history in zip(cell.recipes, histories or ()):
-            runs.append(make_ledger_run(recipe, history.rows, protocol))
+    """Add the runs of the folder to the ledger, also those that were broken off; how many runs that were.
+
+    What bytes and operations say needs no whole run; a longer run takes the place of a shorter one.
+    """
+    recipes = [recipe for p in plan.cells if not p.cell.recorded for recipe in p.cell.recipes]
+    histories = [(recipe, read_run_history(recipe)) for recipe in recipes]
+    runs = [make_ledger_run(recipe, history.rows, protocol) for recipe, history in histories if history]
     file = ledger / f"{plan.name}{LEDGER_SUFFIX}"
     number = record_runs(file, runs)
     if number:

@@ -231,21 +231,24 @@ def read_complete_histories(cell: Cell) -> list[History] | None:
         return [run.cut(recipe.rounds).history for run, recipe in zip(cell.recorded, cell.recipes)]
     histories = []
     for recipe in cell.recipes:
-        folder = RunFolder(Path(recipe.out), None)
-        if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
-            return None
-        try:
-            history = read_history(
-                folder.history_file, metrics=folder.read_metrics(), headline=folder.read_headline(recipe)
-            )
-        except ShoalError as error:
-            if error.kind.name != "damaged":
-                raise
-            return None  # rows after the checkpoint may be torn; whoever resumes the run finds out
-        if not is_run_over(recipe, history):
+        history = read_run_history(recipe)
+        if history is None or not is_run_over(recipe, history):
             return None
         histories.append(history)
     return histories
+
+
+def read_run_history(recipe: Recipe) -> History | None:
+    """The history of a run in its folder, whole or not; None if there is none, or it has to be looked at for damage."""
+    folder = RunFolder(Path(recipe.out), None)
+    if not (folder.recipe_file.is_file() and folder.checkpoint_file.is_file()):
+        return None
+    try:
+        return read_history(folder.history_file, metrics=folder.read_metrics(), headline=folder.read_headline(recipe))
+    except ShoalError as error:
+        if error.kind.name != "damaged":
+            raise
+        return None  # rows after the checkpoint may be torn; whoever resumes the run finds out
 
 
 def refuse_other_recipe(recipe: Recipe) -> None:

@@ -11,8 +11,10 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from shoal.core.errors import ShoalError
+from shoal.core.measures.predict import run_model, use_predictor
 from shoal.core.model.net import Net
 from shoal.core.task import Engine
+from shoal.engines.batched.forward_program import NativePredictor
 from shoal.engines.deterministic import deterministic_algorithms
 from shoal.engines.registry import ENGINES, EngineChoice
 from shoal.engines.threads import use_threads
@@ -55,8 +57,9 @@ def restore_engine_choice(stored: Mapping[str, Any] | None, assembly: "Assembly"
 
 @contextmanager
 def use_engine_settings(pick: EngineChoice) -> Iterator[None]:
-    """Inside, torch has the threads and the determinism of this choice; afterwards those from before."""
-    with use_threads(pick.threads), deterministic_algorithms(pick.deterministic):
+    """Inside, torch has the threads and the determinism of this choice, and evaluations its kernels."""
+    predictor = NativePredictor(pick.workers) if pick.native else run_model
+    with use_threads(pick.threads), deterministic_algorithms(pick.deterministic), use_predictor(predictor):
         yield
 
 

@@ -16,17 +16,24 @@ from itertools import count
 from math import inf
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
+
+import torch
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
+from shoal.core.model import tree
 from shoal.core.task import Engine, Task, TaskResult, estimate_steps
 from shoal.engines.workers.chunking import split_into_chunks
 from shoal.engines.workers.fork_worker import detach_from_parent, flush_stream, serve_chunks
 from shoal.engines.workers.scheduler import ChunkScheduler, WorkerDeath, WorkerFailure, WorkerPolicy
 from shoal.engines.workers.shared_memory import SharedBuffer
 
-FORK_POLICY = WorkerPolicy(max_deaths=3, drops_devices=False)
+REPLY_BUFFERS = 8
+"""How many replies of a worker can be held at once without being copied out of the memory that is shared with it."""
+FORK_POLICY = WorkerPolicy(max_deaths=3, drops_devices=False, max_pending=2)
+REQUEST_BUFFERS = FORK_POLICY.max_pending
 
 
 class PoolEngine:
@@ -77,8 +84,13 @@ class ForkWorker:
         self.process = 0
         self.pipe: Connection | None = None
         self.buffers: list[SharedBuffer] = []
-        """One for tasks, and two for results, used by turns: one is read while the other is written."""
-        self.reply_index = 0
+        """Those for tasks, and then those for results: some are read while another is written."""
+        self.requests: deque[int] = deque()
+        """The buffers of the tasks that were sent and have not been answered, the oldest first."""
+        self.awaited: deque[int] = deque()
+        """The buffers of the results that were asked for and have not come, the oldest first."""
+        self.unread: set[int] = set()
+        """The buffers of the results that have come and have not been read."""
         self.pending: deque[list[int]] = deque()
 
     @property
@@ -92,9 +104,11 @@ class ForkWorker:
             raise ShoalError("no-device", problem, "Use --engine batched.")
         for stream in (sys.stdout, sys.stderr):
             flush_stream(stream)
-        self.reply_index, parent = 0, os.getpid()
+        parent = os.getpid()
+        self.requests.clear()
+        self.awaited.clear()
         try:
-            self.buffers = self.buffers or [SharedBuffer() for _ in range(3)]
+            self.buffers = self.buffers or [SharedBuffer() for _ in range(REQUEST_BUFFERS + REPLY_BUFFERS)]
             self.pipe, far_end = Pipe()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a worker needs none of this process
@@ -114,8 +128,34 @@ class ForkWorker:
 
     def send_tasks(self, tasks: list[tuple]) -> None:
         assert self.pipe
-        self.reply_index = 1 - self.reply_index
-        self.pipe.send_bytes(self.buffers[0].write_object(tasks))
+        request = next(n for n in range(REQUEST_BUFFERS) if n not in self.requests)
+        reply = self.list_free_buffers()[0]
+        self.requests.append(request)
+        self.awaited.append(reply)
+        self.pipe.send_bytes(bytes((request, reply)) + self.buffers[request].write_object(tasks))
+
+    def receive_reply(self) -> tuple[int, bytes]:
+        """The number of the buffer that the oldest results lie in, and the message about them."""
+        assert self.pipe
+        message = self.pipe.recv_bytes()
+        self.requests.popleft()
+        number = self.awaited.popleft()
+        self.unread.add(number)
+        return number, message
+
+    def read_reply(self, number: int, message: bytes) -> Any:
+        """What a reply holds; its tensors are copied where too few buffers would be left for those that follow.
+
+        At most that many are in use at once: one that waits to be read, and those of the chunks that a worker has.
+        """
+        self.unread.remove(number)
+        left = len(set(self.list_free_buffers()) - {number}) + len(self.awaited)
+        return self.buffers[number].read_object(message, copy=left < 1 + FORK_POLICY.max_pending)
+
+    def list_free_buffers(self) -> list[int]:
+        """The numbers of the buffers for results that nothing is read from, or waits to be."""
+        taken = {*self.awaited, *self.unread}
+        return [n for n in range(REQUEST_BUFFERS, len(self.buffers)) if n not in taken and not self.buffers[n].is_read]
 
     def terminate(self) -> str:
         """End the process; what it ended with, in words."""
@@ -129,6 +169,14 @@ class ForkWorker:
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
+class ForkReply(NamedTuple):
+    """A message about results, and where they lie."""
+
+    worker: ForkWorker
+    buffer: int
+    message: bytes
+
+
 class ForkTransport:
     """Sends tasks to the workers of a pool, and receives results, through the memory that they share."""
 
@@ -139,12 +187,17 @@ class ForkTransport:
         return True
 
     def send_chunk(self, worker: ForkWorker, tasks: list[Task]) -> None:
-        """Send tasks; the process is started where there is none, or where it died while it was idle."""
+        """Send tasks; the process is started where there is none, or where it died while it was idle.
+
+        Where it died with tasks of its own, whoever waits for its reply will see that, and all of them are lost.
+        """
         content = [(self.pool.setup_numbers[task.setup], task.job, task.memory) for task in tasks]
         try:
             if worker.pipe:
                 return worker.send_tasks(content)
         except ConnectionError:
+            if worker.pending:
+                return
             worker.terminate()
         self.pool.start_worker(worker)
         with suppress(ConnectionError):  # whoever waits for the reply sees that it died
@@ -156,16 +209,18 @@ class ForkTransport:
         ready = wait(pipes, None if seconds == inf else max(0.0, seconds))
         return [worker for worker in busy if worker.pipe in ready]
 
-    def receive_reply(self, worker: ForkWorker) -> tuple[SharedBuffer, bytes] | WorkerDeath:
-        assert worker.pipe
+    def receive_reply(self, worker: ForkWorker) -> ForkReply | WorkerDeath:
         try:
-            return worker.buffers[1 + worker.reply_index], worker.pipe.recv_bytes()
+            return ForkReply(worker, *worker.receive_reply())
         except (EOFError, OSError):
             return WorkerDeath(worker.terminate())
 
-    def decode_reply(self, reply: tuple[SharedBuffer, bytes]) -> list[TaskResult] | WorkerFailure:
-        buffer, pickled = reply
-        return buffer.read_object(pickled, copy=True)
+    def decode_reply(self, reply: ForkReply) -> list[TaskResult] | WorkerFailure:
+        """The results. Memories of devices are kept for many rounds: they must not hold on to shared memory."""
+        results = reply.worker.read_reply(reply.buffer, reply.message)
+        if isinstance(results, WorkerFailure):
+            return results
+        return [result._replace(memory=tree.map_tensors(torch.clone, result.memory)) for result in results]
 
     def replace_worker(self, worker: ForkWorker) -> list:
         """End a worker; `send_chunk` starts another one."""
@@ -179,6 +234,7 @@ def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
         for worker in workers:
             worker.terminate()
             worker.pending.clear()
+            worker.unread.clear()
 
 
 def reap_process(process: int) -> int:

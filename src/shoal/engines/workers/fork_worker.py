@@ -62,23 +62,25 @@ def serve_chunks(
     setups: dict[int, TrainingSetup],
     make_engine: Callable[[], Engine],
 ) -> None:
-    """Receive chunks of tasks, train them, and send the results back, until the pipe is closed."""
-    engine, reply_index = None, 0
+    """Receive chunks of tasks, train them, and send the results back, until the pipe is closed.
+
+    A request says which of the buffers the tasks lie in, and which one the results go to.
+    """
+    engine = None
     while True:
         try:
             request = pipe.recv_bytes()
         except (EOFError, ConnectionError):
             return
-        reply_index = 1 - reply_index
+        task_buffer, reply_buffer, content = buffers[request[0]], buffers[request[1]], None
         try:
+            content = task_buffer.read_object(request[2:], copy=False)
             engine = engine or build_worker_engine(make_engine)
-            tasks = [
-                Task(setups[number], job, memory) for number, job, memory in buffers[0].read_object(request, copy=False)
-            ]
-            reply = buffers[1 + reply_index].write_object(engine.train(tasks))
+            tasks = [Task(setups[number], job, memory) for number, job, memory in content]
+            reply = reply_buffer.write_object(engine.train(tasks), most_rows=len(tasks))
         except BaseException as error:
-            reply = buffers[1 + reply_index].write_object(WorkerFailure(make_portable_error(error, setups.values())))
-        tasks = None
+            reply = reply_buffer.write_object(WorkerFailure(make_portable_error(error, setups.values())))
+        tasks = content = None
         flush_stream(sys.stdout)
         pipe.send_bytes(reply)
 

@@ -5,17 +5,23 @@ from array import array
 from collections.abc import Iterator
 from functools import partial
 from io import BytesIO
+from itertools import accumulate
 from mmap import PAGESIZE, mmap
 from pathlib import Path
+from struct import Struct
 from tempfile import TemporaryFile
 from typing import Any
-from weakref import finalize
+from weakref import finalize, ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.engines.workers.tensor_pickle import ALIGNMENT, TensorPickler, TensorUnpickler, rebuild_tensor
+from shoal.engines.workers.tensor_pickle import ALIGNMENT, StackPickler, TensorUnpickler, rebuild_tensor
 from shoal.storage.files import explain_disk_errors
+
+MESSAGE = Struct("qqq")
+"""Where the sizes of an object's tensors and its pickle lie in a buffer, how many sizes there are, and the length."""
 
 
 class SharedBuffer:
@@ -29,20 +35,32 @@ class SharedBuffer:
         self.file, self.map = create_anonymous_file(), None
         self.end, self.sizes = 0, array("q")
         """How far the buffer is filled, and the bytes of each tensor in it."""
+        self.reader: ref[np.ndarray] | None = None
+        """What the tensors that were read without a copy lie on; it lives as long as one of them does."""
         finalize(self, os.close, self.file).atexit = False
 
-    def write_object(self, content: Any) -> bytes:
-        """A message about an object: the sizes of its tensors, which overwrite what the buffer held, and its pickle."""
+    @property
+    def is_read(self) -> bool:
+        """Whether there are tensors in this process that lie in the buffer, so that it must not be written to."""
+        return self.reader is not None and self.reader() is not None
+
+    def write_object(self, content: Any, most_rows: int = 0) -> bytes:
+        """Write an object over what the buffer held: its tensors, their sizes, its pickle. The message says where.
+
+        Of tensors that are rows of a stack of at most `most_rows` rows, the whole stack is written, once.
+        """
         self.end, self.sizes, out = 0, array("q"), BytesIO()
-        TensorPickler(out, self.write_tensor).dump(content)
-        return b"".join((array("q", [len(self.sizes)]), self.sizes, out.getbuffer()))
+        StackPickler(out, self.write_tensor, most_rows).dump(content)
+        text = self.sizes.tobytes() + out.getbuffer()
+        self.map_up_to(self.end + len(text))[self.end : self.end + len(text)] = text
+        return MESSAGE.pack(self.end, len(self.sizes), len(text))
 
     def read_object(self, message: bytes, copy: bool) -> Any:
-        """The object. Without `copy` its tensors lie in the buffer: read-only, and valid until the next write."""
-        (count,) = array("q", message[:8])
-        start = 8 * (1 + count)
-        buffers = self.iterate_buffers(array("q", message[8:start]))
-        return TensorUnpickler(message[start:], buffers, partial(rebuild_tensor, copy=copy)).load()
+        """The object. Without `copy` its tensors lie in the buffer, and are valid until the next write."""
+        start, count, length = MESSAGE.unpack(message)
+        text = self.map_up_to(start + length)[start : start + length]
+        buffers = self.iterate_buffers(array("q", text[: 8 * count]), copy)
+        return TensorUnpickler(text[8 * count :], buffers, partial(rebuild_tensor, copy=copy)).load()
 
     def write_tensor(self, tensor: Tensor) -> memoryview:
         """Copy a tensor behind those that the buffer has; the bytes that it takes up there."""
@@ -56,12 +74,15 @@ class SharedBuffer:
         place.view(tensor.shape).copy_(tensor.detach() if tensor.requires_grad else tensor)
         return memoryview(memory)[start : start + size]
 
-    def iterate_buffers(self, sizes: array) -> Iterator[memoryview]:
-        """The bytes of tensors of these sizes, which lie one behind the other."""
-        start = 0
-        for size in sizes:
-            yield memoryview(self.map_up_to(start + size) if size else b"")[start : start + size]
-            start += align_size(size)
+    def iterate_buffers(self, sizes: array, copy: bool) -> Iterator[np.ndarray]:
+        """The bytes of tensors of these sizes, which lie one behind the other; without `copy` they have a reader."""
+        starts = [0, *accumulate(map(align_size, sizes))]
+        end = max((start + size for start, size in zip(starts, sizes) if size), default=0)
+        memory = np.frombuffer(self.map_up_to(end) if end else b"", np.uint8)
+        if not copy and end:
+            self.reader = ref(memory)
+        for start, size in zip(starts, sizes):
+            yield memory[start : start + size]
 
     def map_up_to(self, end: int) -> mmap:
         """The mapping, with at least `end` bytes; the file is enlarged where it is shorter."""

@@ -65,6 +65,20 @@ class TensorPickler(pickle.Pickler):
         return rebuild_tensor, form if obj.is_cpu else (*form, True)
 
 
+class StackPickler(TensorPickler):
+    """Writes a stacked tensor once, and of its rows only their numbers; a stack has `most_rows` rows at most."""
+
+    def __init__(self, out: BytesIO, locate_bytes: Callable[[Tensor], Any], most_rows: int):
+        super().__init__(out, locate_bytes)
+        self.most_rows = most_rows
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor) and is_row_of_stack(obj, self.most_rows):
+            assert obj._base is not None
+            return take_row, (obj._base, (obj.data_ptr() - obj._base.data_ptr()) // obj.nbytes)
+        return super().reducer_override(obj)
+
+
 class TensorUnpickler(pickle.Unpickler):
     """Reads what a TensorPickler wrote, with the buffers in the same order; `rebuild` makes a tensor of its bytes."""
 
@@ -76,6 +90,26 @@ class TensorUnpickler(pickle.Unpickler):
         if global_name == rebuild_tensor.__name__ and module_name == __name__:
             return self.rebuild
         return super().find_class(module_name, global_name)
+
+
+def is_row_of_stack(tensor: Tensor, most_rows: int) -> bool:
+    """Whether a tensor is a row of a contiguous one that has from 2 to `most_rows` rows."""
+    stack = tensor._base
+    return (
+        stack is not None
+        and stack.dim() == tensor.dim() + 1
+        and 1 < stack.shape[0] <= most_rows
+        and stack.shape[1:] == tensor.shape
+        and stack.dtype == tensor.dtype
+        and tensor.nbytes > 0
+        and tensor.is_contiguous()
+        and stack.is_contiguous()
+    )
+
+
+def take_row(stack: Tensor, number: int) -> Tensor:
+    """One row of a stacked tensor, on the memory of the stack."""
+    return stack[number]
 
 
 def rebuild_tensor(
