@@ -146,6 +146,22 @@ def test_the_mask_of_four_dimensions_is_what_the_model_makes_of_the_usual_one(ki
     assert torch.allclose(expected, found, 0, 1e-9)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_decoder_that_classifies_sees_no_later_positions(padded):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.LlamaConfig(vocab_size=20, pad_token_id=0, num_labels=3, **sizes)
+    model = transformers.LlamaForSequenceClassification(config).double().eval()
+    tokens = torch.randint(1, 20, (4, 6), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(tokens)
+    if padded:
+        mask[1:, 4:] = 0
+    wrapped = TransformersModel(model)
+    assert wrapped.causal and not TransformersModel(model, causal=False).causal
+    with torch.no_grad():
+        expected = model(tokens * mask, attention_mask=mask).logits
+        assert torch.allclose(wrapped({"input_ids": tokens, "attention_mask": mask}), expected, 0, 1e-9)
+
+
 def test_the_mask_by_hand():
     least = torch.finfo(torch.float32).min
     mask = build_attention_mask(torch.tensor([[True, True, False]]), causal=True, dtype=torch.float32)

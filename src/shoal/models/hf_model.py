@@ -19,6 +19,7 @@ from shoal.models.transformers_model import (
     TransformersImageModel,
     TransformersModel,
     count_text_positions,
+    is_decoder,
 )
 from shoal.models.user_model import check_forward_pass
 
@@ -80,13 +81,6 @@ def choose_head(config: Any, task: str, name: str) -> str:
 def read_mapping(head: str) -> dict[str, str]:
     """The models of transformers that have such a head, by the kind that their config names."""
     return getattr(import_module("transformers.models.auto.modeling_auto"), AUTO_CLASSES[head][1])
-
-
-def is_decoder(config: Any) -> bool:
-    """Whether the positions of a model see none after them: it predicts next tokens and never masked ones."""
-    masked = import_module("transformers.models.auto.modeling_auto").MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    can_predict = config.model_type in read_mapping("next tokens")
-    return bool(getattr(config, "is_decoder", False)) or (can_predict and config.model_type not in masked)
 
 
 def is_causal(config: Any, head: str) -> bool:

@@ -4,6 +4,7 @@ The package itself is not imported here: whoever has a model of it has imported 
 """
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ class TransformersModel(nn.Module):
 
     The attention mask, 1 for tokens and 0 for padding, becomes a mask of four dimensions before the model sees it: from
     one of two dimensions transformers makes its own, and looks at its values on the way, which no two devices can do in
-    one call. `causal` says that a position sees none after it; by default it is read from the name of the class.
+    one call. `causal` says that a position sees none after it; by default that is so for next tokens, and for kinds of
+    models that predict nothing else.
     A model that peft has wrapped is taken as it is, with its adapters.
     """
 
@@ -39,7 +41,8 @@ class TransformersModel(nn.Module):
             raise ShoalError("bad-value", problem, "Give one that was made from a config or a folder of weights.")
         refuse_virtual_tokens(model)
         base = find_base_model(model)
-        self.causal = type(base).__name__.endswith(CAUSAL_CLASSES) if causal is None else causal
+        predicts_next = type(base).__name__.endswith(CAUSAL_CLASSES)
+        self.causal = predicts_next or is_decoder(base.config) if causal is None else causal
         self.has_dropout = has_dropout(model)
         choose_attention: Any = getattr(base, "set_attn_implementation", None)
         if choose_attention:
@@ -109,6 +112,16 @@ def refuse_virtual_tokens(model: Any) -> None:
         )
         advice = f"Give the model without them, and the method prompt(length={config.num_virtual_tokens})."
         raise ShoalError("bad-value", problem, advice)
+
+
+def is_decoder(config: Any) -> bool:
+    """Whether the positions of a model see none after them: it predicts next tokens and never masked ones."""
+    names = import_module("transformers.models.auto.modeling_auto")
+    kind = getattr(config, "model_type", "")
+    can_predict = kind in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return bool(getattr(config, "is_decoder", False)) or (
+        can_predict and kind not in names.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
 
 
 def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
