@@ -178,7 +178,7 @@ def reproduce_command(
             found = plan_table(table, seeds, rows, out, changes, results, protocol=protocol, columns=columns)
         if as_json:
             return typer.echo(json.dumps(found.to_dict()))
-        return None if quiet else Console().print(*make_plan_tables(found))
+        return None if quiet else Console().print(make_plan_tables(found))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
         watch = hide_finished_bars(progress)
         if scale == "full":

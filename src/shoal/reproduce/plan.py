@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from shoal.compare.comparison import count_rows_on_disk, play_all_runs
 from shoal.core.errors import ShoalError
+from shoal.reproduce.claims import read_claims
 from shoal.reproduce.cost import RoundCost, find_own_cost, find_recorded_cost, measure_round
 from shoal.reproduce.ledger import (
     LEDGER_SUFFIX,
@@ -66,6 +67,9 @@ class TablePlan:
 
     name: str
     cells: tuple[CellPlan, ...]
+    heading: str = ""
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """What the open claims say that its missing cells decide, by id."""
 
     @property
     def missing(self) -> list[CellPlan]:
@@ -92,7 +96,8 @@ class TablePlan:
             }
             for plan in self.cells
         ]
-        return {"table": self.name, "missing": len(self.missing), "seconds": self.seconds, "cells": cells}
+        told = {"table": self.name, "missing": len(self.missing), "seconds": self.seconds}
+        return told | {"claims": dict(self.claims), "cells": cells}
 
 
 def plan_table(
@@ -121,7 +126,10 @@ def plan_table(
     cells = [cell for cell in cells if (cell.column.name, cell.row.method) in requested]
     plans = [inspect_cell(cell) for cell in cells]
     plans = estimate_costs(plans, ledger, with_trials)
-    return TablePlan(table.name, tuple(order_plans(plans, table.name, place)))
+    ordered = tuple(order_plans(plans, table.name, place))
+    says = {claim.id: claim.says for claim in read_claims(place)} if place else {}
+    decided = dict.fromkeys(claim_id for plan in ordered for claim_id in plan.decides)
+    return TablePlan(table.name, ordered, table.heading, {claim_id: says[claim_id] for claim_id in decided})
 
 
 def inspect_cell(cell: Cell) -> CellPlan:
@@ -195,7 +203,7 @@ class TimeLimit:
         return answer
 
 
-def run_plan(plan: TablePlan, folder: Path, minutes: float | None, watch: Watcher | None) -> bool:
+def run_plan(plan: TablePlan, folder: Path, minutes: float | None, watch: Watcher | None, workers: int = 1) -> bool:
     """Run the missing cells in their order, similar ones side by side; whether all were finished within the minutes."""
     recipes = {f"{p.cell.column.name}, {p.cell.row.method}": p.cell.recipes for p in plan.missing}
     if not recipes:
