@@ -11,6 +11,8 @@ from rich.console import Console
 from shoal import Recipe, ShoalError
 from shoal.cli.commands import run_command_line
 from shoal.cli.plan_table import make_plan_tables, summarise_plan
+from shoal.compare import comparison
+from shoal.compare.parallel import run_in_processes
 from shoal.reproduce import plan as plans
 from shoal.reproduce.cost import RoundCost, find_recorded_cost, measure_round
 from shoal.reproduce.ledger import describe_machine, read_ledger, record_runs
@@ -295,6 +297,28 @@ def test_a_limit_stops_between_two_rounds_and_the_same_call_goes_on(here, monkey
         f.measured for f in straight.figures if f.metric == "acc"
     ]
     assert len(read_ledger(here / "results")) == 10
+
+
+def test_runs_are_divided_among_processes(here, monkeypatch, capsys):
+    divided = []
+
+    def run_and_note(recipes, workers, watch):
+        divided.append((len(recipes), workers))
+        return run_in_processes(recipes, workers, watch)
+
+    monkeypatch.setattr(comparison, "run_in_processes", run_and_note)
+    (here / "results").mkdir()
+    words = ["small", "--seeds", "1", "--column", "LeNet on C10"]
+    assert command(monkeypatch, capsys, *words, "--out", "one", "--workers", "1")[0] == 0 and divided == []
+    assert command(monkeypatch, capsys, *words, "--out", "two", "--workers", "2")[0] == 0 and divided == [(3, 2)]
+    in_order = [*words, "--until-minutes", "9", "--results", "results", "--workers", "2"]
+    assert command(monkeypatch, capsys, *in_order, "--out", "three")[0] == 0 and divided == [(3, 2)] * 2
+    one, two, three = (json.loads(Path(out, "table.json").read_text()) for out in ("one", "two", "three"))
+    assert one == two == three
+    column = ["LeNet on C10"]
+    stopped = reproduce_in_order("small", 1, out="four", until_minutes=0, columns=column, workers=2)
+    assert "not run" in {f.note for f in stopped.figures}
+    assert reproduce_in_order("small", 1, out="four", columns=column, workers=2).to_dict() == one
 
 
 def test_a_limit_passes_rows_on_and_raises_when_it_is_over(monkeypatch):

@@ -160,6 +160,7 @@ def reproduce_command(
         str, typer.Option(help="Ledger whose runs need not be run again. [dim]\\[results, if there][/dim]")
     ] = "",
     record: Annotated[bool, typer.Option("--record", help="Add cells that are complete to the ledger.")] = False,
+    workers: Workers = 0,
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -186,10 +187,12 @@ def reproduce_command(
             logging.getLogger("shoal").info(summarise_plan(told))
         if record or until_minutes is not None:
             sheet = reproduce_in_order(
-                table, seeds, rows, out, changes, watch, results, until_minutes, record, protocol, columns
+                table, seeds, rows, out, changes, watch, results, until_minutes, record, protocol, columns, workers
             )
         else:
-            sheet = reproduce_table(table, scale, seeds, rows, out, changes, watch, protocol, results, columns=columns)
+            sheet = reproduce_table(
+                table, scale, seeds, rows, out, changes, watch, protocol, results, columns=columns, workers=workers
+            )
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:

@@ -211,7 +211,7 @@ def run_plan(plan: TablePlan, folder: Path, minutes: float | None, watch: Watche
     limit = TimeLimit(float("inf") if minutes is None else minutes, watch)
     try:
         with explain_stop(folder):
-            warn_of_failed_runs(play_all_runs(recipes, 0.0, limit).results)
+            warn_of_failed_runs(play_all_runs(recipes, 0.0, limit, workers).results)
     except ShoalError:
         if not limit.is_over:
             raise
@@ -231,6 +231,7 @@ def reproduce_in_order(
     record: bool = False,
     protocol: str = FAIR,
     columns: Sequence[str] = (),
+    workers: int = 1,
 ) -> Sheet:
     """Run the missing cells of a table in the order of what they decide, until the minutes are over.
 
@@ -245,7 +246,7 @@ def reproduce_in_order(
         refuse_nonempty_folder(folder)
         Sheet(table, "full", table.protocol.seeds if seeds is None else seeds).write(folder)
     remove_strays(folder)
-    is_finished = run_plan(plan, folder, until_minutes, watch)
+    is_finished = run_plan(plan, folder, until_minutes, watch, workers)
     if record and ledger is not None:
         record_plan(plan, ledger, protocol)
     if not is_finished:
