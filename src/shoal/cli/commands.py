@@ -214,9 +214,10 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Go on with a run, a comparison or a tuning that was stopped."""
-    from shoal.compare.comparison import count_rows_on_disk, resume_comparison
+    from shoal.compare.comparison import resume_comparison
     from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
     from shoal.runs.start import resume_run
+    from shoal.runs.store import count_rows_on_disk
 
     if (folder / TUNING_FILE).is_file():
         return tuning.resume_tuning_folder(folder, parse_recipe_pairs(sets or []), workers, quiet, as_json)

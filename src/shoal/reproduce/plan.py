@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from shoal.compare.comparison import count_rows_on_disk, play_all_runs
+from shoal.compare.comparison import play_all_runs
 from shoal.core.errors import ShoalError
 from shoal.reproduce.claims import read_claims
 from shoal.reproduce.cost import RoundCost, find_own_cost, find_recorded_cost, measure_round
@@ -37,7 +37,7 @@ from shoal.reproduce.table_file import read_table
 from shoal.reproduce.verdicts import OPEN, judge_claims
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.session import Watcher
-from shoal.runs.store import refuse_nonempty_folder
+from shoal.runs.store import count_rows_on_disk, refuse_nonempty_folder
 from shoal.storage.durable import remove_strays
 
 log = logging.getLogger("shoal")
