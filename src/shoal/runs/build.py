@@ -263,7 +263,8 @@ def build_first_net(
 ) -> Net:
     """The net with its initial weights, drawn from the stream `init` or read from the recipe's file."""
     example = make_example(dataset.inputs)
-    net = build_model(recipe.model, dataset.input_shape, outputs, streams.derive_seed("init"), example, task.name)
+    seed = streams.derive_seed("init")
+    net = build_model(recipe.model, dataset.input_shape, outputs, seed, example, task.name, dataset.words)
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
