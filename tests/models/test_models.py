@@ -590,6 +590,54 @@ def test_files_that_hold_no_model(tmp_path, text, says):
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+def make_shared_module(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 10)]
+    module = nn.Sequential(*layers)
+    if kind == "frozen":
+        layers[1].requires_grad_(False)
+    if kind == "tied":
+        module[3] = nn.Linear(8, 8)
+        module.append(nn.Linear(10, 10))
+        module.append(module[5])
+    return module
+
+
+@pytest.mark.parametrize("kind", ["plain", "frozen", "tied"])
+def test_several_nets_may_have_one_module(kind):
+    module, x = make_shared_module(kind), torch.rand(4, 1, 8, 8)
+    first = Net(module, (1, 8, 8), 10)
+    before = first.forward(first.initial, x)[0]
+    other = tree.map_tensors(lambda t: t + 1 if t.is_floating_point() else t, first.initial)
+    first.forward(other, x, training=True)  # what the call leaves in the module is not what a net begins with
+    for second in (Net(module, (1, 8, 8), 10), replace(first, half=True), Net(module, (1, 8, 8), 10)):
+        assert second.trainable == first.trainable and tree.is_same_tree(second.initial, first.initial)
+        assert second.frozen.keys() == first.frozen.keys() and second.ties == first.ties
+        assert second.dtype == torch.float32 and second.macs_forward == first.macs_forward
+        if not second.half:
+            assert torch.equal(second.forward(second.initial, x)[0], before)
+        assert torch.equal(first.forward(first.initial, x)[0], before)
+    roles = Net(module, (1, 8, 8), 10, roles={"3.weight": "frozen"})
+    roles.forward(roles.initial, x)
+    assert Net(module, (1, 8, 8), 10).trainable == first.trainable
+
+
+def test_a_module_that_a_net_has_in_use_is_refused_as_a_model():
+    result = shoal.run(model=make_shared_module("plain"), devices=4, sample=2, rounds=1)
+    with pytest.raises(shoal.ShoalError, match="a run or a net has it in use.*result.module()"):
+        shoal.run(model=result.net.module, devices=4, sample=2, rounds=1)
+    shoal.run(model=result.module(), devices=4, sample=2, rounds=1)
+
+
+def test_one_module_may_be_compared_under_several_methods():
+    module, keys = make_shared_module("plain"), {"devices": 4, "sample": 2, "rounds": 1, "steps": "1"}
+    one = [shoal.run(method, model=module, **keys) for method in ("fedavg", "scaffold", "fedavg")]
+    assert tree.is_same_tree(one[0].params, one[2].params)
+    two = shoal.compare(["fedavg", "scaffold"], model=module, **keys)
+    assert tree.is_same_tree(two.results["scaffold"][0].params, one[1].params)
+    assert all(isinstance(own, nn.Parameter) for own in module.parameters())
+
+
 def test_a_module_is_copied_and_stays_the_users():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     net = build_user_net(module, (1, 8, 8), 10)
