@@ -117,6 +117,37 @@ def test_fused_layers_cost_what_their_products_cost():
         assert count_macs(lambda: encoder.self_attn(x, x, x)) == products - 3 * 7 * 2 * 12 * 24
 
 
+class GatedLayer(nn.Module):
+    """The gated layer of Llama between norms, and what else has a backward pass of its own."""
+
+    def __init__(self, activation: nn.Module):
+        super().__init__()
+        self.norm, self.up, self.gate, self.down = (nn.RMSNorm(12), *(nn.Linear(12, 12) for _ in range(3)))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.down(self.activation(self.gate(self.norm(x))) * self.up(x))
+        return x + nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish, nn.GELU, nn.Hardswish, nn.Softplus, nn.Tanh])
+def test_what_is_counted_has_the_same_bits(activation, dtype):
+    torch.manual_seed(0)
+    layer, x = GatedLayer(activation()).to(dtype), torch.randn(5, 7, 12, dtype=dtype)
+    seen: list[tuple[Tensor, ...]] = []
+
+    def step() -> None:
+        y = layer(x)
+        seen.append((y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))))
+
+    step()
+    one, attention = 5 * 7 * 12 * 12, 2 * 5 * 7 * 7 * 12
+    assert count_macs(lambda: layer(x)) == 3 * one + attention
+    assert count_macs(step) == 3 * (3 * one + attention) - one  # x needs no gradient through `up`
+    assert all(map(torch.equal, *seen[:2]))
+
+
 # slices ---------------------------------------------------------------------------------------------------------------
 
 small: dict[str, Callable[[], Net]] = {
