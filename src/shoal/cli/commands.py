@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from shoal.cli import federation, model_check, read_only, tuning
+from shoal.cli import federation, model_check, prediction, read_only, tuning
 from shoal.cli.common_flags import Json, Log, Quiet, Sets, Workers
 from shoal.cli.comparison_tables import print_comparison, warn_without_matplotlib
 from shoal.cli.listings import make_listing
@@ -280,6 +280,7 @@ def export_command(
         typer.echo(exported)
 
 
+app.command("predict")(prediction.predict_command)
 app.command("tune")(add_recipe_flags(tuning.tune_command))
 app.command("check")(add_recipe_flags(model_check.check_command))
 app.command("list")(read_only.list_command)

@@ -13,6 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, get_input_shape
 from shoal.core.short_repr import cut_text
+from shoal.data.row_encoding import TableEncoding
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,8 @@ class Dataset:
     final_inputs: Inputs | None = None
     """The test half, where validation samples have taken its place and it is judged beside them."""
     final_targets: Tensor | None = None
+    encoding: TableEncoding | None = None
+    """How the columns of a table became the inputs, where they are numbers, dates and categories alone."""
 
     def __repr__(self) -> str:
         owners = "" if self.owners is None else f", of {len(np.unique(self.owners))} owners"
