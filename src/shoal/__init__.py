@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.runs.export import export
     from shoal.runs.given_objects import hand_over_objects as hand_over_objects
     from shoal.runs.history import History
+    from shoal.runs.predict import predict
     from shoal.runs.recipe import Recipe
     from shoal.runs.session import Result
     from shoal.runs.watching import Callback, Stop, WatchedRound
@@ -45,6 +46,7 @@ IMPORTED_ON_USE = {
     "Watcher": "shoal.runs.watching",
     "export": "shoal.runs.export",
     "hand_over_objects": "shoal.runs.given_objects",
+    "predict": "shoal.runs.predict",
 }
 """Names that need all that a run needs, by module: imported when they are first asked for."""
 
@@ -268,6 +270,7 @@ __all__ = [
     "compare",
     "compose",
     "export",
+    "predict",
     "resume",
     "run",
     "tree",

@@ -158,6 +158,25 @@ def test_resume_for_more_rounds_is_the_longer_run(shoal_):
     assert Path("x/recipe.toml").read_text().count("rounds = 5\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command, longest",
+    [
+        (["run"], "x"),
+        (["compare", "fedavg", "scaffold"], "x/0-fedavg/seed-0"),
+        (["tune", "fedavg", "--over", "lr=0.1,0.2"], "x/0-try-0/seed-0"),
+    ],
+)
+def test_rounds_that_were_played_are_not_taken_back(shoal_, command, longest):
+    assert shoal_(*command, *TINY, "--out", "x", "-q").code == 0
+    before = {file: file.read_bytes() for file in Path("x").rglob("*.toml")}
+    said = shoal_("resume", "x", "-s", "rounds=1")
+    assert_refused(
+        said, "bad-value", longest, "has played 3 rounds", "after round 1", "rounds=3 or more", "another folder"
+    )
+    assert {file: file.read_bytes() for file in Path("x").rglob("*.toml")} == before
+    assert shoal_("resume", "x", "-s", "rounds=3", "-q").code == 0
+
+
 def test_one_run_is_not_divided_among_processes(shoal_):
     shoal_("run", *TINY, "--out", "x", "-q")
     assert_refused(shoal_("resume", "x", "--workers", 2), "bad-value", "one run", "--workers")

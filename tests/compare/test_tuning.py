@@ -340,6 +340,25 @@ def test_the_command_tells_what_was_tried_and_how_to_run_the_winner(monkeypatch,
     assert command(monkeypatch, capsys, *words, "--quiet", "--out", "t")[:2] == (0, "")
 
 
+@pytest.mark.parametrize(
+    "label, order, how",
+    [
+        ("kind", "", "held back class by class"),
+        ("price", "", "drawn at random"),
+        ("kind", "day", "the newest ones"),
+        ("price", "day", "the newest ones"),
+    ],
+)
+def test_the_command_tells_how_validation_samples_were_chosen(monkeypatch, capsys, tmp_path, label, order, how):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{i % 7},{i},{i * 0.37 + 0.05:.3f},{'ab'[i % 3 == 0]}" for i in range(60)]
+    Path("rows.csv").write_text("\n".join(["size,day,price,kind", *lines]))
+    words = ["tune", "fedavg", "--over", "lr=0.01,0.1", "--data", "rows.csv", "-s", f"label={label}"]
+    words += ["--devices", "3", "--sample", "3", "--rounds", "1", "--steps", "1", "--batch", "4", "--engine", "serial"]
+    code, out, err = command(monkeypatch, capsys, *words, *(["-s", f"order={order}"] if order else []))
+    assert code == 0 and f"10 % of the training samples, {how}; 2 tries of each method" in out, err
+
+
 @settings(max_examples=30)
 @given(st.floats(0, 10), st.booleans(), st.sampled_from(["fedavg", "fedap(rule='fixed')+fedprox(mu=0.5)"]))
 def test_flags_of_a_recipe_say_it(lr, nesterov, method):

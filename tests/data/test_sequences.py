@@ -1,5 +1,6 @@
 """Sequences of unequal length, and targets of their positions, are padded once to the longest, and have a mask."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
 import shoal
+from shoal.core.batch import Samples
 from shoal.data.user_data import build_user_dataset
+from shoal.service.run_description import build_device_setup, build_run_description
 
 TOKENS = [[(i * j) % 9 + 1 for j in range(1, 2 + i % 5)] for i in range(40)]
 LABELS = [i % 2 for i in range(40)]
@@ -148,6 +151,59 @@ def test_tags_train_alike_on_every_engine(form):
 class MeanOverPositions(nn.Module):
     def forward(self, x):
         return x.mean(1)
+
+
+WORDS = (torch.arange(240).reshape(40, 6) * 7) % 50
+
+
+@pytest.mark.parametrize("form", ["tensors", "halves", "ignored", "arrays"])
+def test_tags_are_counted_without_the_words(form):
+    tags = WORDS % 3
+    data: Any = {
+        "tensors": (WORDS, tags),
+        "halves": ((WORDS, tags), (WORDS, tags)),
+        "ignored": (WORDS, torch.where(WORDS % 2 == 0, tags, -100)),
+        "arrays": (WORDS.numpy(), tags.numpy()),
+    }[form]
+    assert build_user_dataset(data).classes == 3
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 3))
+    result = shoal.run(data=data, model=model, metrics=("per_class",), devices=4, sample=2, rounds=1, split="iid")
+    assert result.net.task.name == "tokens" and result.net.classes == 3
+    assert len(result.history.rows[-1]["per_class"]) == 3
+
+
+def test_next_words_are_counted_with_the_words():
+    text = torch.arange(41).repeat(2, 1)
+    assert build_user_dataset(((text[:, :-1], text[:, 1:]), (text[:, :-1], text[:, 1:]))).classes == 41
+    last = torch.full((2, 40), -100)
+    last[:, -1] = 7  # only what comes at the end is learnt
+    assert build_user_dataset(((text[:, :-1], last), (text[:, :-1], last))).classes == 40
+    assert build_user_dataset(((text[:, :1], text[:, 1:2]),) * 2).classes == 2
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_the_language_model_reads_more_words_than_it_has_classes(engine):
+    keys: dict[str, Any] = dict(devices=4, sample=2, rounds=1, batch=8, split="iid", engine=engine)
+    result = shoal.run(data=(WORDS, WORDS % 3), model="lstm", **keys)
+    assert result.params["embed.weight"].shape == (50, 300) and result.params["fc.weight"].shape == (3, 300)
+    made = build_run_description(result.recipe, build_user_dataset((WORDS, WORDS % 3)), None)
+    samples = Samples(WORDS, WORDS % 3, torch.arange(4))
+    assert build_device_setup(made, samples).net.initial["embed.weight"].shape == (50, 300)
+
+
+@pytest.mark.parametrize(
+    "words, tags, problem",
+    [
+        (WORDS - 1, WORDS % 3, "a word -1, outside 0 to 999999.*the words from 0 up"),
+        (WORDS + 10**9, WORDS % 3, "a word 10000000.., outside"),
+        (WORDS, WORDS % 3 - 1, "a label -1, outside.*classes from 0 up"),
+        (WORDS, torch.full_like(WORDS, -100), "No target counts: all are -100"),
+    ],
+)
+def test_words_and_tags_without_a_place_are_refused(words, tags, problem):
+    with pytest.raises(shoal.ShoalError) as refused:
+        build_user_dataset((words, tags))
+    assert re.search(problem, str(refused.value), re.DOTALL)
 
 
 def test_rows_of_measurements_may_have_a_class_each():

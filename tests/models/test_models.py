@@ -117,6 +117,37 @@ def test_fused_layers_cost_what_their_products_cost():
         assert count_macs(lambda: encoder.self_attn(x, x, x)) == products - 3 * 7 * 2 * 12 * 24
 
 
+class GatedLayer(nn.Module):
+    """The gated layer of Llama between norms, and what else has a backward pass of its own."""
+
+    def __init__(self, activation: nn.Module):
+        super().__init__()
+        self.norm, self.up, self.gate, self.down = (nn.RMSNorm(12), *(nn.Linear(12, 12) for _ in range(3)))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.down(self.activation(self.gate(self.norm(x))) * self.up(x))
+        return x + nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish, nn.GELU, nn.Hardswish, nn.Softplus, nn.Tanh])
+def test_what_is_counted_has_the_same_bits(activation, dtype):
+    torch.manual_seed(0)
+    layer, x = GatedLayer(activation()).to(dtype), torch.randn(5, 7, 12, dtype=dtype)
+    seen: list[tuple[Tensor, ...]] = []
+
+    def step() -> None:
+        y = layer(x)
+        seen.append((y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))))
+
+    step()
+    one, attention = 5 * 7 * 12 * 12, 2 * 5 * 7 * 7 * 12
+    assert count_macs(lambda: layer(x)) == 3 * one + attention
+    assert count_macs(step) == 3 * (3 * one + attention) - one  # x needs no gradient through `up`
+    assert all(map(torch.equal, *seen[:2]))
+
+
 # slices ---------------------------------------------------------------------------------------------------------------
 
 small: dict[str, Callable[[], Net]] = {
@@ -588,6 +619,54 @@ def test_files_that_hold_no_model(tmp_path, text, says):
     with pytest.raises(shoal.ShoalError) as caught:
         build_model(f"{path}:Net", (1, 8, 8), 10, seed=0)
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def make_shared_module(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 10)]
+    module = nn.Sequential(*layers)
+    if kind == "frozen":
+        layers[1].requires_grad_(False)
+    if kind == "tied":
+        module[3] = nn.Linear(8, 8)
+        module.append(nn.Linear(10, 10))
+        module.append(module[5])
+    return module
+
+
+@pytest.mark.parametrize("kind", ["plain", "frozen", "tied"])
+def test_several_nets_may_have_one_module(kind):
+    module, x = make_shared_module(kind), torch.rand(4, 1, 8, 8)
+    first = Net(module, (1, 8, 8), 10)
+    before = first.forward(first.initial, x)[0]
+    other = tree.map_tensors(lambda t: t + 1 if t.is_floating_point() else t, first.initial)
+    first.forward(other, x, training=True)  # what the call leaves in the module is not what a net begins with
+    for second in (Net(module, (1, 8, 8), 10), replace(first, half=True), Net(module, (1, 8, 8), 10)):
+        assert second.trainable == first.trainable and tree.is_same_tree(second.initial, first.initial)
+        assert second.frozen.keys() == first.frozen.keys() and second.ties == first.ties
+        assert second.dtype == torch.float32 and second.macs_forward == first.macs_forward
+        if not second.half:
+            assert torch.equal(second.forward(second.initial, x)[0], before)
+        assert torch.equal(first.forward(first.initial, x)[0], before)
+    roles = Net(module, (1, 8, 8), 10, roles={"3.weight": "frozen"})
+    roles.forward(roles.initial, x)
+    assert Net(module, (1, 8, 8), 10).trainable == first.trainable
+
+
+def test_a_module_that_a_net_has_in_use_is_refused_as_a_model():
+    result = shoal.run(model=make_shared_module("plain"), devices=4, sample=2, rounds=1)
+    with pytest.raises(shoal.ShoalError, match="a run or a net has it in use.*result.module()"):
+        shoal.run(model=result.net.module, devices=4, sample=2, rounds=1)
+    shoal.run(model=result.module(), devices=4, sample=2, rounds=1)
+
+
+def test_one_module_may_be_compared_under_several_methods():
+    module, keys = make_shared_module("plain"), {"devices": 4, "sample": 2, "rounds": 1, "steps": "1"}
+    one = [shoal.run(method, model=module, **keys) for method in ("fedavg", "scaffold", "fedavg")]
+    assert tree.is_same_tree(one[0].params, one[2].params)
+    two = shoal.compare(["fedavg", "scaffold"], model=module, **keys)
+    assert tree.is_same_tree(two.results["scaffold"][0].params, one[1].params)
+    assert all(isinstance(own, nn.Parameter) for own in module.parameters())
 
 
 def test_a_module_is_copied_and_stays_the_users():

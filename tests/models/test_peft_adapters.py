@@ -14,6 +14,7 @@ from shoal.core.model.net import Net
 from shoal.models.transformers_model import TransformersModel, takes_token_dict
 from shoal.models.user_model import build_user_net
 from shoal.parts.lora import LoRA
+from shoal.plugins.load import load_method
 from shoal.testing.rounds import assert_trees_close
 
 peft: Any = pytest.importorskip("peft")
@@ -77,10 +78,21 @@ def test_lora_gives_them_roles_and_the_axis_of_ranks():
 
 
 def test_other_ranks_than_those_given_are_refused():
-    for part in (LoRA(rank=4), LoRA(alpha=1.0), LoRA(where="q_proj")):
-        with pytest.raises(ShoalError, match="has 2 adapters already, and .* asks for others"):
+    for text in ("rank=4", "rank=8", "alpha=1", "alpha=16", "where='q_proj'"):
+        (part,) = load_method(f"lora({text})").parts
+        with pytest.raises(ShoalError, match=f"has 2 adapters of rank 2 already, and {text} asks for others"):
             part.model(build("llama"))
-    LoRA(rank=2, alpha=6.0).model(build("llama"))
+    for part in (LoRA(rank=2, alpha=6.0), LoRA()):
+        assert [axis.size for axis in part.model(build("llama")).axes] == [2]
+
+
+def test_new_adapters_have_rank_8_and_a_scale_of_2():
+    plain = build_user_net(
+        make_transformer("llama"), {"input_ids": (6,)}, 40, example={"input_ids": torch.zeros(1, 6).long()}
+    )
+    for part in (LoRA(), LoRA(rank=8, alpha=16.0)):
+        made = part.model(plain)
+        assert [axis.size for axis in made.axes] == [8] and {a.scale for a in find_adapters(made.module)} == {2.0}
 
 
 @pytest.mark.parametrize("kind", KINDS)

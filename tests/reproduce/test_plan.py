@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from shoal import Recipe, ShoalError
 from shoal.cli.commands import run_command_line
-from shoal.cli.plan_table import summarise_plan
+from shoal.cli.plan_table import make_plan_tables, summarise_plan
+from shoal.compare import comparison
+from shoal.compare.parallel import run_in_processes
 from shoal.reproduce import plan as plans
 from shoal.reproduce.cost import RoundCost, find_recorded_cost, measure_round
 from shoal.reproduce.ledger import describe_machine, read_ledger, record_runs
@@ -49,6 +52,7 @@ run = { "LeNet on C10" = "feddh" }
 method = "MOON"
 missing = "not there."
 """
+LEDGER = Path(__file__).parents[2] / "results"
 CLAIMS = """
 [[claim]]
 id = "dear"
@@ -177,6 +181,63 @@ def test_cells_of_which_no_seconds_are_known_come_last(here):
     assert told[:3] == [("LeNet on C10", "FedProx"), ("LeNet on C10", "FedAvg"), ("LeNet on C10", "FedDH")]
 
 
+def print_plan(plan: plans.TablePlan, width: int) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as printed:
+        console.print(make_plan_tables(plan))
+    return [line.rstrip() for line in printed.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["feddumap-12", "fedbiad-1", "feddhad-fig5"])
+def test_a_plan_has_one_line_for_each_cell(name, width):
+    plan = plan_table(name, with_trials=False, results=str(LEDGER))
+    lines = print_plan(plan, width)
+    assert max(map(len, lines)) <= width
+    titles = [n for n, line in enumerate(lines) if " missing, " in line or line.endswith("all there")]
+    assert len(titles) == len({p.cell.column.name for p in plan.cells})
+    shown = []
+    for title in titles:
+        block = lines[title + 1 : lines.index("", title)]
+        setting = next(
+            name for name in {p.cell.column.name for p in plan.cells} if lines[title].startswith(f"{name}  ")
+        )
+        methods = [p.cell.row.method for p in plan.cells if p.cell.column.name == setting]
+        shown += [(setting, method) for method in methods]
+        assert len(block) == len(methods) and all(m in line for m, line in zip(methods, block))
+    assert sorted(shown) == sorted((p.cell.column.name, p.cell.row.method) for p in plan.cells)
+    assert sum("another machine" in line for line in lines) <= 1  # once for all cells
+
+
+def test_a_plan_shows_order_sums_and_what_decides(here):
+    (here / "results").mkdir()
+    (here / "results/claims.toml").write_text(CLAIMS)
+    reproduce_in_order("small", 3, ["FedAvg"], results="results", record=True, columns=["Long"])
+    plan = plan_table("small", 3, results="results", with_trials=False)
+    cost = RoundCost(2.0, "runs of other methods on another machine (a GPU)", "other methods", "a GPU")
+    known = [
+        plans.replace(p, cost=cost) if p.cell.row.method == "FedProx" else plans.replace(p, cost=None)
+        for p in plan.cells
+    ]
+    lines = print_plan(plans.replace(plan, cells=tuple(known)), 80)
+    assert [line.split() for line in lines if line.lstrip()[:1].isdigit() and " Fed" in line][:4] == [
+        ["1", "FedDH", "9", "?", "1"],
+        ["2", "FedProx", "9", "18", "s", "other", "methods*", "2"],
+        ["3", "FedAvg", "9", "?", "2"],
+        ["4", "FedProx", "18", "36", "s", "other", "methods*"],
+    ]
+    text = "\n".join(lines)
+    assert "LeNet on C10  3 of 3 missing, 27 rounds, 18 s + ?" in text
+    assert "Long  1 of 2 missing, 18 rounds, 36 s" in text
+    assert ["FedAvg", "in", "the", "ledger"] in [line.split() for line in lines]
+    assert "1  FedDH computes little. (cheap)" in text and "2  FedProx is better. (dear)" in text
+    assert "*              on another machine: a GPU" in text
+    assert text.endswith(
+        "1 of 5 cells are there. 2 of the 4 others take about 54 s by what runs took\nelsewhere; of 2 nothing is known."
+    )
+    assert plan.to_dict()["claims"] == {"cheap": "FedDH computes little.", "dear": "FedProx is better."}
+
+
 def test_columns_can_be_run_alone(here, monkeypatch, capsys):
     (here / "results").mkdir()
     plan = plan_table("small", seeds=1, columns=["long"], with_trials=False)
@@ -241,6 +302,28 @@ def test_a_limit_stops_between_two_rounds_and_the_same_call_goes_on(here, monkey
     assert len(read_ledger(here / "results")) == 10
 
 
+def test_runs_are_divided_among_processes(here, monkeypatch, capsys):
+    divided = []
+
+    def run_and_note(recipes, workers, watch):
+        divided.append((len(recipes), workers))
+        return run_in_processes(recipes, workers, watch)
+
+    monkeypatch.setattr(comparison, "run_in_processes", run_and_note)
+    (here / "results").mkdir()
+    words = ["small", "--seeds", "1", "--column", "LeNet on C10"]
+    assert command(monkeypatch, capsys, *words, "--out", "one", "--workers", "1")[0] == 0 and divided == []
+    assert command(monkeypatch, capsys, *words, "--out", "two", "--workers", "2")[0] == 0 and divided == [(3, 2)]
+    in_order = [*words, "--until-minutes", "9", "--results", "results", "--workers", "2"]
+    assert command(monkeypatch, capsys, *in_order, "--out", "three")[0] == 0 and divided == [(3, 2)] * 2
+    one, two, three = (json.loads(Path(out, "table.json").read_text()) for out in ("one", "two", "three"))
+    assert one == two == three
+    column = ["LeNet on C10"]
+    stopped = reproduce_in_order("small", 1, out="four", until_minutes=0, columns=column, workers=2)
+    assert "not run" in {f.note for f in stopped.figures}
+    assert reproduce_in_order("small", 1, out="four", columns=column, workers=2).to_dict() == one
+
+
 def test_a_limit_passes_rows_on_and_raises_when_it_is_over(monkeypatch):
     seen: list[Any] = []
     limit = TimeLimit(10.0, lambda *row: seen.append(row))
@@ -262,7 +345,7 @@ def test_the_commands(here, monkeypatch, capsys):
     told = json.loads(out)
     assert code == 0 and told["missing"] == 5 and told["cells"][0]["rounds_left"] == 6 and told["seconds"] > 0
     code, out, err = command(monkeypatch, capsys, "small", "--plan", "--seeds", "1")
-    assert code == 0 and "0 of 5 cells are there." in out and "a trial of 3 rounds" in out
+    assert code == 0 and "0 of 5 cells are there." in out and "a trial  3 rounds of" in out
     (here / "results").mkdir()
     words = ["small", "--only", "FedAvg", "--results", "results", "--record", "--until-minutes", "5"]
     code, out, err = command(monkeypatch, capsys, *words)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from shoal.cli import federation, model_check, read_only, tuning
+from shoal.cli import federation, model_check, prediction, read_only, tuning
 from shoal.cli.common_flags import Json, Log, Quiet, Sets, Workers
 from shoal.cli.comparison_tables import print_comparison, warn_without_matplotlib
 from shoal.cli.listings import make_listing
@@ -160,6 +160,7 @@ def reproduce_command(
         str, typer.Option(help="Ledger whose runs need not be run again. [dim]\\[results, if there][/dim]")
     ] = "",
     record: Annotated[bool, typer.Option("--record", help="Add the runs to the ledger, also broken-off ones.")] = False,
+    workers: Workers = 0,
     sets: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -178,7 +179,7 @@ def reproduce_command(
             found = plan_table(table, seeds, rows, out, changes, results, protocol=protocol, columns=columns)
         if as_json:
             return typer.echo(json.dumps(found.to_dict()))
-        return None if quiet else Console().print(*make_plan_tables(found))
+        return None if quiet else Console().print(make_plan_tables(found))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
         watch = hide_finished_bars(progress)
         if scale == "full":
@@ -186,10 +187,12 @@ def reproduce_command(
             logging.getLogger("shoal").info(summarise_plan(told))
         if record or until_minutes is not None:
             sheet = reproduce_in_order(
-                table, seeds, rows, out, changes, watch, results, until_minutes, record, protocol, columns
+                table, seeds, rows, out, changes, watch, results, until_minutes, record, protocol, columns, workers
             )
         else:
-            sheet = reproduce_table(table, scale, seeds, rows, out, changes, watch, protocol, results, columns=columns)
+            sheet = reproduce_table(
+                table, scale, seeds, rows, out, changes, watch, protocol, results, columns=columns, workers=workers
+            )
     if as_json:
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:
@@ -211,9 +214,10 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Go on with a run, a comparison or a tuning that was stopped."""
-    from shoal.compare.comparison import count_rows_on_disk, resume_comparison
+    from shoal.compare.comparison import resume_comparison
     from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
     from shoal.runs.start import resume_run
+    from shoal.runs.store import count_rows_on_disk
 
     if (folder / TUNING_FILE).is_file():
         return tuning.resume_tuning_folder(folder, parse_recipe_pairs(sets or []), workers, quiet, as_json)
@@ -276,6 +280,7 @@ def export_command(
         typer.echo(exported)
 
 
+app.command("predict")(prediction.predict_command)
 app.command("tune")(add_recipe_flags(tuning.tune_command))
 app.command("check")(add_recipe_flags(model_check.check_command))
 app.command("list")(read_only.list_command)

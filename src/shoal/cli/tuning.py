@@ -86,6 +86,7 @@ def resume_tuning_folder(folder: Path, changes: dict[str, Any], workers: int, qu
 def print_tuning(tuning: "Tuning", quiet: bool, as_json: bool) -> None:
     """Print the tries of every method, the best first, and the command that runs the winner."""
     from shoal.compare.tuning import LAST_EVALUATIONS
+    from shoal.runs.recipe_data import describe_validation_samples
 
     if as_json:
         return typer.echo(json.dumps(tuning.to_dict()))
@@ -94,10 +95,11 @@ def print_tuning(tuning: "Tuning", quiet: bool, as_json: bool) -> None:
     console, spec = Console(), tuning.spec
     for method in tuning.tries:
         console.print(make_tuning_table(tuning, method))
+    chosen = describe_validation_samples(spec.recipe)
     share, seeds = f"{100 * spec.recipe.validation:g} %", f"{spec.seeds} seed{'s' if spec.seeds > 1 else ''}"
     console.print(
         f"Mean {tuning.headline} of the last {LAST_EVALUATIONS} evaluations on {share} of the training samples, "
-        f"held back class by class; {spec.tries} tries of each method, {seeds}. The test half was not looked at"
+        f"{chosen}; {spec.tries} tries of each method, {seeds}. The test half was not looked at"
         + (" to choose them." if tuning.final else "."),
         highlight=False,
         soft_wrap=True,

@@ -27,8 +27,15 @@ from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_obje
 from shoal.runs.headline import pick_best
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, is_run_over, play_runs
-from shoal.runs.start import CHANGEABLE_KEYS, change_budgets, load_result, prepare_new_run, prepare_resumed_run
-from shoal.runs.store import RunFolder, refuse_nonempty_folder
+from shoal.runs.start import (
+    CHANGEABLE_KEYS,
+    change_budgets,
+    load_result,
+    prepare_new_run,
+    prepare_resumed_run,
+    refuse_fewer_rounds,
+)
+from shoal.runs.store import RunFolder, count_rows_on_disk, refuse_nonempty_folder
 from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
@@ -196,6 +203,7 @@ def resume_comparison(
         refuse_missing_objects(recipes[0], path)
     remove_strays(path)
     if changes:
+        refuse_fewer_rounds(path, spec.recipe, changes)
         spec = replace(spec, recipe=change_budgets(spec.recipe, changes))
         write_comparison_file(path, spec)
     return replace(play_all_runs(spec.make_recipes(), spec.recipe.target, watch, workers), budgets=spec.budgets)
@@ -274,12 +282,6 @@ def count_runs_in_a_call(runs: int, width: int, on_gpu: bool) -> int:
     if on_gpu:
         return runs
     return max(1, min(runs, MAX_CPU_WIDTH // width)) if width > 1 else 1
-
-
-def count_rows_on_disk(folder: Path) -> int:
-    """The number of rows in a run's history file; a checkpoint may hold more."""
-    file = RunFolder(folder, None).history_file
-    return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
 def prepare_or_load_run(recipe: Recipe, watch: Watcher | None, dataset_cache: DatasetCache) -> ActiveRun | Result:

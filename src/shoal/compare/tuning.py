@@ -26,7 +26,7 @@ from shoal.runs.recipe import DEFAULTS, Recipe
 from shoal.runs.recipe_command import format_recipe_flags
 from shoal.runs.recipe_files import TUNING_FILE
 from shoal.runs.session import Watcher, is_run_over
-from shoal.runs.start import BUDGET_KEYS, change_budgets
+from shoal.runs.start import BUDGET_KEYS, change_budgets, refuse_fewer_rounds
 from shoal.runs.store import refuse_nonempty_folder
 from shoal.storage.durable import remove_strays
 from shoal.storage.files import write_bytes
@@ -297,6 +297,7 @@ def resume_tuning(
     spec = read_tuning_file(path)
     refuse_missing_objects(spec.recipe, path)
     if changes:
+        refuse_fewer_rounds(path, spec.recipe, changes)
         spec = replace(spec, recipe=change_budgets(spec.recipe, changes))
         write_tuning_file(path, spec)
     return run_tuning(spec, watch, workers)

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,14 @@ NO_NUMBER = ("na", "n/a", "nan", "null", "none", "?")
 TRUTH = {"true": 1.0, "false": 0.0}
 
 
-def read_csv_table(content: bytes, path: Path, missing: str = "refuse") -> Table:
+def read_csv_table(
+    content: bytes, path: Path, missing: str = "refuse", kinds: Mapping[str, str] | None = None
+) -> Table:
     """The columns of a CSV file, with a head unless its first line is all numbers.
 
     An empty cell is missing, and so are words like NA among numbers unless `missing` is `refuse`. Text among numbers
-    or a row of another length is refused with its line.
+    or a row of another length is refused with its line. Where `kinds` says what columns are, by name, the others are
+    not read, and cells that are something else are refused.
     """
     try:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
@@ -51,10 +55,12 @@ def read_csv_table(content: bytes, path: Path, missing: str = "refuse") -> Table
                 f"{path}, line {line}: {len(row)} cells instead of {len(names)}.", "Complete the row."
             )
     lines = [line for line, _ in rows]
+    wanted = [(i, name) for i, name in enumerate(names) if kinds is None or name in kinds]
     columns = []
-    for i, name in enumerate(names):
-        columns.append(read_text_column([row[i].strip() for _, row in rows], name, path, lines, missing))
-    return assemble_table(names, columns, str(path), lines)
+    for i, name in wanted:
+        cells, kind = [row[i].strip() for _, row in rows], (kinds or {}).get(name, "")
+        columns.append(read_text_column(cells, name, path, lines, missing, kind))
+    return assemble_table([name for _, name in wanted], columns, str(path), lines)
 
 
 def refuse_other_delimiter(names: list[str], path: Path) -> None:
@@ -64,25 +70,32 @@ def refuse_other_delimiter(names: list[str], path: Path) -> None:
             raise make_data_error(f"{path} has {called} between its cells.", "Save it with commas.")
 
 
-def read_text_column(cells: list[str], name: str, path: Path, lines: list[int], missing: str) -> SampleColumn:
-    """What the cells of a column are: numbers where at least half of those that are not empty are."""
+def read_text_column(
+    cells: list[str], name: str, path: Path, lines: list[int], missing: str, kind: str = ""
+) -> SampleColumn:
+    """What the cells of a column are: the `kind` that is known, or numbers where half of those that are there are."""
     given = [cell for cell in cells if cell]
     numbers = [parse_finite_number(cell) for cell in cells]
     usable = sum(number is not None for number in numbers)
-    if usable and 2 * usable >= len(given):
+    are_truths = bool(given) and all(cell.lower() in TRUTH for cell in given)
+    if kind == "number" and not are_truths or not kind and usable and 2 * usable >= len(given):
         for cell, number, line in zip(cells, numbers, lines):
             if number is None and cell and (missing == "refuse" or cell.lower() not in NO_NUMBER):
                 raise make_data_error(
                     f"{path}, line {line}, column {name!r}: {cell[:40]!r} is not a usable number.",
-                    "Correct it or drop the column.",
+                    "Correct it or drop the column." if not kind else "The model takes numbers there: correct it.",
                 )
         whole = all(re.fullmatch(r"[+-]?\d{1,15}", cell) for cell in given if cell.lower() not in NO_NUMBER)
         return make_number_column([np.nan if number is None else number for number in numbers], whole)
-    if given and all(cell.lower() in TRUTH for cell in given):
+    if are_truths and kind != "category":
         return make_number_column([TRUTH.get(cell.lower(), np.nan) for cell in cells], True)
-    dates = parse_dates(cells)
+    dates = None if kind == "category" else parse_dates(cells)
     if dates is not None:
         return make_date_column(dates)
+    if kind == "date" and given:
+        odd, line = next((own, at) for own, at in zip(cells, lines) if own and parse_dates([own]) is None)
+        where = f"{path}, line {line}, column {name!r}"
+        raise make_data_error(f"{where}: {odd[:40]!r} is no date like 2024-01-31.", "Write it as in training.")
     return make_category_column([cell or None for cell in cells])
 
 

@@ -13,6 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, get_input_shape
 from shoal.core.short_repr import cut_text
+from shoal.data.row_encoding import TableEncoding
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +21,8 @@ class Dataset:
     """Inputs (samples first: measurements, pixels as bytes, or word numbers) and targets.
 
     Inputs are one tensor, or a dict or tuple of tensors where a sample has several. Targets are numbers of classes, for
-    sequences one per position, and `classes` is then the size of the vocabulary; or real numbers, one or a row per
-    sample; or rows of 0 and 1 where a sample has any number of labels.
+    sequences one per position, and `classes` is the size of the vocabulary where these are the next words; or real
+    numbers, one or a row per sample; or rows of 0 and 1 where a sample has any number of labels.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Dataset:
     final_inputs: Inputs | None = None
     """The test half, where validation samples have taken its place and it is judged beside them."""
     final_targets: Tensor | None = None
+    encoding: TableEncoding | None = None
+    """How the columns of a table became the inputs, where they are numbers, dates and categories alone."""
 
     def __repr__(self) -> str:
         owners = "" if self.owners is None else f", of {len(np.unique(self.owners))} owners"
@@ -56,6 +59,13 @@ class Dataset:
     @property
     def input_shape(self) -> InputShape:
         return get_input_shape(self.inputs)
+
+    @property
+    def words(self) -> int:
+        """How many words the inputs have numbers for, where they are one tensor of whole numbers; else 0."""
+        halves = (self.inputs, self.test_inputs, self.final_inputs)
+        words = [x for x in halves if isinstance(x, Tensor) and x.dtype == torch.int64 and x.numel()]
+        return max((int(x.max()) + 1 for x in words), default=0)
 
     def find_moments(self, given: str = "") -> tuple[Tensor, Tensor]:
         """Mean and deviation of each channel: those that are given, like `0.5:0.5`, or else of the training set.

@@ -9,8 +9,9 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import Dataset
 from shoal.data.holding_out import choose_held_out_rows
+from shoal.data.row_encoding import make_table_encoding
 from shoal.data.table import ColumnRoles, SampleColumn, Table
-from shoal.data.table_encoding import encode_arrays, encode_inputs, refuse_gaps
+from shoal.data.table_encoding import encode_arrays, encode_inputs, fit_columns, refuse_gaps
 from shoal.data.text_columns import TOKENS, TextReading, read_text_columns
 from shoal.data.user_split import (
     UserSamples,
@@ -66,7 +67,8 @@ def build_table_dataset(
     targets, test_targets, class_names = encode_targets(table, test, roles.label)
     inputs = [name for name in shared if name != roles.label]
     table, test = (replace(half, columns={name: half.columns[name] for name in inputs}) for half in (table, test))
-    x, test_x, remarks = encode_inputs(table, test, roles.missing)
+    encodings = fit_columns(table, roles.missing)
+    x, test_x, remarks = encode_inputs(table, test, encodings, roles.missing)
     targets, test_targets = (y for _, y in read_label_rows([(x, targets), (test_x, test_targets)]))
     for half in ((x, targets), (test_x, test_targets)):
         refuse_unfit_rows(*half)
@@ -82,6 +84,7 @@ def build_table_dataset(
         class_names=class_names,
         order=order,
         remarks=tuple(remarks),
+        encoding=make_table_encoding(table, encodings, roles, class_names),
     )
 
 

@@ -1,5 +1,6 @@
 """Columns of a table as inputs of a model, encoded with what the training half shows and nothing else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from shoal.data.sequences import MASK, pad_sequences
 from shoal.data.table import SampleColumn, Table
 from shoal.data.user_split import make_data_error
 
+SCALARS = ("number", "date", "category")
+"""Kinds of columns that become numbers side by side."""
 MOST_CATEGORIES = 1000
 """A column with more different texts is no category."""
 FREE_TEXT = 50
@@ -61,14 +64,17 @@ def fit_column(name: str, column: SampleColumn, rule: str) -> ColumnEncoding:
     return ColumnEncoding(name, "number", fill, flags=flags)
 
 
-def refuse_gaps(name: str, table: Table) -> None:
+FILLING = 'Fill it, drop the row, or say missing = "mean", "median", "zero" or "flag".'
+
+
+def refuse_gaps(name: str, table: Table, advice: str = FILLING) -> None:
     """Refuse a column with missing values, with the place of the first."""
     missing = table.columns[name].find_missing()
     if missing.any():
         more = f", and {int(missing.sum()) - 1} more" if missing.sum() > 1 else ""
         raise make_data_error(
             f"{table.locate(int(missing.nonzero()[0][0]), name)}: the cell is empty{more}.",
-            'Fill it, drop the row, or say missing = "mean", "median", "zero" or "flag".',
+            advice,
         )
 
 
@@ -84,23 +90,24 @@ def find_categories(name: str, column: SampleColumn) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def encode_inputs(train: Table, test: Table, rule: str) -> tuple[Any, Any, list[str]]:
-    """Inputs of both halves, fitted on the training half, and remarks about what the test half has beyond it.
+def fit_columns(train: Table, rule: str) -> list[ColumnEncoding]:
+    """The encodings of the columns of numbers, dates and texts of the training half."""
+    scalars = {name: column for name, column in train.columns.items() if column.kind in SCALARS}
+    return [fit_column(name, column, rule) for name, column in scalars.items()]
+
+
+def encode_inputs(train: Table, test: Table, encodings: list[ColumnEncoding], rule: str) -> tuple[Any, Any, list[str]]:
+    """Inputs of both halves by the encodings of the training half, and remarks about what the test half has beyond it.
 
     Numbers, dates and categories are one tensor (N, inputs). A single column of arrays of one shape is that tensor.
     With several, or with sequences, inputs are a dict by column, where `table` holds the numbers.
     """
-    scalars = {name: column for name, column in train.columns.items() if column.kind in ("number", "date", "category")}
     remarks: list[str] = []
-    encodings = [fit_column(name, column, rule) for name, column in scalars.items()]
+    scalars = [encoding.name for encoding in encodings]
     halves: list[dict[str, Tensor]] = [{}, {}]
     if encodings:
         for inputs, table in zip(halves, (train, test)):
-            blocks = []
-            for encoding in encodings:
-                column = table.columns[encoding.name]
-                blocks.append(encoding.encode(match_kind(encoding, column, table)))
-            inputs["table"] = torch.from_numpy(np.concatenate(blocks, 1))
+            inputs["table"] = encode_scalars(encodings, table)
         remarks = [text for own in encodings for text in remark_on_test(own, test, rule)]
     for inputs, own in zip(halves, encode_arrays(train, test, [name for name in train.columns if name not in scalars])):
         inputs |= own
@@ -109,8 +116,14 @@ def encode_inputs(train: Table, test: Table, rule: str) -> tuple[Any, Any, list[
     return halves[0], halves[1], remarks
 
 
-def match_kind(encoding: ColumnEncoding, column: SampleColumn, table: Table) -> SampleColumn:
-    """The column of the half, refused where it is of another kind than in the training half and not just empty."""
+def encode_scalars(encodings: Sequence[ColumnEncoding], table: Table, rows: str = "the test half") -> Tensor:
+    """(N, inputs): the columns of numbers, dates and texts of a table, side by side; `rows` is what it is called."""
+    blocks = [own.encode(match_kind(own, table.columns[own.name], rows)) for own in encodings]
+    return torch.from_numpy(np.concatenate(blocks, 1))
+
+
+def match_kind(encoding: ColumnEncoding, column: SampleColumn, rows: str) -> SampleColumn:
+    """The column, refused where it is of another kind than in the training half and not just empty."""
     if column.kind == encoding.kind:
         return column
     if encoding.kind == "category" and column.kind == "number" and not np.isnan(column.values).all():
@@ -119,13 +132,15 @@ def match_kind(encoding: ColumnEncoding, column: SampleColumn, table: Table) -> 
         empty: Any = np.full(len(column.values), np.nan)
         return SampleColumn(encoding.kind, np.full(len(empty), None) if encoding.kind == "category" else empty)
     raise make_data_error(
-        f"Column {encoding.name!r} is a {encoding.kind} in the training half and a {column.kind} in the test half.",
-        "Give both halves the same columns.",
+        f"Column {encoding.name!r} is a {encoding.kind} in the training half and a {column.kind} in {rows}.",
+        "Give both the same columns.",
     )
 
 
-def remark_on_test(encoding: ColumnEncoding, test: Table, rule: str) -> list[str]:
-    """What the test half has that training could not show."""
+def remark_on_test(
+    encoding: ColumnEncoding, test: Table, rule: str, rows: str = "test samples", where: str = "the test half only"
+) -> list[str]:
+    """What the test half, or new `rows`, have that training could not show."""
     column, name = test.columns[encoding.name], encoding.name
     missing = column.find_missing()
     remarks = []
@@ -135,12 +150,12 @@ def remark_on_test(encoding: ColumnEncoding, test: Table, rule: str) -> list[str
         if unknown:
             shown = ", ".join(repr(text)[:30] for text in sorted(set(unknown))[:3])
             remarks.append(
-                f"Column {name!r}: {len(unknown)} of {len(column.values)} test samples have a text that training "
+                f"Column {name!r}: {len(unknown)} of {len(column.values)} {rows} have a text that training "
                 f"lacks ({shown}); they count as none of the known ones."
             )
     if missing.any() and rule == "flag" and not encoding.flags:
         remarks.append(
-            f"Column {name!r} has gaps in the test half only: they are filled with what training shows, without a flag."
+            f"Column {name!r} has gaps in {where}: they are filled with what training shows, without a flag."
         )
     return remarks
 

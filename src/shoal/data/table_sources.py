@@ -16,10 +16,13 @@ from shoal.data.table import SampleColumn, Table, assemble_table, make_category_
 from shoal.data.user_split import make_data_error
 
 
-def read_sample_table(data: Any, missing: str = "refuse") -> Table | None:
-    """The table that an object or a file holds; None for what is no table."""
+def read_sample_table(data: Any, missing: str = "refuse", kinds: Mapping[str, str] | None = None) -> Table | None:
+    """The table that an object or a file holds; None for what is no table.
+
+    `kinds` says what the columns of a text file are where that is known, and those alone are read.
+    """
     if isinstance(data, str | Path):
-        return read_table_file(Path(data).expanduser(), missing)
+        return read_table_file(Path(data).expanduser(), missing, kinds)
     if find_frame_kind(data):
         return read_frame(data)
     if is_hf_dataset(data):
@@ -95,12 +98,12 @@ def join_columns(columns: list[SampleColumn], name: str) -> SampleColumn:
     return SampleColumn(kinds.pop(), values, all(column.whole for column in columns), columns[0].names)
 
 
-def read_table_file(path: Path, missing: str) -> Table | None:
+def read_table_file(path: Path, missing: str, kinds: Mapping[str, str] | None = None) -> Table | None:
     """A CSV or parquet file, or a folder of parquet files; None for other names."""
     if path.suffix == ".csv" or path.suffix == ".tsv":
         if not path.exists():
             raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
-        return read_csv_table(read_bytes(path), path, missing)
+        return read_csv_table(read_bytes(path), path, missing, kinds)
     if is_parquet(path):
         return read_parquet(path)
     return None

@@ -116,7 +116,7 @@ def build_user_dataset(
 def hold_out_validation(dataset: Dataset, share: float, seed: int = 0, stratify: bool = False) -> Dataset:
     """The data set with a share of the training samples in place of the test set: the newest, or drawn with `seed`.
 
-    With `stratify` every class gives the same share of its samples, but for rounding.
+    With `stratify` every class gives the same share of its samples, but for rounding, where a sample has one class.
     """
     labels = dataset.targets.numpy() if stratify and has_one_class_each(dataset.targets) else None
     rows = choose_held_out_rows(len(dataset.targets), share, seed, dataset.order, labels)
@@ -131,6 +131,13 @@ def hold_out_validation(dataset: Dataset, share: float, seed: int = 0, stratify:
         owners=None if dataset.owners is None else dataset.owners[kept.numpy()],
         order=None if dataset.order is None else dataset.order[kept.numpy()],
     )
+
+
+def describe_held_out(dataset: Dataset, stratify: bool) -> str:
+    """Which training samples `hold_out_validation` takes, in words."""
+    if dataset.order is not None:
+        return "the newest ones"
+    return "held back class by class" if stratify and has_one_class_each(dataset.targets) else "drawn at random"
 
 
 def has_one_class_each(targets: Tensor) -> bool:

@@ -16,6 +16,13 @@ from shoal.core.model.inputs import Inputs
 CLASSES = 1_000_000
 """More classes than this are taken for a mistake."""
 
+NUMBERING = {
+    "label": "Number the classes from 0 up, and give their number as classes if it is larger.",
+    "word": "Number the words from 0 up.",
+}
+LOOKED_AT = 1000
+"""So many sequences show whether targets are the words that come next."""
+
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -147,25 +154,42 @@ def list_sequences(inputs: Inputs, targets: Tensor) -> list[Tensor]:
     ]
 
 
-def list_words(inputs: Inputs, targets: Tensor) -> list[Tensor]:
-    """The inputs of a language model, whose words are numbered as its targets are: one tensor of whole numbers."""
-    return [x for x in list_sequences(inputs, targets) if x is inputs and x.dtype == torch.int64]
+def is_next_words(inputs: Inputs, targets: Tensor) -> bool:
+    """Whether targets are the words of a language model: inputs are one tensor of words, and most are its next ones.
+
+    Targets that are none, such as a tag for each word, are numbered for themselves.
+    """
+    if not isinstance(inputs, Tensor) or inputs.dtype != torch.int64 or inputs.shape != targets.shape:
+        return False
+    following, targets = inputs[:LOOKED_AT, 1:], targets[:LOOKED_AT, :-1]
+    counted = targets != IGNORED_TARGET
+    return 2 * int(((targets == following) & counted).sum()) >= int(counted.sum())
 
 
 def count_classes(parts: list[tuple[Inputs, Tensor]], classes: int) -> int:
-    """The number of classes, of words where the targets are sequences, or of numbers or yes and no to predict."""
+    """The number of classes, of words where the targets are the next words, or of numbers or yes and no to predict."""
     y = parts[0][1]
     if y.dtype != torch.int64:
         return 1 if y.dim() == 1 else y.shape[1]
-    marks = [v for x, y in parts for v in ((*list_words(x, y), y[y != IGNORED_TARGET]) if y.dim() == 2 else (y,))]
-    low, high = min(int(v.min()) for v in marks if len(v)), max(int(v.max()) for v in marks if len(v))
-    largest = (classes or CLASSES) - 1
-    if low < 0 or high > largest:
-        raise make_data_error(
-            f"There is a label {low if low < 0 else high}, outside 0 to {largest}.",
-            "Number the classes from 0 up, and give their number as classes if it is larger.",
-        )
+    marks = [y[y != IGNORED_TARGET] if y.dim() == 2 else y for _, y in parts]
+    if not any(len(own) for own in marks):
+        raise make_data_error(f"No target counts: all are {IGNORED_TARGET}.", "Give a class for some positions.")
+    words = [x for x, _ in parts if y.dim() == 2 and isinstance(x, Tensor) and x.dtype == torch.int64]
+    are_next = bool(words) and is_next_words(*parts[0])
+    high = refuse_numbers_outside("label", [*marks, *words] if are_next else marks, classes or CLASSES)
+    if words and not are_next:
+        refuse_numbers_outside("word", words, CLASSES)
     return classes or high + 1
+
+
+def refuse_numbers_outside(what: str, marks: list[Tensor], count: int) -> int:
+    """The largest of these numbers; those below 0 and from `count` up are refused."""
+    marks = [own for own in marks if len(own)]
+    low, high = min(int(own.min()) for own in marks), max(int(own.max()) for own in marks)
+    if low < 0 or high >= count:
+        problem = f"There is a {what} {low if low < 0 else high}, outside 0 to {count - 1}."
+        raise make_data_error(problem, NUMBERING[what])
+    return high
 
 
 def number_owners(owners: Any) -> np.ndarray:

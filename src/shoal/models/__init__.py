@@ -61,18 +61,26 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 def build_model(
-    name: str, input_shape: InputShape, classes: int, seed: int, example: Inputs | None = None, task: str = "classify"
+    name: str,
+    input_shape: InputShape,
+    classes: int,
+    seed: int,
+    example: Inputs | None = None,
+    task: str = "classify",
+    words: int = 0,
 ) -> Net:
     """The model with first weights drawn from a seed of its own; `file.py:Name` is a model of the user's.
 
     Where inputs are a dict or tuple of tensors, `example` is one sample of them. The name of the learning task decides
-    about the head of `hf:FOLDER`, a model of Hugging Face.
+    about the head of `hf:FOLDER`, a model of Hugging Face. Models that read `words` are told how many there are.
     """
     if example is not None and name in MODELS and "example" not in signature(MODELS[name]).parameters:
         problem = f"The model {name} takes one tensor, and the inputs are {describe_inputs(example)}."
         raise ShoalError("no-data", problem, "Use mlp, or a module of your own that takes them.")
     with torch.random.fork_rng(devices=[]):
         make = partial(find_model_maker(name), task=task) if is_hf_model(name) else find_model_maker(name)
+        if name in MODELS and "words" in signature(MODELS[name]).parameters:
+            make = partial(make, words=words)
         torch.manual_seed(seed)
         net = make(input_shape, classes) if example is None else make(input_shape, classes, example)
         return replace(net, seed=seed)

@@ -40,14 +40,18 @@ class LSTM(nn.Module):
         return torch.stack(outputs, 1)
 
 
-def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
-    """embedding(300) LSTM(300) LSTM(300) fc: the next word at every position; inputs are numbers of words."""
+def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300, words: int = 0) -> Net:
+    """embedding(300) LSTM(300) LSTM(300) fc: the next word at every position; inputs are numbers of words.
+
+    Where classes are no words, `words` is how many of these there are.
+    """
     if len(input_shape) != 1:
         problem = f"The language model needs sequences of words, got inputs of shape {tuple(input_shape)}."
         raise ShoalError("no-data", problem, "Use --model lenet for images.")
+    words = max(words, classes)
     module = nn.Sequential(
         OrderedDict(
-            embed=nn.Embedding(classes, width),
+            embed=nn.Embedding(words, width),
             lstm1=LSTM(width, width),
             lstm2=LSTM(width, width),
             fc=nn.Linear(width, classes),
@@ -65,7 +69,7 @@ def lstm(input_shape: tuple[int, ...], classes: int, width: int = 300) -> Net:
         Block("head", ("fc",)),
     )
     rows = (
-        Axis("embed:embedding", classes, (Cut("embed.weight", 0),)),
+        Axis("embed:embedding", words, (Cut("embed.weight", 0),)),
         *(row for layer in ("lstm1", "lstm2") for row in list_gate_rows(layer, width)),
         make_output_rows("fc", classes),
     )

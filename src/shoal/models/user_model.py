@@ -11,6 +11,7 @@ from torch import nn
 from shoal.core.errors import describe_error
 from shoal.core.model.inputs import Inputs, InputShape, describe_inputs, repeat_example
 from shoal.core.model.module_call import call_module, find_call_form
+from shoal.core.model.module_in_use import is_in_use
 from shoal.core.model.net import Net
 from shoal.core.model.outputs import read_logits
 from shoal.models.axes_trace import trace_axes
@@ -60,6 +61,9 @@ def build_user_net(
         raise make_model_error(
             name, f"it is {name_type(module)} and no torch.nn.Module", "Give a module or what makes one."
         )
+    if is_in_use(module):
+        why = "a run or a net has it in use, and puts its own tensors in place of the parameters"
+        raise make_model_error(name, why, "Give result.module() for the trained model, or a module of your own.")
     try:
         module = deepcopy(module)
     except Exception as error:

@@ -16,6 +16,8 @@ from shoal.parts.lib.adapter_products import compute_residue, read_reply_model
 from shoal.parts.lib.checks import require
 
 ROLES = ("shared", "frozen", "personal")
+RANK, ALPHA = 8, 16.0
+"""Of new adapters where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class LoRA(Part):
 
     `where` are ends of names of layers, such as "q_proj,v_proj"; empty: all linear layers but the last. `a`, `b` and
     `head` are the roles of A, of B and of the last linear layer: shared, frozen or personal. An empty `head` is shared,
-    and frozen where that layer gives the next word or has an adapter. A module that has adapters of peft keeps them:
-    `rank`, `alpha` and `where` must then be theirs, or be left out.
+    and frozen where that layer gives the next word or has an adapter. New adapters have rank 8 and alpha 16 unless
+    `rank` and `alpha` say otherwise. A module that has adapters of peft keeps them: `rank`, `alpha` and `where` must
+    then be theirs, or be left out.
     """
 
     cite: ClassVar = ("hu2022lora", "sun2024ffalora", "guo2025fedsa")
@@ -44,15 +47,15 @@ class LoRA(Part):
         ),
     )
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: int = 0
+    alpha: float = 0.0
     where: str = ""
     a: str = "shared"
     b: str = "shared"
     head: str = ""
 
     def __post_init__(self):
-        require(self, "rank from 1 to 65536, and alpha > 0", 1 <= self.rank <= 65536 and self.alpha > 0)
+        require(self, "rank from 1 to 65536, or 0, and alpha >= 0", 0 <= self.rank <= 65536 and self.alpha >= 0)
         require(self, f"a and b one of {', '.join(ROLES)}", self.a in ROLES and self.b in ROLES)
         require(self, f"head one of {', '.join(ROLES)}, or none", self.head in ("", *ROLES))
         require(self, "a or b trained", not self.a == self.b == "frozen")
@@ -64,7 +67,7 @@ class LoRA(Part):
     def place_adapters(self, net: Net) -> Net:
         """The net with new adapters, in which nothing else that was shared is trained."""
         layers, has_positions = choose_layers(net, self.where)
-        adapted = add_adapters(net, layers, self.rank, self.alpha)
+        adapted = add_adapters(net, layers, self.rank or RANK, self.alpha or ALPHA)
         rest = dict.fromkeys(net.names_with_role("shared"), "frozen")
         head = self.head or choose_head_role(net, layers, has_positions)
         return self.set_roles(adapted, dict(net.roles) | rest, find_adapters(adapted.module), head)
@@ -74,17 +77,15 @@ class LoRA(Part):
         ranks = {len((net.initial | net.frozen)[adapter.a]) for adapter in given}
         scales = {adapter.scale for adapter in given}
         unlike = [
-            f"rank={self.rank}" if self.rank != LoRA.rank and ranks != {self.rank} else "",
-            f"alpha={self.alpha:g}" if self.alpha != LoRA.alpha and scales != {self.alpha / max(ranks)} else "",
+            f"rank={self.rank}" if self.rank and ranks != {self.rank} else "",
+            f"alpha={self.alpha:g}" if self.alpha and scales != {self.alpha / max(ranks)} else "",
             f"where={self.where!r}" if self.where else "",
         ]
         if any(unlike):
-            problem = (
-                f"The model has {len(given)} adapters already, and {', '.join(filter(None, unlike))} asks for others."
-            )
-            raise ShoalError(
-                "bad-part", problem, "Leave that out to train them as they are, or give the model without."
-            )
+            own = f"{len(given)} adapters of rank {', '.join(map(str, sorted(ranks)))} already"
+            problem = f"The model has {own}, and {', '.join(filter(None, unlike))} asks for others."
+            advice = "Leave that out to train them as they are, or give the model without."
+            raise ShoalError("bad-part", problem, advice)
         return self.set_roles(replace(net, module=copy_module(net)), dict(net.roles), given, self.head)
 
     def set_roles(self, net: Net, roles: dict[str, str], adapters: list[Adapter], head: str) -> Net:

@@ -19,6 +19,13 @@ TRIAL_ROUNDS = 3
 """Rounds of a trial; the first is not counted, since engines compile and caches fill in it."""
 SIZE_KEYS = ("data", "model", "devices", "sample", "epochs", "steps", "batch", "augment", "split")
 """Recipe keys in which runs must agree for the seconds of one to say something about the other."""
+BASES = {
+    "own rounds": "the cell's own rounds so far",
+    "same method": "recorded runs of the same method and size",
+    "other methods": "recorded runs of other methods of the same size",
+    "a trial": f"{TRIAL_ROUNDS} rounds of the first missing cell of the setting, just played",
+}
+"""What the seconds of a round can be from."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,14 @@ class RoundCost:
 
     seconds: float
     source: str
-    is_of_this_machine: bool = True
+    basis: str = "own rounds"
+    """The same in two words, one of BASES."""
+    machine: str = ""
+    """The machine that took them, where it is another."""
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        return not self.machine
 
 
 def find_own_cost(recipes: Sequence[Recipe]) -> RoundCost | None:
@@ -44,12 +58,14 @@ def find_recorded_cost(recipe: Recipe, ledger: Sequence[LedgerRun], here: bool) 
     machine = describe_machine(recipe.compute)
     alike = [run for run in ledger if has_same_size(run.parsed_recipe, recipe) and (run.machine == machine) == here]
     same = [run for run in alike if run.method == recipe.method]
-    found, whose = (same, recipe.method) if same else (alike, "other methods")
+    found, whose, basis = (same, recipe.method, "same method") if same else (alike, "other methods", "other methods")
     seconds = [row["wall_seconds"] for run in found for row in run.rows[1:]]
     if not seconds:
         return None
-    where = "here" if here else f"on another machine ({found[0].machine})"
-    return RoundCost(median(seconds), f"runs of {whose} {where}", here)
+    if here:
+        return RoundCost(median(seconds), f"runs of {whose} here", basis)
+    other = found[0].machine
+    return RoundCost(median(seconds), f"runs of {whose} on another machine ({other})", basis, other)
 
 
 def read_round_seconds(recipe: Recipe) -> list[float]:
@@ -78,4 +94,4 @@ def measure_round(recipes: Sequence[Recipe], method: str) -> RoundCost | None:
         log.warning("No trial could be played: %s", error.problem)
         return None
     seconds = [row["wall_seconds"] for result in comparison.results[method] for row in result.history.rows[1:]]
-    return RoundCost(median(seconds), f"a trial of {TRIAL_ROUNDS} rounds of {method}")
+    return RoundCost(median(seconds), f"a trial of {TRIAL_ROUNDS} rounds of {method}", "a trial")

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from shoal.compare.comparison import count_rows_on_disk, play_all_runs
+from shoal.compare.comparison import play_all_runs
 from shoal.core.errors import ShoalError
+from shoal.reproduce.claims import read_claims
 from shoal.reproduce.cost import RoundCost, find_own_cost, find_recorded_cost, measure_round
 from shoal.reproduce.ledger import (
     LEDGER_SUFFIX,
@@ -37,7 +38,7 @@ from shoal.reproduce.table_file import read_table
 from shoal.reproduce.verdicts import OPEN, judge_claims
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.session import Watcher
-from shoal.runs.store import refuse_nonempty_folder
+from shoal.runs.store import count_rows_on_disk, refuse_nonempty_folder
 from shoal.storage.durable import remove_strays
 
 log = logging.getLogger("shoal")
@@ -67,6 +68,9 @@ class TablePlan:
 
     name: str
     cells: tuple[CellPlan, ...]
+    heading: str = ""
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """What the open claims say that its missing cells decide, by id."""
 
     @property
     def missing(self) -> list[CellPlan]:
@@ -93,7 +97,8 @@ class TablePlan:
             }
             for plan in self.cells
         ]
-        return {"table": self.name, "missing": len(self.missing), "seconds": self.seconds, "cells": cells}
+        told = {"table": self.name, "missing": len(self.missing), "seconds": self.seconds}
+        return told | {"claims": dict(self.claims), "cells": cells}
 
 
 def plan_table(
@@ -122,7 +127,10 @@ def plan_table(
     cells = [cell for cell in cells if (cell.column.name, cell.row.method) in requested]
     plans = [inspect_cell(cell) for cell in cells]
     plans = estimate_costs(plans, ledger, with_trials)
-    return TablePlan(table.name, tuple(order_plans(plans, table.name, place)))
+    ordered = tuple(order_plans(plans, table.name, place))
+    says = {claim.id: claim.says for claim in read_claims(place)} if place else {}
+    decided = dict.fromkeys(claim_id for plan in ordered for claim_id in plan.decides)
+    return TablePlan(table.name, ordered, table.heading, {claim_id: says[claim_id] for claim_id in decided})
 
 
 def inspect_cell(cell: Cell) -> CellPlan:
@@ -196,7 +204,7 @@ class TimeLimit:
         return answer
 
 
-def run_plan(plan: TablePlan, folder: Path, minutes: float | None, watch: Watcher | None) -> bool:
+def run_plan(plan: TablePlan, folder: Path, minutes: float | None, watch: Watcher | None, workers: int = 1) -> bool:
     """Run the missing cells in their order, similar ones side by side; whether all were finished within the minutes."""
     recipes = {f"{p.cell.column.name}, {p.cell.row.method}": p.cell.recipes for p in plan.missing}
     if not recipes:
@@ -204,7 +212,7 @@ def run_plan(plan: TablePlan, folder: Path, minutes: float | None, watch: Watche
     limit = TimeLimit(float("inf") if minutes is None else minutes, watch)
     try:
         with explain_stop(folder):
-            warn_of_failed_runs(play_all_runs(recipes, 0.0, limit).results)
+            warn_of_failed_runs(play_all_runs(recipes, 0.0, limit, workers).results)
     except ShoalError:
         if not limit.is_over:
             raise
@@ -224,6 +232,7 @@ def reproduce_in_order(
     record: bool = False,
     protocol: str = FAIR,
     columns: Sequence[str] = (),
+    workers: int = 1,
 ) -> Sheet:
     """Run the missing cells of a table in the order of what they decide, until the minutes are over.
 
@@ -238,7 +247,7 @@ def reproduce_in_order(
         refuse_nonempty_folder(folder)
         Sheet(table, "full", table.protocol.seeds if seeds is None else seeds).write(folder)
     remove_strays(folder)
-    is_finished = run_plan(plan, folder, until_minutes, watch)
+    is_finished = run_plan(plan, folder, until_minutes, watch, workers)
     if record and ledger is not None:
         record_plan(plan, ledger, protocol)
     if not is_finished:

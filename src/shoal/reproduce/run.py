@@ -67,12 +67,14 @@ def reproduce_table(
     results: str = "",
     play: bool = True,
     columns: Sequence[str] = (),
+    workers: int = 1,
 ) -> Sheet:
     """Run the cells of a table, or those of some methods or columns; called again, it goes on where it was stopped.
 
     `seeds` are those of each cell; None is as many as the protocol asks for, and one at the scale smoke. Runs of
     other cells that are complete in the same folder are shown too. Cells that are in the ledger `results` are read
-    from there; without `play` nothing else is run.
+    from there; without `play` nothing else is run. With several `workers` the runs of a column are divided among so
+    many processes; with 0, among as many as pay.
     """
     table, folder = read_table(name).apply_protocol(protocol), Path(out or pick_default_folder(name, scale, protocol))
     if seeds is None:
@@ -97,7 +99,7 @@ def reproduce_table(
         column_cells = {cell.row.method: cell for cell in cells if cell.column is column}
         if play:
             wanted = [cell for method, cell in column_cells.items() if (column.name, method) in requested]
-            finish_cells(wanted, folder, watch)
+            finish_cells(wanted, folder, watch, workers)
         runs = {method: own for method, cell in column_cells.items() if (own := read_complete_histories(cell))}
         for row in table.rows:
             if (column.name, row.method) in requested or row.method in runs:
@@ -202,12 +204,11 @@ def find_recorded_run(recipe: Recipe, by_key: Mapping[str, Sequence[LedgerRun]])
     return next((run for run in by_key.get(make_run_key(recipe), ()) if run.covers(recipe)), None)
 
 
-def finish_cells(cells: Sequence[Cell], folder: Path, watch: Watcher | None) -> None:
+def finish_cells(cells: Sequence[Cell], folder: Path, watch: Watcher | None, workers: int = 1) -> None:
     """Play what is not complete yet; a stop says how to go on."""
     with explain_stop(folder):
-        comparison = play_all_runs(
-            {cell.row.method: cell.recipes for cell in cells if read_complete_histories(cell) is None}, 0.0, watch
-        )
+        missing = {cell.row.method: cell.recipes for cell in cells if read_complete_histories(cell) is None}
+        comparison = play_all_runs(missing, 0.0, watch, workers)
         warn_of_failed_runs(comparison.results)
 
 

@@ -1,4 +1,4 @@
-"""Build a run from its recipe: data, split, model, method, fleet, evaluator and the loop that plays its rounds."""
+"""Build a run from its recipe: data, split, model, method, fleet, and the loop that plays its rounds."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.core.batch import Samples
 from shoal.core.builtin_tasks import CLASSIFY, TASKS
 from shoal.core.clashes import refuse_task
 from shoal.core.compose import Method
-from shoal.core.errors import ShoalError, unknown_name_error
+from shoal.core.errors import ShoalError
 from shoal.core.fleet_protocol import Fleet
 from shoal.core.learning_task import LearningTask
 from shoal.core.ledger import Deadlines
@@ -24,10 +23,9 @@ from shoal.core.local.optimiser_checks import (
     refuse_unmatched_groups,
 )
 from shoal.core.local.personal_model import has_personal_models
-from shoal.core.measures.device_tests import list_device_test_metrics
-from shoal.core.measures.evaluate import Evaluator, EvaluatorOfBothHalves
+from shoal.core.measures.evaluate import Evaluator
 from shoal.core.measures.local_models import LocalModelEvaluator
-from shoal.core.metric import ASKED, METRICS, Metric, add_test_metrics, is_own_metric, list_run_metrics
+from shoal.core.metric import Metric, add_test_metrics
 from shoal.core.model import tree
 from shoal.core.model.checkpointing import require_repeated_layers
 from shoal.core.model.inputs import make_example
@@ -40,11 +38,11 @@ from shoal.data.dataset import Dataset
 from shoal.data.device_samples import DeviceSamples
 from shoal.data.feature_skew import skew_features
 from shoal.data.local_tests import replace_test_half
-from shoal.data.noniid_degree import count_labels_by_device, summarise_population
+from shoal.data.noniid_degree import summarise_population
 from shoal.data.plausibility import Doubt, find_doubts
 from shoal.data.splits import parse_split
 from shoal.engines.deterministic import fix_cublas_workspace
-from shoal.engines.device_tests import DeviceScorer, DeviceTester
+from shoal.engines.device_tests import DeviceScorer
 from shoal.engines.host import LocalDevices
 from shoal.engines.serial import SerialEngine
 from shoal.engines.threads import use_threads
@@ -52,7 +50,6 @@ from shoal.fleet.fleets import UniformFleet, parse_fleet
 from shoal.models import MODELS, build_model
 from shoal.models.hf_folder import fingerprint_hf_config, is_hf_model
 from shoal.plugins.load import load_method, smoke_test_user_parts
-from shoal.plugins.metrics import load_metric_factories, make_task_metrics
 from shoal.plugins.smoke_run import make_smoke_setup
 from shoal.runs.given_objects import get_column_roles
 from shoal.runs.headline import check_headline
@@ -65,6 +62,7 @@ from shoal.runs.recipe_data import (
     split_dataset,
 )
 from shoal.runs.recipe_doubts import find_recipe_doubts
+from shoal.runs.recipe_evaluators import build_device_tester, build_evaluators, choose_headline, list_recipe_metrics
 from shoal.runs.recipe_optimiser import make_optimiser, make_round_lr
 from shoal.runs.recipe_task import build_task, check_step_on_model, check_task_on_model, describe_loss
 from shoal.runs.task_targets import count_outputs, count_target_classes, derive_labels, fit_targets
@@ -73,8 +71,6 @@ from shoal.storage.files import read_tensors
 from shoal.storage.memory import DeviceMemory
 
 log = logging.getLogger("shoal")
-MOST_DEVICES = 1000
-"""How many devices are judged one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,24 +190,13 @@ def assemble_run(
     server_samples = get_samples(SERVER) if len(server_index) else None
     setup = TrainingSetup(method, net, streams, optimiser, get_samples, augment, kind=kind)
     memory = DeviceMemory(memory_folder, recipe.memory_mb * 2**20, place)
-    by_device = None
-    if classes and {"devices", "local"} & set(recipe.metrics):
-        by_device = count_labels_by_device(labels, population, classes, min(len(population), MOST_DEVICES))
-    evaluator = build_evaluator(recipe, task, dataset, classes, by_device, dtype)
-    test_data = dataset.take_test_half()
-    test_evaluator = build_evaluator(recipe, task, test_data, classes, by_device, dtype) if test_data else None
+    evaluator, evaluate_model = build_evaluators(recipe, task, dataset, labels, population, classes, dtype)
     fleet = parse_fleet(recipe.fleet, streams, devices, recipe.rounds)
     host, work = (
         LocalDevices(setup, memory, SerialEngine()),
         make_work_schedule(recipe, streams, fleet, population.sizes),
     )
-    device_tester = None
-    if own_tests is not None:
-        half = (dataset.inputs, dataset.targets)
-        half = (dataset.test_inputs, dataset.test_targets) if recipe.local_test_of == "owner" else half
-        get_tests = DeviceSamples(*half, own_tests.__getitem__)
-        tested = np.flatnonzero((own_tests.sizes > 0) & (sizes > 0))[:MOST_DEVICES].tolist()
-        device_tester = DeviceTester(host, get_tests, tested, work)
+    device_tester = build_device_tester(recipe, dataset, own_tests, sizes, host, work)
     loop = Loop(
         method=method,
         host=host,
@@ -220,7 +205,7 @@ def assemble_run(
         sizes=sizes,
         sample=min(recipe.sample, devices),
         work=work,
-        evaluate_model=EvaluatorOfBothHalves(evaluator, test_evaluator) if test_evaluator else evaluator,
+        evaluate_model=evaluate_model,
         evaluates=lambda row: True,
         optimiser=optimiser,
         deadlines=Deadlines(recipe.failures, recipe.deadline, recipe.over_select),
@@ -237,17 +222,6 @@ def assemble_run(
         return chain(find_doubts(dataset, population.sizes), find_recipe_doubts(recipe, net, dataset))
 
     return Assembly(recipe, method, net, loop, memory, evaluator, split, list_doubts, device_tester)
-
-
-def list_recipe_metrics(recipe: Recipe, method: Method, task: LearningTask) -> dict[str, Metric]:
-    """What the rows of a run of this recipe may hold, by column."""
-    own = list_device_test_metrics(task) if recipe.has_own_tests else {}
-    return list_run_metrics(method, recipe.metrics, task.metrics) | own
-
-
-def choose_headline(recipe: Recipe, task: LearningTask) -> str:
-    """What a run is about where its recipe names nothing: what devices get on their own tests, or the task's."""
-    return "personal_mean" if recipe.has_own_tests else task.headline
 
 
 def set_precision(precision: str, place: torch.device) -> tuple[torch.dtype, bool]:
@@ -289,7 +263,8 @@ def build_first_net(
 ) -> Net:
     """The net with its initial weights, drawn from the stream `init` or read from the recipe's file."""
     example = make_example(dataset.inputs)
-    net = build_model(recipe.model, dataset.input_shape, outputs, streams.derive_seed("init"), example, task.name)
+    seed = streams.derive_seed("init")
+    net = build_model(recipe.model, dataset.input_shape, outputs, seed, example, task.name, dataset.words)
     if recipe.init:
         if not Path(recipe.init).is_file():
             raise ShoalError("no-data", f"There is no file {recipe.init}.", "Give a file with first weights.")
@@ -315,35 +290,6 @@ def build_first_net(
                 "Give finite ones; a constant such as a mask belongs into a buffer with persistent=False.",
             )
     return net
-
-
-def build_evaluator(
-    recipe: Recipe,
-    task: LearningTask,
-    dataset: Dataset,
-    classes: int,
-    by_device: np.ndarray | None,
-    dtype: torch.dtype,
-) -> Evaluator:
-    """The evaluator on the test set with the recipe's metrics; `by_device` are the labels of each device."""
-    for metric in recipe.metrics:
-        if metric in METRICS and metric not in ASKED:
-            problem = f"The metric {metric} need not be asked for: it is told of every run that has it."
-            raise ShoalError("bad-value", problem, "Leave it out of metrics.")
-        if not is_own_metric(metric) and metric not in ASKED:
-            raise unknown_name_error("metric", metric, ASKED)
-        if not is_own_metric(metric) and metric not in task.words:
-            problem = f"The metric {metric} means nothing for the task {task.name}."
-            raise ShoalError("bad-value", problem, f"It knows {', '.join(task.words) or 'no further ones'}.")
-    names = recipe.metrics
-    if "perplexity" in names and task.loss is not CLASSIFY.loss:
-        names = tuple(dict.fromkeys((*names, "log_loss")))  # the loss is no plain cross-entropy
-    specs = list(filter(is_own_metric, names))
-    metrics = make_task_metrics(task, names, dataset, count_outputs(task, dataset), dtype)
-    metrics |= load_metric_factories(specs, dataset, count_outputs(task, dataset), dtype)
-    index = torch.arange(len(dataset.test_targets))
-    samples = Samples(dataset.test_inputs, dataset.test_targets, index)
-    return Evaluator(samples, classes, names, by_device, metrics)
 
 
 def make_work_schedule(

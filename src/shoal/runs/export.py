@@ -138,6 +138,11 @@ def describe_export(exported: ExportedModel) -> list[str]:
         values = [f"{k} {' '.join(f'{v:.4g}' for v in vs)}" for k, vs in about["normalise"].items()]
         moments = " and ".join(values) if few else "the mean and the deviation in its metadata"
         lines.append(f"normalise inputs first, by {moments}" if is_bare else f"normalises inputs itself, by {moments}")
+    if "table" in about:
+        columns = about["table"]["columns"]
+        texts = sum(len(column.get("categories", ())) for column in columns)
+        names = f", and names {texts} texts of categories" if texts else ""
+        lines.append(f"knows how {len(columns)} columns of a table become its inputs{names}: shoal predict")
     if exported.deviation:
         sizes, (max_error, max_logit) = " and ".join(map(str, BATCHES)), exported.deviation
         lines.append(

@@ -1,5 +1,6 @@
 """The data set that a recipe names, and how its samples are divided among devices, the server and validation."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from shoal.data.sources import SOURCES, find_data_folder, load_dataset
 from shoal.data.splits import parse_split
 from shoal.data.table import ColumnRoles
 from shoal.data.text_columns import TextReading
-from shoal.data.user_data import build_user_dataset, hold_out_validation, separate_folder
+from shoal.data.user_data import build_user_dataset, describe_held_out, hold_out_validation, separate_folder
 from shoal.data.user_function import call_data_function
 from shoal.runs.given_objects import get_column_roles, refuse_missing_objects, refuse_other_roles
 from shoal.runs.recipe import Recipe, makes_devices_of_owners
@@ -86,6 +87,12 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     seed = streams.derive_seed("validation")
     held = hold_out_validation(dataset, recipe.validation, seed, recipe.stratify_validation)
     return held.keep_test_half(dataset) if recipe.evaluate_test and len(dataset.test_targets) else held
+
+
+def describe_validation_samples(recipe: Recipe) -> str:
+    """Which training samples a recipe holds back for validation, in words; its data are loaded to see that."""
+    dataset = load_recipe_dataset(replace(recipe, validation=0.0), RandomStreams(recipe.seed))
+    return describe_held_out(dataset, recipe.stratify_validation)
 
 
 def load_user_path(path: Path, recipe: Recipe, text: TextReading) -> Dataset:

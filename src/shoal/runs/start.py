@@ -24,7 +24,7 @@ from shoal.runs.patience import describe_end_of_patience
 from shoal.runs.profile import RunProfiler
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
-from shoal.runs.store import RunFolder
+from shoal.runs.store import RunFolder, count_rows_on_disk
 from shoal.runs.warn_once import suppress_repeated_warnings, warn_once
 
 BUDGET_KEYS = (
@@ -66,6 +66,8 @@ def profile_recipe(recipe: Recipe, watch: Watcher | None, profiler: RunProfiler)
 
 def resume_run(path: Path, watch: Watcher | None = None, changes: Mapping[str, Any] | None = None) -> Result:
     """Play a run from its last checkpoint to its end; `changes` may only be of CHANGEABLE_KEYS."""
+    if changes:
+        refuse_fewer_rounds(path, RunFolder.open(path, to_write=False).read_recipe(), changes)
     run = prepare_resumed_run(path, watch, changes)
     return play_runs([run], build_engine(run.pick))[0]
 
@@ -141,6 +143,21 @@ def change_budgets(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         problem, known = f"{fixed[0]} of a run cannot be changed.", ", ".join(CHANGEABLE_KEYS)
         raise ShoalError("bad-value", problem, f"Only {known} can.")
     return recipe.with_values(**changes)
+
+
+def refuse_fewer_rounds(path: Path, recipe: Recipe, changes: Mapping[str, Any]) -> None:
+    """Refuse a change to fewer rounds than a run in the folder, or in one below it, has played."""
+    if "rounds" not in changes:
+        return
+    rounds = change_budgets(recipe, changes).rounds
+    played = {file.parent: count_rows_on_disk(file.parent) for file in sorted(path.rglob("history.jsonl"))}
+    longest = max(played, key=lambda folder: played[folder], default=path)
+    if played and played[longest] > rounds:
+        raise ShoalError(
+            "bad-value",
+            f"{longest} has played {played[longest]} rounds, and the model after round {rounds} is not kept.",
+            f"Give rounds={played[longest]} or more, or start anew in another folder.",
+        )
 
 
 def load_result(path: Path, data_dir: str | None = None) -> Result:

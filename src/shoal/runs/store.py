@@ -241,6 +241,12 @@ class RunFolder:
         return self.read_history(checkpoint.rounds, checkpoint.lines)
 
 
+def count_rows_on_disk(folder: Path) -> int:
+    """The number of rows in a run's history file; a checkpoint may hold more."""
+    file = RunFolder(folder, None).history_file
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
 def refuse_nonempty_folder(path: Path) -> None:
     """Refuse a folder that holds anything but hidden files, such as a lock and files torn by a kill."""
     if path.exists() and (not path.is_dir() or any(not p.name.startswith(".") for p in path.iterdir())):

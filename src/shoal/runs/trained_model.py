@@ -138,6 +138,8 @@ def load_trained_model(path: Path, best: bool = False) -> TrainedModel:
     }
     if moments:
         about["normalise"] = {k: v.flatten().tolist() for k, v in zip(("mean", "deviation"), moments)}
+    if data.encoding:
+        about["table"] = data.encoding.to_dict() | {"task": net.task.name}
     if cuts:
         about["kept"] = list_kept_units(cuts)
     if net.frozen:

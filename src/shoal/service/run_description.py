@@ -125,7 +125,8 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples, models
     classes = run_description["classes"]
     task = apply_loss(recipe, read_device_task(run_description), classes, samples.targets)
     outputs = run_description.get("outputs", classes)
-    net: Net = build_model(recipe.model, shape, outputs, streams.derive_seed("init"), example, task.name)
+    seed, words = streams.derive_seed("init"), run_description.get("words", 0)
+    net: Net = build_model(recipe.model, shape, outputs, seed, example, task.name, words)
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
     net = replace(net, module=net.module.to(dtype=dtype), half=recipe.precision == "bf16", task=task)
     net = replace(net, checkpointing=recipe.gradient_checkpointing)
@@ -187,4 +188,4 @@ def build_run_description(
         settings["class_weights"] = ",".join(map(repr, weights))
     example = make_example(dataset.inputs)
     form = {"shape": list(dataset.input_shape)} if example is None else {"example": example}
-    return settings | form | {"classes": dataset.classes, "mean": mean, "std": std}
+    return settings | form | {"classes": dataset.classes, "words": dataset.words, "mean": mean, "std": std}

@@ -23,6 +23,7 @@ from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.inputs import Inputs, InputShape, repeat_example
 from shoal.core.model.module_call import call_module, find_call_form
 from shoal.core.model.module_copy import copy_module, set_module_tensors, update_layer_sizes
+from shoal.core.model.module_in_use import note_first_tensors, restore_first_parameters
 from shoal.core.model.module_slots import ModuleSlots
 from shoal.core.model.module_taps import FEATURES_TAP, ModuleTaps
 from shoal.core.model.name_checks import check_net_names
@@ -47,6 +48,8 @@ class Net:
     neither sent, nor remembered, nor stored, and axes that would cut it are dropped.
 
     A tensor that several layers hold (tied weights) is one tensor under its first name, and is not cut either.
+
+    Several nets may have one module: each begins with the parameters that it had before the first call of any of them.
     """
 
     module: nn.Module
@@ -84,8 +87,10 @@ class Net:
         return f"Net({type(self.module).__name__}: {tensors}, inputs {shape}, {self.classes} classes)"
 
     def __post_init__(self):
+        restore_first_parameters(self.module)  # another net may have it in use
         # read before the first call fills the slots with other tensors
         _ = self.ties, self.frozen, self.initial, self.trainable, self._slots
+        note_first_tensors(self.module, self.frozen | self.initial, self.ties)
         layers = dict(self.module.named_modules())
         tensors = (*self.initial, *self.frozen, *self.ties)
         check_net_names(self.roles, (*self.axes, *self.rows), self.head, tensors, layers, self.ties)
