@@ -7,10 +7,10 @@ from torch import nn
 from shoal import run
 from shoal.core.batch import Samples
 from shoal.core.measures.evaluate import Evaluator
-from shoal.core.measures.predict import _predictor, predict, run_model, use_predictor
+from shoal.core.measures.forward_pass import _forward_pass, compute_outputs, run_model, use_forward_pass
 from shoal.core.model.net import Net
 from shoal.engines.batched import forward_program
-from shoal.engines.batched.forward_program import ROWS, NativePredictor
+from shoal.engines.batched.forward_program import ROWS, NativeForwardPass
 from shoal.engines.batched.native_library import load_native_kernels
 from shoal.engines.threads import use_threads
 from shoal.models import build_model
@@ -68,11 +68,11 @@ def test_outputs_are_those_of_the_model(name, threads, monkeypatch):
     images = torch.randn(2 * ROWS + 5, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad(), use_threads(1):
         wanted = run_model(net, net.initial, images)
-        predictor = NativePredictor(threads)
-        torch.testing.assert_close(predictor(net, net.initial, images), wanted, rtol=1e-10, atol=1e-10)
+        forward_pass = NativeForwardPass(threads)
+        torch.testing.assert_close(forward_pass(net, net.initial, images), wanted, rtol=1e-10, atol=1e-10)
         calls = count_model_calls(monkeypatch)
         changed = {k: v + 0.01 if v.is_floating_point() else v for k, v in net.initial.items()}
-        found = predictor(net, changed, images)
+        found = forward_pass(net, changed, images)
         assert not calls
         torch.testing.assert_close(found, run_model(net, changed, images), rtol=1e-10, atol=1e-10)
         assert not torch.allclose(found, wanted)
@@ -82,7 +82,7 @@ def test_the_number_of_threads_changes_no_bit():
     net = build_model("lenet", (3, 32, 32), 10, 0)
     images = torch.randn(5 * ROWS, 3, 32, 32)
     with torch.no_grad(), use_threads(1):
-        one, two = (NativePredictor(threads)(net, net.initial, images) for threads in (1, 2))
+        one, two = (NativeForwardPass(threads)(net, net.initial, images) for threads in (1, 2))
     assert torch.equal(one, two)
 
 
@@ -90,12 +90,12 @@ def test_the_number_of_threads_changes_no_bit():
 def test_what_cannot_be_traced_is_run_as_it_is_written(module, monkeypatch):
     net = make_net(module())
     images = torch.randn(ROWS + 1, 3, 12, 12, dtype=torch.float64)
-    predictor = NativePredictor()
+    forward_pass = NativeForwardPass()
     with torch.no_grad(), use_threads(1):
-        predictor(net, net.initial, images)
+        forward_pass(net, net.initial, images)
         calls = count_model_calls(monkeypatch)
         torch.manual_seed(5)
-        found = predictor(net, net.initial, images)
+        found = forward_pass(net, net.initial, images)
         assert calls == [len(images)]
         torch.manual_seed(5)
         assert torch.equal(found, run_model(net, net.initial, images))
@@ -105,12 +105,12 @@ def test_frozen_tensors_are_inputs_of_the_program():
     net = make_net(FrozenConvolution())
     assert net.frozen
     images = torch.randn(ROWS, 3, 12, 12, dtype=torch.float64)
-    predictor = NativePredictor()
+    forward_pass = NativeForwardPass()
     with torch.no_grad(), use_threads(1):
-        torch.testing.assert_close(predictor(net, net.initial, images), run_model(net, net.initial, images))
-        assert all(program is not None for program in predictor.programs[net].values())
+        torch.testing.assert_close(forward_pass(net, net.initial, images), run_model(net, net.initial, images))
+        assert all(program is not None for program in forward_pass.programs[net].values())
         net.frozen["conv.weight"].data.mul_(2)
-        torch.testing.assert_close(predictor(net, net.initial, images), run_model(net, net.initial, images))
+        torch.testing.assert_close(forward_pass(net, net.initial, images), run_model(net, net.initial, images))
 
 
 def test_a_program_that_gives_other_outputs_is_not_used(monkeypatch):
@@ -118,7 +118,7 @@ def test_a_program_that_gives_other_outputs_is_not_used(monkeypatch):
     net = make_net(FrozenConvolution())
     images = torch.randn(4, 3, 12, 12, dtype=torch.float64)
     with torch.no_grad(), use_threads(1):
-        assert torch.equal(NativePredictor()(net, net.initial, images), run_model(net, net.initial, images))
+        assert torch.equal(NativeForwardPass()(net, net.initial, images), run_model(net, net.initial, images))
 
 
 def test_vectors_and_several_threads_are_left_to_the_model(monkeypatch):
@@ -126,9 +126,9 @@ def test_vectors_and_several_threads_are_left_to_the_model(monkeypatch):
     mlp = build_model("mlp", (3, 32, 32), 10, 0)
     lenet = build_model("lenet", (3, 32, 32), 10, 0)
     with torch.no_grad(), use_threads(1):
-        NativePredictor()(mlp, mlp.initial, torch.randn(7, 3, 32, 32))
+        NativeForwardPass()(mlp, mlp.initial, torch.randn(7, 3, 32, 32))
     with torch.no_grad(), use_threads(2):
-        NativePredictor()(lenet, lenet.initial, torch.randn(9, 3, 32, 32))
+        NativeForwardPass()(lenet, lenet.initial, torch.randn(9, 3, 32, 32))
     assert calls == [7, 9]
 
 
@@ -139,7 +139,7 @@ def test_an_evaluation_gives_the_same_numbers():
     evaluator = Evaluator(samples, 10, ("per_class", "confusion"))
     with use_threads(1):
         wanted = evaluator(net, net.initial)
-        with use_predictor(NativePredictor(2)):
+        with use_forward_pass(NativeForwardPass(2)):
             found = evaluator(net, net.initial)
     assert found.pop("loss") == pytest.approx(wanted.pop("loss"), rel=1e-6)
     assert found == wanted
@@ -147,18 +147,18 @@ def test_an_evaluation_gives_the_same_numbers():
 
 @pytest.mark.skipif(not load_native_kernels(), reason="needs a compiler")
 def test_runs_with_own_kernels_are_evaluated_by_programs(monkeypatch):
-    """The predictor is that of the run's engine, inside of it alone."""
+    """The forward_pass is that of the run's engine, inside of it alone."""
     used: list[type] = []
 
     def watch(recipe, row, history):
-        used.append(type(_predictor.get()))
+        used.append(type(_forward_pass.get()))
 
     monkeypatch.setattr(session, "is_evaluation_due", lambda *_: True)
     monkeypatch.setattr("shoal.runs.engine_choice.NATIVE_MACS", 0.0)
     settings = {"data": "digits", "model": "lenet", "devices": 4, "sample": 2, "rounds": 2, "watch": watch}
     found = run("fedavg", engine="batched", **settings)
-    assert used == [NativePredictor] * 2
+    assert used == [NativeForwardPass] * 2
     wanted = run("fedavg", engine="serial", **settings)
     assert used[2:] == [type(run_model)] * 2
     assert found.history.rows[-1]["loss"] == pytest.approx(wanted.history.rows[-1]["loss"], rel=1e-4)
-    assert predict(found.net, found.params, torch.rand(2, *found.net.input_shape)).shape == (2, 10)
+    assert compute_outputs(found.net, found.params, torch.rand(2, *found.net.input_shape)).shape == (2, 10)

@@ -11,10 +11,10 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from shoal.core.errors import ShoalError
-from shoal.core.measures.predict import run_model, use_predictor
+from shoal.core.measures.forward_pass import run_model, use_forward_pass
 from shoal.core.model.net import Net
 from shoal.core.task import Engine
-from shoal.engines.batched.forward_program import NativePredictor
+from shoal.engines.batched.forward_program import NativeForwardPass
 from shoal.engines.deterministic import deterministic_algorithms
 from shoal.engines.registry import ENGINES, EngineChoice
 from shoal.engines.threads import use_threads
@@ -58,8 +58,8 @@ def restore_engine_choice(stored: Mapping[str, Any] | None, assembly: "Assembly"
 @contextmanager
 def use_engine_settings(pick: EngineChoice) -> Iterator[None]:
     """Inside, torch has the threads and the determinism of this choice, and evaluations its kernels."""
-    predictor = NativePredictor(pick.workers) if pick.native else run_model
-    with use_threads(pick.threads), deterministic_algorithms(pick.deterministic), use_predictor(predictor):
+    forward_pass = NativeForwardPass(pick.workers) if pick.native else run_model
+    with use_threads(pick.threads), deterministic_algorithms(pick.deterministic), use_forward_pass(forward_pass):
         yield
 
 

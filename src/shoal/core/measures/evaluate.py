@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Samples
-from shoal.core.measures.predict import predict
+from shoal.core.measures.forward_pass import compute_outputs
 from shoal.core.metric import ON_ONE_HALF
 from shoal.core.model import tree
 from shoal.core.model.net import Net
@@ -80,7 +80,7 @@ class Evaluator:
         for rows in self.samples.index.split(self.chunk or choose_chunk_size(self.samples, net)):
             batch = self.samples.take_batch(rows)
             with seed_generator(0, net.place):  # for models that draw random numbers here, too
-                outputs, targets = predict(net, params, batch.inputs), batch.targets[0][0]
+                outputs, targets = compute_outputs(net, params, batch.inputs), batch.targets[0][0]
             judgements += targets.numel()
             if task.predict_classes:
                 found, labels = task.predict_classes(outputs), targets.long()

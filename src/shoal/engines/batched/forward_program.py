@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx, nn
 
-from shoal.core.measures.predict import run_model
+from shoal.core.measures.forward_pass import run_model
 from shoal.core.model.inputs import Inputs
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
@@ -30,7 +30,7 @@ ForwardProgram = Callable[..., tuple[list[Tensor], Tensor]]
 """Tensors of the model and images -> outputs, in the form of a step's program."""
 
 
-class NativePredictor:
+class NativeForwardPass:
     """Outputs by traced programs in so many threads; by the model as it is where that cannot be traced.
 
     The samples are divided alike whatever the number of threads, so that it changes no bit.

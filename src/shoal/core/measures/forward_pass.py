@@ -12,7 +12,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 
 
-class Predictor(Protocol):
+class ForwardPass(Protocol):
     """Computes the outputs of a model for some samples, without gradients."""
 
     def __call__(self, net: Net, params: Params, inputs: Inputs, /) -> Tensor: ...
@@ -23,19 +23,19 @@ def run_model(net: Net, params: Params, inputs: Inputs) -> Tensor:
     return net.forward(params, inputs)[0]
 
 
-_predictor: ContextVar[Predictor] = ContextVar("predictor", default=run_model)
+_forward_pass: ContextVar[ForwardPass] = ContextVar("forward_pass", default=run_model)
 
 
-def predict(net: Net, params: Params, inputs: Inputs) -> Tensor:
-    """The outputs of a model, by the predictor that is in use."""
-    return _predictor.get()(net, params, inputs)
+def compute_outputs(net: Net, params: Params, inputs: Inputs) -> Tensor:
+    """The outputs of a model, by the forward pass that is in use."""
+    return _forward_pass.get()(net, params, inputs)
 
 
 @contextmanager
-def use_predictor(predictor: Predictor) -> Iterator[None]:
-    """Inside, evaluations compute outputs by this predictor."""
-    token = _predictor.set(predictor)
+def use_forward_pass(forward_pass: ForwardPass) -> Iterator[None]:
+    """Inside, evaluations compute outputs in this way."""
+    token = _forward_pass.set(forward_pass)
     try:
         yield
     finally:
-        _predictor.reset(token)
+        _forward_pass.reset(token)
