@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 benchmarks/peers/by_pfl.py JOB ROUNDS [--threads 1]
 # pyright: reportMissingImports=false
 
 import os
+import sys
 from importlib.metadata import version
 from time import perf_counter
 
@@ -93,6 +94,10 @@ def main() -> None:
     seconds = train(JOBS[given.job], given.rounds + 1)
     if os.environ.get("RANK", "0") == "0":
         report(seconds, version=f"pfl {version('pfl')}, torch {torch.__version__}")
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        sys.stdout.flush()
+        os._exit(0)  # at times a thread of gloo ends the interpreter with an error when all is done
 
 
 if __name__ == "__main__":
