@@ -20,6 +20,7 @@ from shoal.core.session import Session, play_round_of_each
 from shoal.core.task import Engine
 from shoal.display.curve_style import make_axes
 from shoal.engines.part_faults import explain_fault
+from shoal.engines.workers.malloc import FreedMemory
 from shoal.runs.best_model import BestModel, BestModelKeeper
 from shoal.runs.build import Assembly
 from shoal.runs.curves import draw_histories
@@ -179,9 +180,11 @@ def play_runs(runs: Sequence[ActiveRun], engine: Engine) -> list[Result]:
     try:
         with stop_on_sigterm(once=True), use_engine_settings(runs[0].pick):
             try:
+                freed_memory = FreedMemory()
                 while unfinished := [run for run in runs if not run.is_over]:
                     with blame_user_parts(*(run.assembly for run in unfinished)):
                         play_round_of_each(unfinished, engine)
+                    freed_memory.trim_if_due()
                 return [run.finish() for run in runs]
             except BaseException:
                 save_all_progress(runs)

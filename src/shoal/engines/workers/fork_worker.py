@@ -18,7 +18,7 @@ from shoal.core.errors import ShoalError, describe_error
 from shoal.core.local.device import TrainingSetup
 from shoal.core.task import Engine, Task
 from shoal.engines.part_faults import explain_fault
-from shoal.engines.workers.malloc import keep_freed_memory
+from shoal.engines.workers.malloc import FreedMemory, keep_freed_memory
 from shoal.engines.workers.scheduler import WorkerFailure
 from shoal.engines.workers.shared_memory import SharedBuffer
 
@@ -66,7 +66,7 @@ def serve_chunks(
 
     A request says which of the buffers the tasks lie in, and which one the results go to.
     """
-    engine = None
+    engine, freed_memory = None, FreedMemory()
     while True:
         try:
             request = pipe.recv_bytes()
@@ -83,6 +83,7 @@ def serve_chunks(
         tasks = content = None
         flush_stream(sys.stdout)
         pipe.send_bytes(reply)
+        freed_memory.trim_if_due()
 
 
 def build_worker_engine(make_engine: Callable[[], Engine]) -> Engine:
