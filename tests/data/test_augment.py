@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
+from shoal.core.streams import RandomStreams
 from shoal.data.affine_augment import Rotate, Shear, Zoom, warp_images
-from shoal.data.augment import AUGMENTATIONS, parse_augment, refuse_augmenting
+from shoal.data.augment import AUGMENTATIONS, Crop, Flip, parse_augment, refuse_augmenting
 from shoal.data.colour_augment import Brightness, Contrast, Erase
 from shoal.data.rand_augment import OPERATIONS, RandAugment
 
@@ -47,10 +48,11 @@ def test_brightness_and_contrast_by_hand():
 
 def test_a_rectangle_is_erased_with_its_chance():
     x = torch.ones(4000, 1, 10, 10)
-    erased = Erase(0.25).transform_images(x, Erase(0.25).draw(torch.Generator().manual_seed(0), 4000))
+    words = torch.from_numpy(RandomStreams(0).draw_words(5 * 4000, "test").astype("int64"))
+    erased = Erase(0.25).transform_images(x, Erase(0.25).read_draws(words))
     missing = (erased == 0).flatten(1).float().mean(1)
     assert float((missing > 0).float().mean()) == pytest.approx(0.25, abs=0.03)
-    assert 0.01 <= float(missing[missing > 0].min()) and float(missing.max()) <= 0.4
+    assert 0.0099 <= float(missing[missing > 0].min()) and float(missing.max()) <= 0.4
     first = (erased[missing > 0][0, 0] == 0).nonzero()
     (top, left), (bottom, right) = first.min(0).values.tolist(), first.max(0).values.tolist()
     assert len(first) == (bottom - top + 1) * (right - left + 1)
@@ -79,12 +81,46 @@ def test_devices_side_by_side_get_what_each_gets_alone():
     augment = parse_augment(EVERYTHING)
     assert augment is not None
     x = torch.stack([make_images(4), make_images(4).flip(0)])
-    drawn = [augment.draw(torch.Generator().manual_seed(seed), 4) for seed in range(2)]
+    words = [torch.from_numpy(RandomStreams(seed).draw_words(4 * augment.words, "test")) for seed in range(2)]
+    drawn = [[own[0] for own in augment.read_draws(own_words.long(), [4], 4)] for own_words in words]
     alone = torch.stack([augment.transform_images(x[i], drawn[i]) for i in range(2)])
     stacked = [torch.stack(own) for own in zip(*drawn)]
     together = torch.vmap(lambda images, *own: augment.transform_images(images, list(own)))(x, *stacked)
     torch.testing.assert_close(together, alone)
     assert alone.dtype == DOUBLE and alone.isfinite().all()
+
+
+def draw_with_torch(step: object, generator: torch.Generator, images: int) -> torch.Tensor:
+    """What a kind of augmentation draws for a batch, by torch's own functions."""
+    match step:
+        case Flip():
+            return torch.rand(images, generator=generator) < 0.5
+        case Crop():
+            return torch.randint(0, 2 * step.pad + 1, (2, images), generator=generator).t()
+        case Erase():
+            return torch.rand(images, 5, generator=generator)
+        case RandAugment():
+            which = torch.randint(len(OPERATIONS), (images, step.count), generator=generator)
+            return torch.stack((which, 2 * torch.randint(2, (images, step.count), generator=generator) - 1), -1)
+    return 2 * torch.rand(images, generator=generator) - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(EVERYTHING.split("+")), min_size=1, max_size=5),
+    st.lists(st.integers(1, 5), min_size=1, max_size=7),
+    st.integers(0, 2**40),
+)
+def test_draws_of_all_steps_are_those_that_torch_makes_step_by_step(names, sizes, seed):
+    augment, streams = parse_augment("+".join(names)), RandomStreams(seed)
+    assert augment is not None
+    words = streams.draw_words(augment.words * sum(sizes), "augment", 3, 4).astype("int64")
+    drawn = augment.read_draws(torch.from_numpy(words), sizes, max(sizes))
+    generator = streams.make_torch_generator("augment", 3, 4)
+    for number, size in enumerate(sizes):
+        for step, own in zip(augment.steps, drawn, strict=True):
+            assert torch.equal(own[number, :size], draw_with_torch(step, generator, size))
+            assert not own[number, size:].any()
 
 
 @settings(max_examples=30, deadline=None)

@@ -18,6 +18,7 @@ from shoal.engines.batched import engine, step
 from shoal.engines.batched.inputs import StepInputs
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
+from shoal.engines.batched.step_draws import StepDraws
 from shoal.engines.workers import fork_worker
 from shoal.parts import find_shipped_parts
 from shoal.parts.lib.reply_means import compute_mean_delta
@@ -319,8 +320,8 @@ class Busy(Part):
 def count_padding(patch):
     honest = StepInputs.build_table
 
-    def table(self, total, even):
-        rows, *rest = honest(self, total, even)
+    def table(self, first, last, even):
+        rows, *rest = honest(self, first, last, even)
         return [rows, *rest] if even else [rows, torch.ones_like(rest[0]), *rest[1:]]
 
     patch.setattr(StepInputs, "build_table", table)
@@ -336,8 +337,12 @@ def gate_parameters_alone(patch):
 
 
 def swap_draws(patch):
-    honest = StepInputs.stack_step_draws
-    patch.setattr(StepInputs, "stack_step_draws", lambda self, drawn: honest(self, drawn[::-1]))
+    honest = StepDraws.stack_for_parts
+
+    def swap(self, first, last):
+        return [own.flip(1) for own in honest(self, first, last)]
+
+    patch.setattr(StepDraws, "stack_for_parts", swap)
 
 
 def swap_memories(patch):

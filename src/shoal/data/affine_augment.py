@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.core.words import read_symmetric
+
 
 @dataclass(frozen=True)
 class Rotate:
@@ -14,8 +16,12 @@ class Rotate:
 
     degrees: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return draw_symmetric(generator, images)
+    @property
+    def words(self) -> int:
+        return 1
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_symmetric(words)
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         return warp_images(x, make_rotation(drawn.to(x.dtype) * self.degrees * pi / 180))
@@ -27,8 +33,12 @@ class Shear:
 
     degrees: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return draw_symmetric(generator, images)
+    @property
+    def words(self) -> int:
+        return 1
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_symmetric(words)
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         slant = (drawn.to(x.dtype) * self.degrees * pi / 180).tan()
@@ -42,18 +52,17 @@ class Zoom:
 
     share: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return draw_symmetric(generator, images)
+    @property
+    def words(self) -> int:
+        return 1
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_symmetric(words)
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         scale = 1 / (1 + self.share * drawn.to(x.dtype))
         zero = torch.zeros_like(scale)
         return warp_images(x, stack_maps(scale, zero, zero, scale))
-
-
-def draw_symmetric(generator: torch.Generator, images: int) -> Tensor:
-    """One number from -1 to 1 for each image."""
-    return 2 * torch.rand(images, generator=generator) - 1
 
 
 def make_rotation(angle: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Augmentation of images, as a recipe names it; drawing and applying are separate, so that engines share the draws."""
+"""Augmentation of images, as a recipe names it; drawing and applying are separate, so that engines share draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.model.inputs import Inputs
+from shoal.core.words import read_integers, read_uniform
 from shoal.data.affine_augment import Rotate, Shear, Zoom
 from shoal.data.colour_augment import Brightness, Contrast, Erase
 from shoal.data.dataset import get_single_tensor
@@ -17,9 +18,16 @@ from shoal.data.rand_augment import STRONGEST, RandAugment
 
 
 class AugmentStep(Protocol):
-    """One kind of random change: `draw` gives a row for each image, `transform_images` changes them by it."""
+    """One kind of random change, which takes so many random `words` of 32 bits for each image.
 
-    def draw(self, generator: torch.Generator, images: int, /) -> Tensor: ...
+    `read_draws` makes of the words of a batch, for every step at once, a row for each image, by which
+    `transform_images` changes the images of a step.
+    """
+
+    @property
+    def words(self) -> int: ...
+
+    def read_draws(self, words: Tensor, /) -> Tensor: ...
 
     def transform_images(self, x: Tensor, drawn: Tensor, /) -> Tensor: ...
 
@@ -28,8 +36,12 @@ class AugmentStep(Protocol):
 class Flip:
     """Mirrors each image with probability 1/2."""
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return torch.rand(images, generator=generator) < 0.5
+    @property
+    def words(self) -> int:
+        return 1
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_uniform(words) < 0.5
 
     def transform_images(self, x: Tensor, mirrored: Tensor) -> Tensor:
         return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
@@ -41,8 +53,12 @@ class Crop:
 
     pad: int
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return torch.randint(0, 2 * self.pad + 1, (2, images), generator=generator).t()
+    @property
+    def words(self) -> int:
+        return 2
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_integers(words, 2 * self.pad + 1).unflatten(-1, (2, -1)).transpose(-1, -2)
 
     def transform_images(self, x: Tensor, corners: Tensor) -> Tensor:
         height, width = x.shape[-2:]
@@ -63,9 +79,24 @@ class ImageAugmentation:
     def count(self) -> int:
         return len(self.steps)
 
-    def draw(self, generator: torch.Generator, images: int) -> list[Tensor]:
-        """The random numbers for a batch, one row per image."""
-        return [step.draw(generator, images) for step in self.steps]
+    @property
+    def words(self) -> int:
+        return sum(step.words for step in self.steps)
+
+    def read_draws(self, words: Tensor, sizes: Sequence[int], batch: int) -> list[Tensor]:
+        """The draws of steps with batches of these sizes, each filled up to `batch` with zeros."""
+        counts = torch.tensor(sizes)
+        first_words = (counts.cumsum(0) - counts) * self.words
+        draws: list[Tensor] = []
+        for size in sorted(set(sizes), reverse=True):
+            which = (counts == size).nonzero().flatten()
+            own = words[first_words[which, None] + torch.arange(size * self.words)]
+            pieces = own.split([step.words * size for step in self.steps], dim=-1)
+            found = [step.read_draws(piece) for step, piece in zip(self.steps, pieces)]
+            draws = draws or [t.new_zeros(len(sizes), batch, *t.shape[2:]) for t in found]
+            for made, drawn in zip(draws, found):
+                made[which, :size] = drawn
+        return draws
 
     def transform_images(self, x: Tensor, drawn: list[Tensor]) -> Tensor:
         for step, own in zip(self.steps, drawn, strict=True):

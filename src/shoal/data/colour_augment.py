@@ -6,7 +6,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from shoal.data.affine_augment import draw_symmetric
+from shoal.core.words import read_symmetric, read_uniform
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,12 @@ class Brightness:
 
     share: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return draw_symmetric(generator, images)
+    @property
+    def words(self) -> int:
+        return 1
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_symmetric(words)
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         return x * spread_over_image(1 + self.share * drawn.to(x.dtype), x)
@@ -28,8 +32,12 @@ class Contrast:
 
     share: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return draw_symmetric(generator, images)
+    @property
+    def words(self) -> int:
+        return 1
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_symmetric(words)
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         return scale_contrast(x, 1 + self.share * drawn.to(x.dtype))
@@ -44,8 +52,12 @@ class Erase:
 
     chance: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
-        return torch.rand(images, 5, generator=generator)
+    @property
+    def words(self) -> int:
+        return 5
+
+    def read_draws(self, words: Tensor) -> Tensor:
+        return read_uniform(words).unflatten(-1, (-1, 5))
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         height, width = x.shape[-2:]

@@ -6,6 +6,7 @@ from math import pi
 import torch
 from torch import Tensor
 
+from shoal.core.words import read_integers
 from shoal.data.affine_augment import make_rotation, stack_maps, warp_images
 from shoal.data.colour_augment import scale_contrast, spread_over_image
 
@@ -25,11 +26,14 @@ class RandAugment:
     count: int
     strength: float
 
-    def draw(self, generator: torch.Generator, images: int) -> Tensor:
+    @property
+    def words(self) -> int:
+        return 2 * self.count
+
+    def read_draws(self, words: Tensor) -> Tensor:
         """For each image and operation: which one, and its sign."""
-        which = torch.randint(len(OPERATIONS), (images, self.count), generator=generator)
-        signs = 2 * torch.randint(2, (images, self.count), generator=generator) - 1
-        return torch.stack((which, signs), -1)
+        which, signs = words.unflatten(-1, (2, -1, self.count)).unbind(-3)
+        return torch.stack((read_integers(which, len(OPERATIONS)), 2 * read_integers(signs, 2) - 1), -1)
 
     def transform_images(self, x: Tensor, drawn: Tensor) -> Tensor:
         for which, sign in (layer.unbind(-1) for layer in drawn.unbind(1)):

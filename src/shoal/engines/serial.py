@@ -37,9 +37,7 @@ def run_local_steps(setup: TrainingSetup, training: LocalTraining) -> tuple[Loca
         for step, rows in enumerate(training.rows):
             batch = device.samples.take_batch(rows)
             if setup.augment:
-                batch = batch._replace(
-                    inputs=setup.augment.transform_images(batch.inputs, draws.draw_for_images(len(rows)))
-                )
+                batch = batch._replace(inputs=setup.augment.transform_images(batch.inputs, draws.get_image_draws(step)))
             context = training.context_at_step(step, draws.draw_for_parts(step))
             results: list = []
             key = ("step", len(rows), training.cost_key)

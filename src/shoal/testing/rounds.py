@@ -5,6 +5,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.core.model import tree
 from shoal.core.model.tree import Tree
+from shoal.core.optimiser import Optimiser
 from shoal.core.part import Part
 from shoal.core.round import Loop
 from shoal.core.server_state import ServerState
@@ -15,6 +16,9 @@ from shoal.plugins.smoke_run import SmokeSetup, build_tiny_run
 
 ROUNDS = 3
 """How many rounds a law plays, unless it needs more."""
+
+
+DECAY = 0.1
 
 
 def play_rounds(loop: Loop, server_state: ServerState, first: int, rounds: int) -> tuple[ServerState, list[Row]]:
@@ -40,13 +44,19 @@ def drop_wall_seconds(row: Row) -> Row:
 def start_tiny_run(
     part: Part, sizes: tuple[int, ...], engine: Engine, setting: SmokeSetup
 ) -> tuple[Loop[LocalDevices], ServerState]:
-    """A run in miniature before its first round, with local momentum unless the part refuses that."""
+    """A run in miniature before its first round, with local momentum unless the part refuses that.
+
+    Without weight decay the gradients for its two classes would be opposite numbers, and which of two elements of one
+    size a method keeps would be left to rounding.
+    """
     method = Method((part,))
     try:
-        loop, net = build_tiny_run(method, sizes, momentum=0.5, engine=engine, setting=setting)
+        optimiser = Optimiser(momentum=0.5, weight_decay=DECAY)
+        loop, net = build_tiny_run(method, sizes, engine=engine, setting=setting, optimiser=optimiser)
         return loop, loop.start(net)
     except ShoalError as error:
         if error.kind.name != "clash":
             raise
-    loop, net = build_tiny_run(method, sizes, engine=engine, setting=setting)
+    optimiser = Optimiser(weight_decay=DECAY)
+    loop, net = build_tiny_run(method, sizes, engine=engine, setting=setting, optimiser=optimiser)
     return loop, loop.start(net)

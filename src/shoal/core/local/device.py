@@ -1,6 +1,6 @@
 """A device before its first local step: decode what was sent, choose data, draw batches, `begin` of each part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -32,12 +32,19 @@ SLOTS_KEY = ".optimiser"
 
 
 class Augmenter(Protocol):
-    """Random changes of images. `count` is the number of tensors that `draw` returns and `transform_images` takes."""
+    """Random changes of images.
+
+    Every image takes so many random `words` of 32 bits in every step. `read_draws` makes of them `count` tensors with a
+    row for each step and image, which `transform_images` takes step by step.
+    """
 
     @property
     def count(self) -> int: ...
 
-    def draw(self, generator: torch.Generator, images: int, /) -> list[Tensor]: ...
+    @property
+    def words(self) -> int: ...
+
+    def read_draws(self, words: Tensor, sizes: Sequence[int], batch: int, /) -> list[Tensor]: ...
 
     def transform_images(self, x: Tensor, drawn: list[Tensor], /) -> Tensor: ...
 

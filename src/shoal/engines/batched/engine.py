@@ -6,7 +6,7 @@ several steps are replayed as one CUDA graph.
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
 from shoal.core.model import tree
+from shoal.core.model.foreach import copy_into_each
 from shoal.core.task import Task, TaskResult, estimate_steps
 from shoal.engines.batched.compile_cache import keep_compiled_code
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
@@ -26,6 +27,7 @@ from shoal.engines.batched.hyperparams import (
     find_hyperparam_field,
     find_varying_hyperparams,
 )
+from shoal.engines.batched.inputs import InputSegment
 from shoal.engines.batched.memory import (
     NotVectorisable,
     estimate_device_bytes,
@@ -34,6 +36,7 @@ from shoal.engines.batched.memory import (
 )
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
+from shoal.engines.batched.stages import WORTHWHILE_MACS, Stage, plan_stages
 from shoal.engines.batched.step import build_step
 from shoal.engines.batched.torchscript import optimized_execution
 from shoal.engines.batched.trace_cache import make_cached_trace
@@ -47,11 +50,20 @@ StepsResult = tuple[list[Tensor], Tensor]
 class BatchedEngine:
     """Trains stacks of at most `width` devices that fit into `budget` bytes of memory (0: as much as is free).
 
-    On a GPU programs may be `compiled`; on a processor some operations may be computed by `native` kernels.
+    On a GPU programs may be `compiled`; on a processor some operations may be computed by `native` kernels. Stacks
+    whose forward pass takes `narrowing_macs` multiply-accumulates become narrower when half of their devices are done.
     """
 
-    def __init__(self, width: int, budget: int = 0, compiled: bool = False, native: bool = False):
+    def __init__(
+        self,
+        width: int,
+        budget: int = 0,
+        compiled: bool = False,
+        native: bool = False,
+        narrowing_macs: float = WORTHWHILE_MACS,
+    ):
         self.width, self.budget, self.compiled, self.native = width, budget, compiled, native
+        self.narrowing_macs = narrowing_macs
         self.programs: dict[tuple, StepProgram] = {}
         self.replays: dict[tuple, GraphReplay] = {}
         self.program_numbers: dict[tuple, int] = {}
@@ -109,6 +121,7 @@ class BatchedEngine:
             groups.setdefault(known_keys[origin], []).append(i)
         results: dict[int, TaskResult] = {}
         for sharing_key, indices in groups.items():
+            indices.sort(key=lambda i: -slots[i].steps)
             try:
                 trains_alone = sharing_key in self.unvectorisable or len(indices) == 1
                 limit = 1 if trains_alone else self.compute_stack_limit(sharing_key, slots[indices[0]], hyperparams)
@@ -143,19 +156,41 @@ class BatchedEngine:
         width = round_up_width(len(slots), self.width) if on_gpu else len(slots)
         stack = DeviceStack(slots, hyperparams, width, batch, sharing_key not in self.channels_first)
         with torch.set_grad_enabled(stack.uses_autograd), optimized_execution(False):
-            state, losses = self.replay_graphs(sharing_key, stack) if on_gpu else self.run_steps(sharing_key, stack)
+            state, losses = self.run_stages(sharing_key, stack)
         local_results, finite = stack.collect_results(state)
-        rows = zip(slots, local_results, finite, losses.tolist() if losses.dim() else [float(losses)])
+        rows = zip(slots, local_results, finite, losses.tolist())
         return [
             TaskResult(*encode_result(slot.setup, slot.training, local_result, is_finite, loss / slot.steps, slot.macs))
             for slot, local_result, is_finite, loss in rows
         ]
 
-    def run_steps(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
-        """Run a stack step by step; full and padded steps have a program each."""
-        state, constants, loss_sum = stack.stack_initial_states(), {}, None
+    def run_stages(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
+        """Run all local steps of a stack; devices that are done make room for the others."""
+        inputs, on_gpu = stack.step_inputs, stack.place.type == "cuda"
+        steps = pick_graph_steps(inputs.steps, inputs.is_even) if on_gpu else 1
+        stages = plan_stages(stack, self.width, steps, self.narrowing_macs)
+        is_padded = not inputs.is_even or inputs.steps % steps > 0
+        state, losses = stack.stack_initial_states(), torch.zeros(stack.width, device=stack.place)
+        for stage in stages:
+            own = stack if stage.first == 0 else stack.take_first(stage.count, stage.width)
+            begun = state if stage.first == 0 else [t[: stage.width] for t in state]
+            if on_gpu:
+                segments = own.step_inputs.iterate_segments(steps, stage.first, stage.last, is_padded)
+                ended, loss_sum = self.replay_graphs(sharing_key, own, segments, begun)
+            else:
+                ended, loss_sum = self.run_steps(sharing_key, own, stage, begun)
+            if stage.first == 0:
+                state, losses = ended, loss_sum.reshape(-1)
+            else:
+                copy_into_each([t[: stage.count] for t in state], [t[: stage.count] for t in ended])
+                losses[: stage.count] += loss_sum[: stage.count]
+        return state, losses
+
+    def run_steps(self, sharing_key: tuple, stack: DeviceStack, stage: Stage, state: list[Tensor]) -> StepsResult:
+        """Run a stage step by step; full and padded steps have a program each."""
+        constants, loss_sum = {}, None
         programs: dict[bool, StepProgram] = {}
-        for padded, step_tensors in stack.step_inputs.iterate_steps():
+        for padded, step_tensors in stack.step_inputs.iterate_steps(stage.first, stage.last):
             inputs = [*stack.data, *step_tensors]
             if padded not in programs:
                 program = self.get_program(sharing_key, stack, padded, lambda: (state, stack.stack_constants(), inputs))
@@ -165,13 +200,14 @@ class BatchedEngine:
         assert loss_sum is not None
         return state, loss_sum
 
-    def replay_graphs(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
-        """Run a stack by CUDA graphs, each of which replays several steps."""
-        state, step_inputs, replay = stack.stack_initial_states(), stack.step_inputs, None
-        steps = pick_graph_steps(step_inputs.steps, bool(step_inputs.full.all()))
-        for segment in step_inputs.iterate_segments(steps):
+    def replay_graphs(
+        self, sharing_key: tuple, stack: DeviceStack, segments: Iterable[InputSegment], state: list[Tensor]
+    ) -> StepsResult:
+        """Run segments of steps by a CUDA graph that replays one of them, recorded at the first call."""
+        replay = None
+        for segment in segments:
             if replay is None:
-                key = (sharing_key, stack.width, stack.batch, segment.padded, steps)
+                key = (sharing_key, stack.width, stack.batch, segment.padded, len(segment.tensors[0]))
                 inputs = [*stack.data, *segment.get_step(0)]
                 program = self.get_program(
                     sharing_key, stack, segment.padded, lambda: (state, stack.stack_constants(), inputs)

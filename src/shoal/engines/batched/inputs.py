@@ -7,9 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.model import tree
 from shoal.core.phases import in_phase
 from shoal.engines.batched.slot import DeviceSlot
+from shoal.engines.batched.step_draws import StepDraws
+
+DRAWN_AT_ONCE = 32
+"""Steps whose random draws are made together where steps run one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,12 @@ class StepInputs:
         for slot in slots:
             for size in {*slot.batch_sizes, *([batch] if self.setup.net.has_dropout else [])}:
                 slot.find_draw_shapes(size)
+        self.draws = StepDraws(slots, width, batch)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every device takes every step with a whole batch."""
+        return bool(self.full.all())
 
     def _find_full_steps(self) -> np.ndarray:
         """For each step, whether every device takes it with a whole batch."""
@@ -47,83 +56,46 @@ class StepInputs:
                 found[: slot.steps] &= np.array(slot.batch_sizes) == self.batch
         return found
 
-    def iterate_segments(self, steps: int) -> Iterator[InputSegment]:
-        """The local run in pieces of so many steps, the last one filled up; if anything is padded, all of it is."""
-        total = self.steps + -self.steps % steps
-        even = bool(self.full.all()) and total == self.steps
-        own = [t.to(self.setup.net.place, non_blocking=True) for t in self.build_table(total, even)]
+    def iterate_segments(self, steps: int, first: int, last: int, padded: bool) -> Iterator[InputSegment]:
+        """The steps in pieces of so many, the last one filled up with idle ones; if one is padded, all are."""
+        last += -(last - first) % steps
+        own = [t.to(self.setup.net.place, non_blocking=True) for t in self.build_table(first, last, not padded)]
         own = [t[:, 0] if self.width == 1 else t for t in own]
-        for first in range(0, total, steps):
-            last = first + steps
-            yield InputSegment(not even, [t[first:last] for t in own] + self.stack_draws(first, last))
+        for begin in range(first, last, steps):
+            piece = slice(begin - first, begin - first + steps)
+            yield InputSegment(padded, [t[piece] for t in own] + self.stack_draws(begin, begin + steps))
 
-    def iterate_steps(self) -> Iterator[tuple[bool, list[Tensor]]]:
+    def iterate_steps(self, first: int = 0, last: int | None = None) -> Iterator[tuple[bool, list[Tensor]]]:
         """Step by step: whether it is padded, and its frame."""
-        even = bool(self.full.all())
-        own = [t.to(self.setup.net.place) for t in self.build_table(self.steps, even)]
+        last, drawn = self.steps if last is None else last, []
+        even = bool(self.full[first:last].all())
+        own = [t.to(self.setup.net.place) for t in self.build_table(first, last, even)]
         columns = [(t[:, 0] if self.width == 1 else t).unbind() for t in own]
-        for step, whole in enumerate(self.full.tolist()):
-            row = [column[step] for column in columns]
-            drawn = [t[0] for t in self.stack_draws(step, step + 1)]
-            yield not whole, [*(row if even or not whole else (row[0], *row[3:])), *drawn]
+        for number, whole in enumerate(self.full[first:last].tolist()):
+            row, place = [column[number] for column in columns], number % DRAWN_AT_ONCE
+            if place == 0:
+                drawn = self.stack_draws(first + number, min(first + number + DRAWN_AT_ONCE, last))
+            yield not whole, [*(row if even or not whole else (row[0], *row[3:])), *(t[place] for t in drawn)]
 
     @in_phase("data")
-    def build_table(self, total: int, even: bool) -> list[Tensor]:
-        """Rows, weight, live, step and epoch; weight and live are left out where all batches are whole."""
-        dtype = self.setup.net.dtype
-        step, schedules = torch.arange(total), [m.training.rows for m in self.slots]
+    def build_table(self, first: int, last: int, even: bool) -> list[Tensor]:
+        """Rows, weight, live, step and epoch of these steps; weight and live are left out where batches are whole."""
+        dtype, total = self.setup.net.dtype, last - first
+        step, schedules = torch.arange(first, last), [m.training.rows for m in self.slots]
         per_epoch = torch.tensor([s.per_epoch for s in schedules] + [1] * (self.width - len(schedules)))
         times = [t.to(dtype) for t in (step[:, None].expand(total, self.width), step[:, None] // per_epoch)]
         if even:
-            return [torch.stack([s.table for s in schedules], 1), *times]
+            return [torch.stack([s.table[first:last] for s in schedules], 1), *times]
         rows = schedules[0].table[0, 0].expand(total, self.width, self.batch).clone()
         weight = torch.zeros(total, self.width, self.batch, dtype=dtype)
         for lane, own in enumerate(schedules):
-            rows[: len(own), lane, : own.batch_size] = own.table
-            weight[: len(own), lane] = (torch.arange(self.batch) < torch.tensor(own.sizes)[:, None]).to(dtype)
+            taken = own.table[first:last]
+            rows[: len(taken), lane, : own.batch_size] = taken
+            counts = torch.tensor(own.sizes[first:last], dtype=torch.long)
+            weight[: len(taken), lane] = (torch.arange(self.batch) < counts[:, None]).to(dtype)
         return [rows, weight, weight[..., 0] > 0, *times]
 
     @in_phase("data")
     def stack_draws(self, first: int, last: int) -> list[Tensor]:
         """What was drawn for some steps: by parts, for images, for layers."""
-        if not (self.slots[0].first_draws or self.setup.augment or self.setup.net.has_dropout):
-            return []
-        steps = [
-            self.stack_step_draws([self.draw_for_device(m, step) for m in self.slots]) for step in range(first, last)
-        ]
-        return [torch.stack(own).to(self.setup.net.place, non_blocking=True) for own in zip(*steps, strict=True)]
-
-    def stack_step_draws(self, drawn: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The draws of one step for all devices."""
-        if self.width == 1:
-            return list(drawn[0])
-        filled = [*drawn, *[drawn[0]] * (self.width - len(drawn))]
-        return [torch.stack(own) for own in zip(*filled, strict=True)]
-
-    def draw_for_device(self, slot: DeviceSlot, step: int) -> list[Tensor]:
-        """One device's draws for one step, as wide as a whole batch; an idle step takes nothing from its streams."""
-        live = step < slot.steps
-        size = slot.batch_sizes[step] if live else self.batch
-        parts = slot.local_draws.draw_for_parts(step) if live and step else slot.first_draws
-        if live:
-            images, layers = (
-                slot.local_draws.draw_for_images(size),
-                [slot.local_draws.draw_for_layer(shape) for shape in slot.find_draw_shapes(size)],
-            )
-        else:
-            images = self.setup.augment.draw(torch.Generator(), size) if self.setup.augment else []
-            layers = [torch.zeros(shape) for shape in slot.find_draw_shapes(size)] if self.setup.net.has_dropout else []
-        images = [pad_to_shape(d, torch.Size((self.batch, *d.shape[1:]))) for d in images]
-        shapes = slot.find_draw_shapes(self.batch) if layers else []
-        missing = [torch.zeros(shape) for shape in shapes[len(layers) :]]  # of micro-batches that are padding
-        layers = [pad_to_shape(d, shape) for d, shape in zip((*layers, *missing), shapes)]
-        return [*tree.collect_tensors(parts), *images, *layers]
-
-
-def pad_to_shape(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """With zeros behind, up to a shape."""
-    if tensor.shape == shape:
-        return tensor
-    made = torch.zeros(shape, dtype=tensor.dtype)
-    made[tuple(slice(n) for n in tensor.shape)] = tensor
-    return made
+        return [t.to(self.setup.net.place, non_blocking=True) for t in self.draws.stack_steps(first, last)]

@@ -39,6 +39,10 @@ class DeviceStack:
         """Whether images and filters have their channels last, which is quicker on a processor."""
         self.step_inputs = StepInputs(self.slots, width, batch)
 
+    def take_first(self, count: int, width: int) -> "DeviceStack":
+        """The first devices alone, in a stack of this width."""
+        return DeviceStack(self.slots[:count], self.hyperparams, width, self.batch, self.channels_last)
+
     @property
     def is_single(self) -> bool:
         return self.width == 1
