@@ -60,9 +60,7 @@ def find_both_windows(
     return down, across
 
 
-def multiply_forward(
-    x: Tensor, filters: Tensor, stride: Sequence[int], padding: Sequence[int], devices: int
-) -> Tensor:
+def multiply_forward(x: Tensor, filters: Tensor, stride: Sequence[int], padding: Sequence[int], devices: int) -> Tensor:
     """The convolution [batch, devices * outputs, height, width]."""
     down, across = find_both_windows(x.shape, filters.shape, stride, padding)
     rows = torch.bmm(unfold_patches(x, down, across, devices), flatten_filters(filters, down, across, devices).mT)

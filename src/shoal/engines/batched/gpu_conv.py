@@ -114,6 +114,10 @@ def backpropagate(
 ) -> list[Tensor | None]:
     """The gradients that are wanted of a convolution's input, filters and bias: the first two in these forms."""
     *geometry, (wants_input, wants_filters, wants_bias) = geometry_and_mask
+    if forms == ("channels last", "channels last"):
+        images = (t.contiguous(**CHANNELS_LAST) for t in (grad, x, filters))
+        made = aten.convolution_backward(*images, bias, *geometry_and_mask)
+        return [None if t is None else t.contiguous() for t in made]
     given = (grad, x, filters, *geometry)
     return [
         INPUT_GRADIENT_FORMS[forms[0]](*given).contiguous() if wants_input else None,
