@@ -10,8 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
 from shoal.core.batch import Samples

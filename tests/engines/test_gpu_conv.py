@@ -1,4 +1,4 @@
-"""Every form of a convolution computes what torch's grouped one does, and only plain ones of several devices take one."""
+"""Every form of a convolution computes what torch does, and only plain convolutions of several devices take one."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functional_call, grad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from shoal.engines.batched import gpu_conv
 from shoal.engines.batched.conv_products import find_windows
