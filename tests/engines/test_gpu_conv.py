@@ -191,6 +191,7 @@ class SmallResidual(nn.Module):
         return self.head(self.last(x.relu()).mean((2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.whole)])
 def test_a_step_of_a_net_with_batch_norm_computes_the_same_in_products(compiled: bool, products: list[ConvCase]):
     torch.manual_seed(0)
