@@ -231,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", nargs="+", default=["steps", "convs", "compiled", "small"])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each section")
-    parser.add_argument("--variant-seconds", type=float, default=40.0, help="of each row of whole steps")
+    parser.add_argument("--variant-seconds", type=float, default=90.0, help="of each row of whole steps")
     parser.add_argument("--models", nargs="+", help="only these, in whole steps")
     parser.add_argument("--rules", nargs="+", help="only these, in whole steps")
     parser.add_argument("--compute", default="cuda")

@@ -24,6 +24,7 @@ from shoal.engines.batched.gpu_conv import (
 )
 
 aten = torch.ops.aten
+Params = dict[str, Tensor]
 
 
 class Drawn(NamedTuple):
@@ -49,8 +50,8 @@ def convolutions(draw: Any) -> Drawn:
     assume(all(size + 2 * pad >= taps for size, taps, pad in zip(sizes, kernel, padding)))
     generator = torch.Generator().manual_seed(0)
     shapes = ((batch, devices * channels, *sizes), (devices * outputs, channels, *kernel), (devices * outputs,))
-    tensors = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    return Drawn(*tensors, ([*stride], [*padding], [1, 1], False, [0, 0], devices))
+    x, filters, bias = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    return Drawn(x, filters, bias, ([*stride], [*padding], [1, 1], False, [0, 0], devices))
 
 
 @pytest.mark.parametrize("form", OUTPUT_FORMS)
@@ -196,7 +197,6 @@ class SmallResidual(nn.Module):
 def test_a_step_of_a_net_with_batch_norm_computes_the_same_in_products(compiled: bool, products: list[ConvCase]):
     torch.manual_seed(0)
     net = SmallResidual().double()
-    Params = dict[str, Tensor]
 
     def step(params: Params, buffers: Params, x: Tensor) -> tuple[Params, Params]:
         def loss(params: Params) -> tuple[Tensor, Params]:
