@@ -4,9 +4,10 @@
                                       [--models resnet18-imagenet] [--rules plain grouped product] [--compute cuda]
 
 Every section ends after so many seconds; what is most important comes first. Rules: `now` is the library's; `grouped`,
-`channels last`, `product`, `fold` and `separate` take that form everywhere; `mixed` takes products from 64 channels
-on. `plain` is PyTorch alone: one device after the other, images with channels last, torch's fused SGD. Data are drawn
-in memory. It needs torch, NumPy and safetensors alone.
+`channels last`, `product`, `fold` and `separate` take that form everywhere; `mixed` takes products from 64 channels on;
+with `fold apart` the filters' gradient makes its patches anew. `plain` is PyTorch alone: one device after the other,
+images with channels last, torch's SGD with foreach. Data are drawn in memory. It needs torch, NumPy and safetensors
+alone.
 """
 
 import argparse
@@ -53,6 +54,7 @@ RULES: dict[str, Callable[[ConvCase], str]] = {
     "now": RULE_NOW,
     "mixed": pick_mixed,
     **{form: pick_everywhere(form) for form in ("grouped", "channels last", "product", "fold", "separate")},
+    "fold apart": pick_everywhere("fold"),
 }
 
 
@@ -70,7 +72,7 @@ class Variant(NamedTuple):
 def list_large() -> Iterator[Variant]:
     """The most important first."""
     resnet, group_norm = "resnet18-imagenet", "resnet18-imagenet-gn"
-    for rule in ("plain", "grouped", "product", "fold", "mixed", "separate"):
+    for rule in ("plain", "grouped", "fold", "product", "mixed", "fold apart", "separate"):
         yield Variant(resnet, rule=rule)
     for rule in ("plain", "grouped", "product", "fold"):
         yield Variant(resnet, "bf16", rule)
@@ -122,7 +124,7 @@ def make_tasks(variant: Variant, data: tuple[Tensor, ...], compute: str) -> list
 def measure_engine(variant: Variant, compute: str, profiled: bool = False) -> list[str]:
     """Seconds of the first call (trace, compile, record), ms a device-step, GB at the peak."""
     place = torch.device(compute)
-    gpu_conv.pick_form = RULES[variant.rule]
+    gpu_conv.pick_form, gpu_conv.SHARES_PATCHES = RULES[variant.rule], not variant.rule.endswith("apart")
     tasks = make_tasks(variant, draw_data(variant), compute)
     engine = BatchedEngine(variant.devices, compiled=variant.compiled)
     try:
@@ -138,7 +140,7 @@ def measure_engine(variant: Variant, compute: str, profiled: bool = False) -> li
         peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" + (" (not compiled)" if fell_back else "")
         return [f"{first:.1f}", f"{step:.3f}", peak]
     finally:
-        gpu_conv.pick_form = RULE_NOW
+        gpu_conv.pick_form, gpu_conv.SHARES_PATCHES = RULE_NOW, True
         engine.close()
 
 

@@ -12,7 +12,9 @@ from torch.func import functional_call, grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shoal.engines.batched import gpu_conv
-from shoal.engines.batched.conv_products import find_windows
+from shoal.engines.batched.conv_products import find_windows, make_patches
+from shoal.engines.batched.fx_cse import share_subexpressions
+from shoal.engines.batched.fx_passes import remove_no_ops
 from shoal.engines.batched.gpu_conv import (
     FILTER_GRADIENT_FORMS,
     INPUT_GRADIENT_FORMS,
@@ -193,8 +195,11 @@ class SmallResidual(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.whole)])
-def test_a_step_of_a_net_with_batch_norm_computes_the_same_in_products(compiled: bool, products: list[ConvCase]):
+@pytest.mark.parametrize(("compiled", "shared"), [(0, 0), (0, 1), pytest.param(1, 1, marks=pytest.mark.whole)])
+def test_a_step_of_a_net_with_batch_norm_computes_the_same_in_products(
+    compiled: int, shared: int, products: list[ConvCase], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu_conv, "SHARES_PATCHES", bool(shared))
     torch.manual_seed(0)
     net = SmallResidual().double()
 
@@ -210,8 +215,12 @@ def test_a_step_of_a_net_with_batch_norm_computes_the_same_in_products(compiled:
     tensors = params, buffers, torch.randn(DEVICES, 5, 3, 8, 8).double()
     program = make_fx(vmap(step))(*tensors)
     expected = program(*tensors)
+    remove_no_ops(program.graph)
+    program.graph = share_subexpressions(program.graph)
     choose_convolution_forms(program.graph, DEVICES)
     program.recompile()
     assert find_forms(program) == ["product"] * 4 + [("product", "product")] * 4
+    made_patches = [n for n in program.graph.nodes if n.target is make_patches]
+    assert [len(n.users) for n in made_patches] == [2] * 4 * shared  # once each, for a product forward and one back
     made = (torch.compile(program, dynamic=False) if compiled else program)(*tensors)
     torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-12)

@@ -4,8 +4,8 @@ A grouped convolution with a group for each device is, per device, a product of 
 what a filter sees there) and filters. Filter taps that only ever meet padding are left out: of a 3x3 filter with
 padding 1 on an image of one pixel one tap remains, and the product is a ninth.
 
-All is written with views, padding and sums, which a compiler fuses into few kernels; the patches of the forward pass
-and those of the filters' gradient are the same expression, so that it computes them once.
+All is written with views, padding and sums, which a compiler fuses into few kernels. The patches of the forward pass
+and those of the filters' gradient are the same: whoever has them already can hand them over.
 """
 
 from collections.abc import Sequence
@@ -60,19 +60,41 @@ def find_both_windows(
     return down, across
 
 
-def multiply_forward(x: Tensor, filters: Tensor, stride: Sequence[int], padding: Sequence[int], devices: int) -> Tensor:
+def make_patches(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], devices: int
+) -> Tensor:
+    """What filters of this size see: [devices, batch * pixels of the output, channels * taps]."""
+    return unfold_patches(x, *find_both_windows(x.shape, kernel, stride, padding), devices)
+
+
+def multiply_forward(
+    x: Tensor,
+    filters: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    devices: int,
+    patches: Tensor | None = None,
+) -> Tensor:
     """The convolution [batch, devices * outputs, height, width]."""
     down, across = find_both_windows(x.shape, filters.shape, stride, padding)
-    rows = torch.bmm(unfold_patches(x, down, across, devices), flatten_filters(filters, down, across, devices).mT)
+    patches = unfold_patches(x, down, across, devices) if patches is None else patches
+    rows = torch.bmm(patches, flatten_filters(filters, down, across, devices).mT)
     return unflatten_rows(rows, len(x), down.count, across.count)
 
 
 def multiply_filter_gradient(
-    grad: Tensor, x: Tensor, filters: Tensor, stride: Sequence[int], padding: Sequence[int], devices: int
+    grad: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    devices: int,
+    patches: Tensor | None = None,
 ) -> Tensor:
     """The filters' gradient, of which only the shape of `filters` is read; taps that were left out have none."""
     down, across = find_both_windows(x.shape, filters.shape, stride, padding)
-    kept = torch.bmm(flatten_rows(grad, devices).mT, unfold_patches(x, down, across, devices))
+    patches = unfold_patches(x, down, across, devices) if patches is None else patches
+    kept = torch.bmm(flatten_rows(grad, devices).mT, patches)
     kept = kept.view(*filters.shape[:2], down.taps, across.taps)
     height, width = filters.shape[2:]
     left_out = (across.first, width - across.kept.stop, down.first, height - down.kept.stop)

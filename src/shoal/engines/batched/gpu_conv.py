@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from shoal.engines.batched.conv_products import (
     find_both_windows,
     fold_input_gradient,
+    make_patches,
     multiply_filter_gradient,
     multiply_forward,
     multiply_input_gradient,
@@ -21,6 +22,8 @@ from shoal.engines.batched.conv_products import (
 
 aten = torch.ops.aten
 CHANNELS_LAST = {"memory_format": torch.channels_last}
+SHARES_PATCHES = True
+"""Whether patches of the forward pass are kept for the filters' gradient: memory for time."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +67,40 @@ def choose_convolution_forms(graph: fx.Graph, width: int) -> None:
     Only those with as many groups as devices: the others are of layers that have groups themselves, or whose filters
     all devices share.
     """
+    shared: dict[tuple, fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is aten.convolution.default:
             x, filters, _, *geometry = node.args
             if is_plain(filters, geometry, width):
                 form = pick_form(describe_case("output", x, filters, geometry))
                 if form != "grouped":
-                    node.target, node.kwargs = convolve, {"form": form}
+                    patches = share_patches(shared, node, x, filters, geometry) if form == "product" else None
+                    node.target, node.kwargs = convolve, {"form": form, "patches": patches}
         elif node.target is aten.convolution_backward.default:
-            _, x, filters, _, *geometry, _ = node.args
+            _, x, filters, _, *geometry, mask = node.args
             if is_plain(filters, geometry, width):
                 cases = (describe_case(f"{of} gradient", x, filters, geometry) for of in ("input", "filter"))
                 forms = tuple(map(pick_form, cases))
                 if forms != ("grouped", "grouped"):
-                    node.target, node.kwargs = backpropagate, {"forms": forms}
+                    needs = mask[1] and forms[1] == "product"
+                    patches = share_patches(shared, node, x, filters, geometry) if needs else None
+                    node.target, node.kwargs = backpropagate, {"forms": forms, "patches": patches}
+
+
+def share_patches(
+    shared: dict[tuple, fx.Node], node: fx.Node, x: fx.Node, filters: fx.Node, geometry: Sequence[Any]
+) -> fx.Node | None:
+    """The patches that a product multiplies, which are made before the first one that needs them."""
+    if not SHARES_PATCHES:
+        return None
+    kernel, (stride, padding, *_, groups) = tuple(filters.meta["val"].shape[2:]), geometry
+    key = (x, kernel, *stride, *padding)
+    if key not in shared:
+        given = (kernel, stride, padding, groups)
+        with node.graph.inserting_before(node):
+            shared[key] = node.graph.call_function(make_patches, (x, *given))
+        shared[key].meta["val"] = make_patches(x.meta["val"].to("meta"), *given)
+    return shared[key]
 
 
 def is_plain(filters: fx.Node, geometry: Sequence[Any], width: int) -> bool:
@@ -103,14 +126,22 @@ def describe_case(wanted: str, x: fx.Node, filters: fx.Node, geometry: Sequence[
     )
 
 
-def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, *geometry: Any, form: str) -> Tensor:
+def convolve(
+    x: Tensor, filters: Tensor, bias: Tensor | None, *geometry: Any, form: str, patches: Tensor | None = None
+) -> Tensor:
     """A convolution in this form, in torch's ordinary memory format."""
-    made = OUTPUT_FORMS[form](x, filters, *geometry)
+    made = OUTPUT_FORMS[form](x, filters, *geometry, **({} if patches is None else {"patches": patches}))
     return (made if bias is None else made + bias[:, None, None]).contiguous()
 
 
 def backpropagate(
-    grad: Tensor, x: Tensor, filters: Tensor, bias: Any, *geometry_and_mask: Any, forms: tuple[str, str]
+    grad: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    bias: Any,
+    *geometry_and_mask: Any,
+    forms: tuple[str, str],
+    patches: Tensor | None = None,
 ) -> list[Tensor | None]:
     """The gradients that are wanted of a convolution's input, filters and bias: the first two in these forms."""
     *geometry, (wants_input, wants_filters, wants_bias) = geometry_and_mask
@@ -118,10 +149,10 @@ def backpropagate(
         images = (t.contiguous(**CHANNELS_LAST) for t in (grad, x, filters))
         made = aten.convolution_backward(*images, bias, *geometry_and_mask)
         return [None if t is None else t.contiguous() for t in made]
-    given = (grad, x, filters, *geometry)
+    given, known = (grad, x, filters, *geometry), {} if patches is None else {"patches": patches}
     return [
         INPUT_GRADIENT_FORMS[forms[0]](*given).contiguous() if wants_input else None,
-        FILTER_GRADIENT_FORMS[forms[1]](*given).contiguous() if wants_filters else None,
+        FILTER_GRADIENT_FORMS[forms[1]](*given, **known).contiguous() if wants_filters else None,
         grad.sum((0, 2, 3)) if wants_bias else None,
     ]
 
@@ -145,7 +176,9 @@ OF_INPUT, OF_FILTERS = [True, False, False], [False, True, False]
 OUTPUT_FORMS: dict[str, Callable[..., Tensor]] = {
     "grouped": lambda x, filters, *geometry: aten.convolution(x, filters, None, *geometry),
     "channels last": convolve_channels_last,
-    "product": lambda x, filters, *geometry: multiply_forward(x, filters, *geometry[:2], geometry[-1]),
+    "product": lambda x, filters, *geometry, **known: multiply_forward(
+        x, filters, *geometry[:2], geometry[-1], **known
+    ),
 }
 """(x, filters, stride, padding, dilation, transposed, output padding, groups) -> output without bias."""
 INPUT_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
@@ -158,5 +191,5 @@ INPUT_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
 FILTER_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
     "grouped": lambda *given: backpropagate_grouped(OF_FILTERS, *given),
     "channels last": lambda *given: backpropagate_channels_last(OF_FILTERS, *given),
-    "product": lambda *given: multiply_filter_gradient(*given[:5], given[-1]),
+    "product": lambda *given, **known: multiply_filter_gradient(*given[:5], given[-1], **known),
 }
