@@ -13,8 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from shoal.engines.batched import gpu_conv
 from shoal.engines.batched.conv_products import find_windows, make_patches
-from shoal.engines.batched.fx_cse import share_subexpressions
-from shoal.engines.batched.fx_passes import remove_no_ops
 from shoal.engines.batched.gpu_conv import (
     FILTER_GRADIENT_FORMS,
     INPUT_GRADIENT_FORMS,
@@ -215,8 +213,6 @@ def test_a_step_of_a_net_with_batch_norm_computes_the_same_in_products(
     tensors = params, buffers, torch.randn(DEVICES, 5, 3, 8, 8).double()
     program = make_fx(vmap(step))(*tensors)
     expected = program(*tensors)
-    remove_no_ops(program.graph)
-    program.graph = share_subexpressions(program.graph)
     choose_convolution_forms(program.graph, DEVICES)
     program.recompile()
     assert find_forms(program) == ["product"] * 4 + [("product", "product")] * 4

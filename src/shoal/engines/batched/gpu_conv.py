@@ -22,6 +22,7 @@ from shoal.engines.batched.conv_products import (
 
 aten = torch.ops.aten
 CHANNELS_LAST = {"memory_format": torch.channels_last}
+ARRANGING_OPS = (aten.permute.default, aten.view.default, aten._unsafe_view.default, aten.clone.default)
 SHARES_PATCHES = True
 """Whether patches of the forward pass are kept for the filters' gradient: memory for time."""
 
@@ -94,13 +95,26 @@ def share_patches(
     if not SHARES_PATCHES:
         return None
     kernel, (stride, padding, *_, groups) = tuple(filters.meta["val"].shape[2:]), geometry
-    key = (x, kernel, *stride, *padding)
+    key = (*find_origin(x), kernel, *stride, *padding)
     if key not in shared:
         given = (kernel, stride, padding, groups)
         with node.graph.inserting_before(node):
             shared[key] = node.graph.call_function(make_patches, (x, *given))
         shared[key].meta["val"] = make_patches(x.meta["val"].to("meta"), *given)
     return shared[key]
+
+
+def find_origin(x: fx.Node) -> tuple[Any, ...]:
+    """What a tensor was before its dimensions were only arranged anew, and how they were.
+
+    Nothing has overwritten it between a convolution and its gradient: autograd would refuse that.
+    """
+    arranged: list[Any] = []
+    node: Any = x
+    while node.target in ARRANGING_OPS:
+        arranged.append((node.target, repr(node.args[1:])))
+        node = node.args[0]
+    return node, *arranged
 
 
 def is_plain(filters: fx.Node, geometry: Sequence[Any], width: int) -> bool:
