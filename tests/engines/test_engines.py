@@ -10,8 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
 from shoal.core.batch import Samples
@@ -20,13 +18,6 @@ from shoal.core.task import Engine
 from shoal.core.types import SERVER
 from shoal.engines.batched.cuda_graph import pick_graph_steps
 from shoal.engines.batched.engine import BatchedEngine, round_up_width
-from shoal.engines.batched.gpu_conv import (
-    MIN_GROUPS,
-    backprop_channels_last,
-    choose_convolution_forms,
-    convolve_channels_last,
-    multiply_filter_gradient,
-)
 from shoal.engines.batched.graph import trace_step
 from shoal.engines.batched.torchscript import write_argument
 from shoal.engines.serial import SerialEngine, train_device
@@ -307,30 +298,6 @@ FEW = ["fedavg", "feddhad"]
 @pytest.mark.parametrize("preset", [*FEW, *(pytest.param(p, marks=pytest.mark.whole) for p in PRESETS if p not in FEW)])
 def test_every_preset_trains_lenet_alike(preset: str):
     agrees(BatchedEngine(3), model="lenet", method=preset, server_data="per-class:2", fleet="tiers")
-
-
-@pytest.mark.parametrize("lanes", [MIN_GROUPS - 1, MIN_GROUPS])
-def test_convolutions_of_many_lanes_take_another_form_and_find_the_same(lanes: int):
-    def loss(few: Tensor, deep: Tensor, images: Tensor) -> Tensor:
-        seen = F.conv2d(images, few, padding=(1, 0), stride=(2, 1)).relu()
-        return F.conv2d(seen, deep, padding=1).square().mean()
-
-    sizes = ((32, 3, 3, 3), (5, 32, 2, 3), (4, 3, 9, 8))
-    given = [torch.randn(lanes, *size, dtype=torch.float64) for size in sizes]
-    step = vmap(grad(loss, (0, 1)))
-    program = make_fx(step)(*given)
-    choose_convolution_forms(program.graph)
-    program.recompile()
-    forms = {node.target for node in program.graph.nodes} & {
-        convolve_channels_last,
-        backprop_channels_last,
-        multiply_filter_gradient,
-    }
-    assert forms == (
-        {convolve_channels_last, backprop_channels_last, multiply_filter_gradient} if lanes == MIN_GROUPS else set()
-    )
-    for made, expected in zip(program(*given), step(*given)):
-        torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_comparison_with_the_ignored_target_is_kept_where_it_is_about_something_else():

@@ -235,7 +235,12 @@ class BatchedEngine:
             with raise_not_vectorisable(stack):
                 trace = trace_function if self.compiled else make_cached_trace(stack, padded)
                 program = trace_step(
-                    build_step(stack, padded), *example(), in_place=not on_gpu, native=self.native, trace=trace
+                    build_step(stack, padded),
+                    *example(),
+                    in_place=not on_gpu,
+                    native=self.native,
+                    trace=trace,
+                    width=stack.width,
                 )
             if on_gpu and self.compiled:
                 program = replace(program, call=torch.compile(program.module, dynamic=False))

@@ -1,75 +1,209 @@
-"""Convolutions of many devices on a GPU, where another form is quicker than the grouped convolution of cuDNN.
+"""Which form the convolutions of many devices take on a GPU.
 
-Measured on an H200 with batches of 10. With 100 devices, the gradient of 32 filters of 3x3x3 takes 489 us grouped and
-192 us as a matrix product; a forward pass of 64 filters of 3x3x32 takes 396 us, and 189 us with its channels last. With
-10 devices neither pays.
+Vectorised over devices, a convolution is a grouped one with a group for each device, for which cuDNN is often slow. The
+same can be had with channels last, or as batched matrix products (`conv_products`). `pick_form` decides by shapes.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
+from shoal.engines.batched.conv_products import (
+    find_both_windows,
+    fold_input_gradient,
+    make_patches,
+    multiply_filter_gradient,
+    multiply_forward,
+    multiply_input_gradient,
+)
+
 aten = torch.ops.aten
-MIN_GROUPS = 32
-"""Groups (devices) from which another form pays."""
 CHANNELS_LAST = {"memory_format": torch.channels_last}
+ARRANGING_OPS = (aten.permute.default, aten.view.default, aten._unsafe_view.default, aten.clone.default)
+SHARES_PATCHES = True
+"""Whether patches of the forward pass are kept for the filters' gradient: memory for time."""
 
 
-def choose_convolution_forms(graph: fx.Graph) -> None:
-    """Replace the convolutions of a traced program by the quickest form for their shapes."""
+@dataclass(frozen=True)
+class ConvCase:
+    """What decides about the form of a convolution, or of one of its gradients."""
+
+    wanted: str
+    """output, input gradient or filter gradient."""
+    devices: int
+    batch: int
+    channels: int
+    outputs: int
+    taps: int
+    """Taps of a filter that meet the image, not only its padding."""
+    pixels: int
+    """Of an output image."""
+    stride: int
+    is_half: bool
+    """Whether it is computed in two bytes."""
+
+
+def pick_form(case: ConvCase) -> str:
+    """The quickest form: one of OUTPUT_FORMS, INPUT_GRADIENT_FORMS or FILTER_GRADIENT_FORMS.
+
+    Measured on an H200 with batches of 10. With 100 devices, the gradient of 32 filters of 3x3x3 takes 489 us grouped
+    and 192 us as a matrix product; a forward pass of 64 filters of 3x3x32 takes 396 us, and 189 us with its channels
+    last. With 10 devices neither pays.
+    """
+    if case.devices < 32:
+        return "grouped"
+    if case.channels >= 16:
+        return "channels last"
+    if case.wanted == "filter gradient" and case.channels * case.taps <= 32:
+        return "product"
+    return "grouped"
+
+
+def choose_convolution_forms(graph: fx.Graph, width: int) -> None:
+    """Let the convolutions of a traced program of `width` devices take the quickest form for their shapes.
+
+    Only those with as many groups as devices: the others are of layers that have groups themselves, or whose filters
+    all devices share.
+    """
+    shared: dict[tuple, fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is aten.convolution.default:
-            filters, groups, implementation = node.args[1], node.args[-1], convolve_channels_last
+            x, filters, _, *geometry = node.args
+            if is_plain(filters, geometry, width):
+                form = pick_form(describe_case("output", x, filters, geometry))
+                if form != "grouped":
+                    patches = share_patches(shared, node, x, filters, geometry) if form == "product" else None
+                    node.target, node.kwargs = convolve, {"form": form, "patches": patches}
         elif node.target is aten.convolution_backward.default:
-            filters, groups, implementation = node.args[2], node.args[-2], backprop_channels_last
-        else:
-            continue
-        _, channels, height, width = (*filters.meta["val"].shape, 1, 1)[:4]
-        if (
-            groups < MIN_GROUPS
-            or filters.meta["val"].dim() != 4
-            or node.args[6 if implementation is convolve_channels_last else 7]
-        ):
-            continue
-        if channels >= 16:
-            node.target = implementation
-        elif (
-            channels * height * width <= 32
-            and implementation is backprop_channels_last
-            and wants_filter_gradient_only(node)
-        ):
-            node.target = multiply_filter_gradient
+            _, x, filters, _, *geometry, mask = node.args
+            if is_plain(filters, geometry, width):
+                cases = (describe_case(f"{of} gradient", x, filters, geometry) for of in ("input", "filter"))
+                forms = tuple(map(pick_form, cases))
+                if forms != ("grouped", "grouped"):
+                    needs = mask[1] and forms[1] == "product"
+                    patches = share_patches(shared, node, x, filters, geometry) if needs else None
+                    node.target, node.kwargs = backpropagate, {"forms": forms, "patches": patches}
 
 
-def wants_filter_gradient_only(node: fx.Node) -> bool:
-    """Whether only the filters' gradient is wanted, of filters without dilation."""
-    dilation: Any = node.args[6]
-    return list(node.args[-1]) == [False, True, False] and set(dilation) == {1}  # pyright: ignore[reportArgumentType]
+def share_patches(
+    shared: dict[tuple, fx.Node], node: fx.Node, x: fx.Node, filters: fx.Node, geometry: Sequence[Any]
+) -> fx.Node | None:
+    """The patches that a product multiplies, which are made before the first one that needs them."""
+    if not SHARES_PATCHES:
+        return None
+    kernel, (stride, padding, *_, groups) = tuple(filters.meta["val"].shape[2:]), geometry
+    key = (*find_origin(x), kernel, *stride, *padding)
+    if key not in shared:
+        given = (kernel, stride, padding, groups)
+        with node.graph.inserting_before(node):
+            shared[key] = node.graph.call_function(make_patches, (x, *given))
+        shared[key].meta["val"] = make_patches(x.meta["val"].to("meta"), *given)
+    return shared[key]
 
 
-def convolve_channels_last(x: Tensor, filters: Tensor, *options: Any) -> Tensor:
-    """A convolution with its channels last inside."""
-    return aten.convolution(x.contiguous(**CHANNELS_LAST), filters.contiguous(**CHANNELS_LAST), *options).contiguous()
+def find_origin(x: fx.Node) -> tuple[Any, ...]:
+    """What a tensor was before its dimensions were only arranged anew, and how they were.
+
+    Nothing has overwritten it between a convolution and its gradient: autograd would refuse that.
+    """
+    arranged: list[Any] = []
+    node: Any = x
+    while node.target in ARRANGING_OPS:
+        arranged.append((node.target, repr(node.args[1:])))
+        node = node.args[0]
+    return node, *arranged
 
 
-def backprop_channels_last(grad: Tensor, x: Tensor, filters: Tensor, *options: Any) -> list[Tensor | None]:
-    """The gradients of a convolution, computed with channels last."""
-    gradients = aten.convolution_backward(*(t.contiguous(**CHANNELS_LAST) for t in (grad, x, filters)), *options)
-    return [None if t is None else t.contiguous() for t in gradients]
+def is_plain(filters: fx.Node, geometry: Sequence[Any], width: int) -> bool:
+    """Whether a convolution is over images, of several devices with one group each, not dilated and not transposed."""
+    _, _, dilation, transposed, _, groups = geometry
+    return filters.meta["val"].dim() == 4 and groups == width > 1 and set(dilation) == {1} and not transposed
 
 
-def multiply_filter_gradient(grad: Tensor, x: Tensor, filters: Tensor, *options: Any) -> list[Tensor | None]:
-    """The gradient of the filters alone: per device, the output's gradient times the input patches of each output."""
-    _, (stride_down, stride_right), (pad_top, pad_left), *_, groups, _ = options
-    (out, channels, height, width), images = filters.shape, len(x)
-    patches = (
-        F.pad(x, (pad_left, pad_left, pad_top, pad_top))
-        .unflatten(1, (groups, channels))
-        .unfold(3, height, stride_down)
-        .unfold(4, width, stride_right)
+def describe_case(wanted: str, x: fx.Node, filters: fx.Node, geometry: Sequence[Any]) -> ConvCase:
+    images, own = x.meta["val"], filters.meta["val"]
+    stride, padding, *_, groups = geometry
+    down, across = find_both_windows(images.shape, own.shape, stride, padding)
+    return ConvCase(
+        wanted,
+        devices=groups,
+        batch=len(images),
+        channels=own.shape[1],
+        outputs=own.shape[0] // groups,
+        taps=down.taps * across.taps,
+        pixels=down.count * across.count,
+        stride=max(stride),
+        is_half=images.element_size() == 2,
     )
-    patches = patches.permute(1, 0, 3, 4, 2, 5, 6).reshape(groups, -1, channels * height * width)
-    grad = grad.reshape(images, groups, out // groups, -1).permute(1, 2, 0, 3).reshape(groups, out // groups, -1)
-    return [None, torch.bmm(grad, patches).view(filters.shape), None]
+
+
+def convolve(
+    x: Tensor, filters: Tensor, bias: Tensor | None, *geometry: Any, form: str, patches: Tensor | None = None
+) -> Tensor:
+    """A convolution in this form, in torch's ordinary memory format."""
+    made = OUTPUT_FORMS[form](x, filters, *geometry, **({} if patches is None else {"patches": patches}))
+    return (made if bias is None else made + bias[:, None, None]).contiguous()
+
+
+def backpropagate(
+    grad: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    bias: Any,
+    *geometry_and_mask: Any,
+    forms: tuple[str, str],
+    patches: Tensor | None = None,
+) -> list[Tensor | None]:
+    """The gradients that are wanted of a convolution's input, filters and bias: the first two in these forms."""
+    *geometry, (wants_input, wants_filters, wants_bias) = geometry_and_mask
+    if forms == ("channels last", "channels last"):
+        images = (t.contiguous(**CHANNELS_LAST) for t in (grad, x, filters))
+        made = aten.convolution_backward(*images, bias, *geometry_and_mask)
+        return [None if t is None else t.contiguous() for t in made]
+    given, known = (grad, x, filters, *geometry), {} if patches is None else {"patches": patches}
+    return [
+        INPUT_GRADIENT_FORMS[forms[0]](*given).contiguous() if wants_input else None,
+        FILTER_GRADIENT_FORMS[forms[1]](*given, **known).contiguous() if wants_filters else None,
+        grad.sum((0, 2, 3)) if wants_bias else None,
+    ]
+
+
+def convolve_channels_last(x: Tensor, filters: Tensor, *geometry: Any) -> Tensor:
+    return aten.convolution(x.contiguous(**CHANNELS_LAST), filters.contiguous(**CHANNELS_LAST), None, *geometry)
+
+
+def backpropagate_grouped(mask: list[bool], *given: Any) -> Tensor:
+    """The one gradient that the mask asks for."""
+    grad, x, filters, *geometry = given
+    return aten.convolution_backward(grad, x, filters, None, *geometry, mask)[mask.index(True)]
+
+
+def backpropagate_channels_last(mask: list[bool], *given: Any) -> Tensor:
+    return backpropagate_grouped(mask, *(t.contiguous(**CHANNELS_LAST) for t in given[:3]), *given[3:])
+
+
+OF_INPUT, OF_FILTERS = [True, False, False], [False, True, False]
+
+OUTPUT_FORMS: dict[str, Callable[..., Tensor]] = {
+    "grouped": lambda x, filters, *geometry: aten.convolution(x, filters, None, *geometry),
+    "channels last": convolve_channels_last,
+    "product": lambda x, filters, *geometry, **known: multiply_forward(
+        x, filters, *geometry[:2], geometry[-1], **known
+    ),
+}
+"""(x, filters, stride, padding, dilation, transposed, output padding, groups) -> output without bias."""
+INPUT_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
+    "grouped": lambda *given: backpropagate_grouped(OF_INPUT, *given),
+    "channels last": lambda *given: backpropagate_channels_last(OF_INPUT, *given),
+    "product": lambda *given: multiply_input_gradient(*given[:5], given[-1]),
+    "fold": lambda *given: fold_input_gradient(*given[:5], given[-1]),
+}
+"""(gradient of the output, x, filters, stride, padding, dilation, transposed, output padding, groups) -> gradient."""
+FILTER_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
+    "grouped": lambda *given: backpropagate_grouped(OF_FILTERS, *given),
+    "channels last": lambda *given: backpropagate_channels_last(OF_FILTERS, *given),
+    "product": lambda *given, **known: multiply_filter_gradient(*given[:5], given[-1], **known),
+}

@@ -53,11 +53,12 @@ def trace_step(
     fake: bool = False,
     native: bool = False,
     trace: Trace = trace_function,
+    width: int = 1,
 ) -> StepProgram:
     """The program of a step, from an example of its tensors; `in_place`: it may overwrite what is carried.
 
     With `fake` nothing is computed: enough to see what a step would take. With `native` some operations are left to
-    kernels of our own.
+    kernels of our own. A step of a stack is of `width` devices.
     """
     ends = (len(carried), len(carried) + len(fixed))
 
@@ -77,7 +78,7 @@ def trace_step(
         if native:
             use_native_kernels(graph)
     else:
-        choose_convolution_forms(graph)
+        choose_convolution_forms(graph, width)
     inputs = [n for n in graph.nodes if n.op == "placeholder"][ends[0] : ends[1]]
     reads = tuple(bool(n.users) for n in inputs)
     for node, read in zip(inputs, reads):
