@@ -43,6 +43,8 @@ from shoal.engines.batched.trace_cache import make_cached_trace
 from shoal.engines.serial import train_device
 
 log = logging.getLogger("shoal")
+PATCH_FACTOR = 10
+"""How many times what a step makes it may make where convolutions are products, of filters with 3 x 3 taps."""
 StepsResult = tuple[list[Tensor], Tensor]
 """The stacked tensors of all devices after their last step, and the sum of each device's losses."""
 
@@ -256,7 +258,8 @@ class BatchedEngine:
             net, bound = slot.setup.net, slot.bound_peak_bytes()
             shared = tree.count_tree_bytes(net.frozen)  # one copy for all devices; free memory is without it already
             budget = max(1, self.budget - shared) if self.budget else get_memory_budget(net.place)
-            fits = 0 < bound * self.width <= budget
+            most = bound * self.width * (PATCH_FACTOR if net.place.type == "cuda" else 1)
+            fits = 0 < most <= budget
             self.stack_limits[sharing_key] = (
                 self.width if fits else max(1, budget // self.estimate_bytes(sharing_key, slot, hyperparams))
             )

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import fx
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model import tree
 from shoal.engines.batched.cuda_graph import is_out_of_memory
+from shoal.engines.batched.gpu_conv import count_patch_bytes
 from shoal.engines.batched.graph import trace_step
 from shoal.engines.batched.hyperparams import Hyperparam
 from shoal.engines.batched.slot import DeviceSlot
@@ -18,13 +20,18 @@ from shoal.engines.deterministic import explain_nondeterminism
 
 
 def estimate_device_bytes(slot: DeviceSlot, hyperparams: Sequence[Hyperparam], channels_last: bool) -> int:
-    """Bytes that one device holds at the peak of a step, from a trace with fake tensors."""
+    """Bytes that one device holds at the peak of a step, from a trace with fake tensors; on a GPU with all patches."""
     stack = DeviceStack([DeviceSlot(slot.task, slot.pads_extras)], hyperparams, 1, max(slot.batch_sizes), channels_last)
     padded, step_tensors = next(stack.step_inputs.iterate_steps())
     state, constants, inputs = stack.stack_initial_states(), stack.stack_constants(), [*stack.data, *step_tensors]
     with raise_not_vectorisable(stack):
         step = trace_step(build_step(stack, padded), state, constants, inputs, in_place=False, fake=True)
-    return step.peak + 3 * tree.count_tree_bytes([state, constants])
+    patches = (
+        count_patch_bytes(step.module.graph)
+        if stack.place.type == "cuda" and isinstance(step.module, fx.GraphModule)
+        else 0
+    )
+    return step.peak + patches + 3 * tree.count_tree_bytes([state, constants])
 
 
 def get_memory_budget(device: torch.device) -> int:
