@@ -9,6 +9,8 @@ WORTHWHILE_MACS = 1.5e8
 
 On an H200 a step of LeNet takes 0.25 ms and 0.01 ms for every device: 25 devices, as many as this is, double it.
 """
+MOST_HALVINGS = 2
+"""Every width is a program to be traced and, in long runs, to be compiled."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def plan_stages(stack: DeviceStack, widest: int, granularity: int, worthwhile_ma
     work = stack.batch * stack.setup.net.macs_forward
     stages: list[Stage] = []
     first, count, width = 0, len(slots), stack.width
-    for halvings in range(1, widest.bit_length()):
+    for halvings in range(1, 1 + MOST_HALVINGS):
         narrower = -(-widest >> halvings)
         if narrower < 2 or width * work < worthwhile_macs:
             break
