@@ -16,7 +16,13 @@ import shoal
 from shoal import History, Recipe, Result
 from shoal.cli.comparison_tables import format_further_metrics, make_budget_tables
 from shoal.compare.budgets import Budgets
-from shoal.compare.comparison import Comparison, resume_comparison, run_comparison
+from shoal.compare.comparison import (
+    Comparison,
+    group_similar_recipes,
+    play_all_runs,
+    resume_comparison,
+    run_comparison,
+)
 
 TINY: dict[str, Any] = {"devices": 6, "sample": 3, "rounds": 4, "steps": "2", "batch": 8}
 RECIPE = Recipe(**TINY)
@@ -259,6 +265,19 @@ def test_a_method_beside_others_is_the_method_alone():
     alone, beside = shoal.run("scaffold", seed=1, **TINY), three().results["scaffold"][1]
     assert alone.history.equals_except_wall_time(beside.history)
     assert all(torch.equal(alone.params[k], v) for k, v in beside.params.items())
+
+
+def test_runs_with_other_splits_train_in_the_same_calls_to_the_same_numbers():
+    base = RECIPE.with_values(engine="batched", width=3, precision="float64", lr=0.1, epochs="1", steps="")
+    recipes = [base.with_values(split=split) for split in ("iid", "dirichlet:0.3", "shards:2")]
+    assert [len(group) for group in group_similar_recipes(recipes)] == [3]
+    beside = play_all_runs({"fedavg": recipes}, 0.0, None).results["fedavg"]
+    for recipe, found in zip(recipes, beside):
+        alone = play_all_runs({"fedavg": [recipe]}, 0.0, None).results["fedavg"][0]
+        assert [row["bytes_up"] for row in found.history.rows] == [row["bytes_up"] for row in alone.history.rows]
+        for name, value in alone.params.items():
+            torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-9)
+    assert not torch.allclose(beside[0].params["fc1.weight"], beside[1].params["fc1.weight"], rtol=0, atol=1e-6)
 
 
 def test_the_python_side_mirrors_the_command():

@@ -39,8 +39,8 @@ from shoal.runs.store import RunFolder, count_rows_on_disk, refuse_nonempty_fold
 from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
-NUMBERS = {"lr": 1.0, "lr_decay": 1.0, "lr_schedule": "", "lr_warmup": 0, "momentum": 0.0, "beta1": 0.9, "beta2": 0.9}
-NUMBERS |= {"eps": 0.0, "weight_decay": 0.0, "clip": 0.0}
+SAME_CALLS = {"lr": 1.0, "lr_decay": 1.0, "lr_schedule": "", "lr_warmup": 0, "momentum": 0.0, "beta1": 0.9}
+SAME_CALLS |= {"beta2": 0.9, "eps": 0.0, "weight_decay": 0.0, "clip": 0.0, "split": "iid", "target": 0.0}
 """Recipe keys in which runs may differ and still train in the same calls."""
 MAX_OPEN_RUNS = 32
 """Runs that are open at the same time."""
@@ -237,11 +237,11 @@ def play_all_runs(
 
 
 def group_similar_recipes(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
-    """Groups of recipes that differ only in seed and NUMBERS, so that one engine can train their devices together."""
+    """Groups of recipes that differ only in seed and SAME_CALLS, so that one engine can train their devices together."""
     groups: dict[tuple, list[Recipe]] = {}
     for recipe in recipes:
         parts = tuple(type(p) for p in load_method(recipe.method, recipe.parts).parts)
-        groups.setdefault((parts, replace(recipe, method="", seed=0, out="", **NUMBERS)), []).append(recipe)
+        groups.setdefault((parts, replace(recipe, method="", seed=0, out="", **SAME_CALLS)), []).append(recipe)
     for group in groups.values():
         for first in range(0, len(group), MAX_OPEN_RUNS):
             yield group[first : first + MAX_OPEN_RUNS]
