@@ -1,7 +1,7 @@
 """Comparisons: several methods run on the same data, devices and seeds, with a table of accuracies and costs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
@@ -39,9 +39,9 @@ from shoal.runs.store import RunFolder, count_rows_on_disk, refuse_nonempty_fold
 from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
-SAME_CALLS = {"lr": 1.0, "lr_decay": 1.0, "lr_schedule": "", "lr_warmup": 0, "momentum": 0.0, "beta1": 0.9}
-SAME_CALLS |= {"beta2": 0.9, "eps": 0.0, "weight_decay": 0.0, "clip": 0.0, "split": "iid", "target": 0.0}
-"""Recipe keys in which runs may differ and still train in the same calls."""
+SAME_CALLS = {"method", "seed", "out", "split", "target", "lr", "lr_decay", "lr_schedule", "lr_warmup"}
+SAME_CALLS |= {"momentum", "beta1", "beta2", "eps", "weight_decay", "clip"}
+"""Recipe keys in which runs may differ and still train in the same calls, their methods only in values of parts."""
 MAX_OPEN_RUNS = 32
 """Runs that are open at the same time."""
 MAX_CPU_WIDTH = 20
@@ -237,11 +237,12 @@ def play_all_runs(
 
 
 def group_similar_recipes(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
-    """Groups of recipes that differ only in seed and SAME_CALLS, so that one engine can train their devices together."""
+    """Groups of recipes that differ only in SAME_CALLS, so that one engine can train their devices together."""
+    keys = [f.name for f in fields(Recipe) if f.name not in SAME_CALLS]
     groups: dict[tuple, list[Recipe]] = {}
     for recipe in recipes:
         parts = tuple(type(p) for p in load_method(recipe.method, recipe.parts).parts)
-        groups.setdefault((parts, replace(recipe, method="", seed=0, out="", **SAME_CALLS)), []).append(recipe)
+        groups.setdefault((parts, *(getattr(recipe, key) for key in keys)), []).append(recipe)
     for group in groups.values():
         for first in range(0, len(group), MAX_OPEN_RUNS):
             yield group[first : first + MAX_OPEN_RUNS]
