@@ -37,7 +37,7 @@ class Windows:
         return self.stride * (self.count - 1) + self.taps - self.before - self.size
 
     @property
-    def kept(self) -> slice:
+    def kept_taps(self) -> slice:
         return slice(self.first, self.first + self.taps)
 
 
@@ -97,7 +97,7 @@ def multiply_filter_gradient(
     kept = torch.bmm(flatten_rows(grad, devices).mT, patches)
     kept = kept.view(*filters.shape[:2], down.taps, across.taps)
     height, width = filters.shape[2:]
-    left_out = (across.first, width - across.kept.stop, down.first, height - down.kept.stop)
+    left_out = (across.first, width - across.kept_taps.stop, down.first, height - down.kept_taps.stop)
     return F.pad(kept, left_out) if any(left_out) else kept
 
 
@@ -111,7 +111,7 @@ def multiply_input_gradient(
     down, across = find_both_windows(x.shape, filters.shape, stride, padding)
     if down.stride > 1 or across.stride > 1:
         return fold_input_gradient(grad, x, filters, stride, padding, devices)
-    turned = filters[..., down.kept, across.kept].flip(2, 3).unflatten(0, (devices, -1))
+    turned = filters[..., down.kept_taps, across.kept_taps].flip(2, 3).unflatten(0, (devices, -1))
     turned = turned.permute(0, 1, 3, 4, 2).flatten(1, 3)
     patches = unfold_patches(grad, reverse_windows(down), reverse_windows(across), devices)
     return unflatten_rows(torch.bmm(patches, turned), len(x), down.size, across.size)
@@ -174,7 +174,7 @@ def unfold_patches(images: Tensor, down: Windows, across: Windows, devices: int)
 
 def flatten_filters(filters: Tensor, down: Windows, across: Windows, devices: int) -> Tensor:
     """The taps that are kept: [devices, outputs, channels * taps]."""
-    return filters[..., down.kept, across.kept].unflatten(0, (devices, -1)).flatten(2)
+    return filters[..., down.kept_taps, across.kept_taps].unflatten(0, (devices, -1)).flatten(2)
 
 
 def flatten_rows(images: Tensor, devices: int) -> Tensor:

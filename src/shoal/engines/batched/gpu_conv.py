@@ -74,14 +74,14 @@ def choose_convolution_forms(graph: fx.Graph, width: int) -> None:
     for node in list(graph.nodes):
         if node.target is aten.convolution.default:
             x, filters, _, *geometry = node.args
-            if is_plain(filters, geometry, width):
+            if is_one_group_per_device(filters, geometry, width):
                 form = pick_form(describe_case("output", x, filters, geometry))
                 if form != "grouped":
                     patches = share_patches(shared, node, x, filters, geometry) if form == "product" else None
                     node.target, node.kwargs = convolve, {"form": form, "patches": patches}
         elif node.target is aten.convolution_backward.default:
             _, x, filters, _, *geometry, mask = node.args
-            if is_plain(filters, geometry, width):
+            if is_one_group_per_device(filters, geometry, width):
                 cases = (describe_case(f"{of} gradient", x, filters, geometry) for of in ("input", "filter"))
                 forms = tuple(map(pick_form, cases))
                 if forms != ("grouped", "grouped"):
@@ -119,7 +119,7 @@ def find_origin(x: fx.Node) -> tuple[Any, ...]:
     return node, *arranged
 
 
-def is_plain(filters: fx.Node, geometry: Sequence[Any], width: int) -> bool:
+def is_one_group_per_device(filters: fx.Node, geometry: Sequence[Any], width: int) -> bool:
     """Whether a convolution is over images, of several devices with one group each, not dilated and not transposed."""
     _, _, dilation, transposed, _, groups = geometry
     return filters.meta["val"].dim() == 4 and groups == width > 1 and set(dilation) == {1} and not transposed
@@ -204,19 +204,19 @@ OUTPUT_FORMS: dict[str, Callable[..., Tensor]] = {
     "grouped": lambda x, filters, *geometry: aten.convolution(x, filters, None, *geometry),
     "channels last": convolve_channels_last,
     "product": lambda x, filters, *geometry, **known: multiply_forward(
-        x, filters, *geometry[:2], geometry[-1], **known
+        x, filters, *geometry[:2], devices=geometry[-1], **known
     ),
 }
 """(x, filters, stride, padding, dilation, transposed, output padding, groups) -> output without bias."""
 INPUT_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
     "grouped": lambda *given: backpropagate_grouped(OF_INPUT, *given),
     "channels last": lambda *given: backpropagate_channels_last(OF_INPUT, *given),
-    "product": lambda *given: multiply_input_gradient(*given[:5], given[-1]),
-    "fold": lambda *given: fold_input_gradient(*given[:5], given[-1]),
+    "product": lambda *given: multiply_input_gradient(*given[:5], devices=given[-1]),
+    "fold": lambda *given: fold_input_gradient(*given[:5], devices=given[-1]),
 }
 """(gradient of the output, x, filters, stride, padding, dilation, transposed, output padding, groups) -> gradient."""
 FILTER_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
     "grouped": lambda *given: backpropagate_grouped(OF_FILTERS, *given),
     "channels last": lambda *given: backpropagate_channels_last(OF_FILTERS, *given),
-    "product": lambda *given, **known: multiply_filter_gradient(*given[:5], given[-1], **known),
+    "product": lambda *given, **known: multiply_filter_gradient(*given[:5], devices=given[-1], **known),
 }
