@@ -91,9 +91,9 @@ OTHERS = [(kind, dropout) for kind in BUILDERS for dropout in (0.0, 0.2) if (kin
 def test_devices_train_in_one_call_and_like_one_after_the_other(kind, dropout, monkeypatch, caplog):
     widths, honest = [], BatchedEngine.run_steps
 
-    def run_steps(self, sharing_key, stack):
+    def run_steps(self, sharing_key, stack, *given):
         widths.append(stack.width)
-        return honest(self, sharing_key, stack)
+        return honest(self, sharing_key, stack, *given)
 
     monkeypatch.setattr(BatchedEngine, "run_steps", run_steps)
     given: dict[str, Any] = dict(data=make_sentences(kind), model=build_wrapped(kind, dropout), split="iid")

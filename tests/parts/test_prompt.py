@@ -441,9 +441,9 @@ def test_devices_train_in_one_call_and_like_one_after_the_other(kind, label, tmp
     pytest.importorskip("transformers")
     widths, honest = [], BatchedEngine.run_steps
 
-    def run_steps(self, sharing_key, stack):
+    def run_steps(self, sharing_key, stack, *given):
         widths.append(stack.width)
-        return honest(self, sharing_key, stack)
+        return honest(self, sharing_key, stack, *given)
 
     monkeypatch.setattr(BatchedEngine, "run_steps", run_steps)
     folder = write_hf_folder(tmp_path / kind, kind)
