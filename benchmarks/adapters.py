@@ -28,6 +28,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from peers.turn import wait_for_turn
 from torch import Tensor, nn
 
 import shoal
@@ -187,6 +188,8 @@ def measure_speed(args: argparse.Namespace) -> dict[str, Any]:
 
     seconds: dict[str, list[float]] = {"batched": [], "plain": []}
     for number in range(args.rounds + 1):
+        if number == 1:
+            wait_for_turn()
         for name, play in (("batched", play_batched), ("plain", plain)):
             if args.compute.startswith("cuda"):
                 torch.cuda.synchronize()

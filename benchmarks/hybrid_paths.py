@@ -14,6 +14,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from peers.turn import wait_for_turn
 from torch import Tensor, nn
 
 import shoal
@@ -118,7 +119,9 @@ def main() -> None:
     ]
     for model in args.models:
         contenders = [Contender(method, model, args) for method in METHODS]
-        for _ in range(SETTLING + args.rounds):
+        for number in range(SETTLING + args.rounds):
+            if number == SETTLING:
+                wait_for_turn()
             for contender in contenders:
                 contender.play_round()
         rounds = {c.method: median(c.seconds[SETTLING:]) for c in contenders}

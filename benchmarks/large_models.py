@@ -1,7 +1,8 @@
 """Steps of large models, many devices in one call: ms a device-step by the form that convolutions take.
 
     python benchmarks/large_models.py [--sections steps convs compiled small] [--seconds 60] [--profile]
-                                      [--models resnet18-imagenet] [--rules plain grouped product] [--compute cuda]
+                                      [--models resnet18-imagenet] [--precisions auto bf16] [--rules plain now grouped]
+                                      [--compute cuda]
 
 Every section ends after so many seconds; what is most important comes first. Rules: `now` is the library's; `grouped`,
 `channels last`, `product`, `fold` and `separate` take that form everywhere; `mixed` takes products from 64 channels on;
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from conv_forms import add_separate_forms, measure_compiled, measure_convolutions
 from gpu_clock import OutOfTime, limit_seconds, measure_replay, print_row, time_call
+from peers.turn import wait_for_turn
 from torch import Tensor
 
 import shoal
@@ -72,22 +74,21 @@ class Variant(NamedTuple):
 def list_large() -> Iterator[Variant]:
     """The most important first."""
     resnet, group_norm = "resnet18-imagenet", "resnet18-imagenet-gn"
-    for rule in ("plain", "grouped", "fold", "product", "mixed", "fold apart", "separate"):
+    for rule in ("plain", "now", "grouped", "fold", "product", "mixed", "fold apart", "separate"):
         yield Variant(resnet, rule=rule)
-    for rule in ("plain", "grouped", "product", "fold"):
+    for rule in ("plain", "now", "grouped", "product", "fold"):
         yield Variant(resnet, "bf16", rule)
-    for rule in ("plain", "grouped", "product", "fold"):
+    for rule in ("plain", "now", "grouped", "product", "fold"):
         yield Variant(group_norm, rule=rule)
     for rule in ("grouped", "product", "channels last"):
         yield Variant(resnet, rule=rule, compiled=False)
-    for rule in ("plain", "grouped", "product", "fold", "mixed"):
+    for rule in ("plain", "now", "grouped", "product", "fold", "mixed"):
         yield Variant("vgg11", rule=rule)
     for model in ("vit", "lstm"):
         for rule in ("plain", "now"):
             yield Variant(model, rule=rule)
-        yield Variant(model, rule="now", compiled=False)
         yield from (Variant(model, "bf16", rule) for rule in ("plain", "now"))
-    for rule in ("plain", "grouped", "product"):
+    for rule in ("plain", "now", "grouped", "product"):
         yield Variant(group_norm, "bf16", rule)
         yield Variant("vgg11", "bf16", rule)
 
@@ -129,6 +130,7 @@ def measure_engine(variant: Variant, compute: str, profiled: bool = False) -> li
     engine = BatchedEngine(variant.devices, compiled=variant.compiled)
     try:
         first = time_call(lambda: engine.train(tasks))
+        wait_for_turn()
         work = STEPS * variant.devices
         if place.type == "cpu":
             return [f"{first:.1f}", f"{1e3 * time_call(lambda: engine.train(tasks)) / work:.3f}", ""]
@@ -152,7 +154,7 @@ def measure_plain(variant: Variant, compute: str) -> list[str]:
     module = MODELS[variant.model](shape, classes).module.to(place)
     images = x.dim() == 4
     if images:
-        module, x = (t.to(memory_format=torch.channels_last) for t in (module, x))
+        module, x = module.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (no overload says it)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.001, foreach=True)
     half = variant.precision == "bf16"
     if place.type == "cuda":
@@ -172,6 +174,7 @@ def measure_plain(variant: Variant, compute: str) -> list[str]:
             torch.cuda.synchronize()
 
     first = time_call(train_devices)
+    wait_for_turn()
     seconds = min(time_call(train_devices) for _ in range(1 if place.type == "cpu" else 3))
     return [f"{first:.1f}", f"{1e3 * seconds / STEPS / variant.devices:.3f}", ""]
 
@@ -236,6 +239,7 @@ def main() -> None:
     parser.add_argument("--variant-seconds", type=float, default=90.0, help="of each row of whole steps")
     parser.add_argument("--models", nargs="+", help="only these, in whole steps")
     parser.add_argument("--rules", nargs="+", help="only these, in whole steps")
+    parser.add_argument("--precisions", nargs="+", help="only these, in whole steps: auto (TF32 on a GPU), bf16")
     parser.add_argument("--compute", default="cuda")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step of ResNet18, grouped and product")
     args = parser.parse_args()
@@ -250,7 +254,9 @@ def main() -> None:
     pick = lambda variants: [  # noqa: E731
         v
         for v in (shrink([*variants]) if on_cpu else variants)
-        if (not args.models or v.model in args.models) and (not args.rules or v.rule in args.rules)
+        if (not args.models or v.model in args.models)
+        and (not args.rules or v.rule in args.rules)
+        and (not args.precisions or v.precision in args.precisions)
     ]
     sections: dict[str, Callable[[], None]] = {
         "steps": lambda: measure_steps(pick(list_large()), args),

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from jobs import CLASSES, FOLDER, JOBS, MAIN_JOBS, TESTS, Job, asked, load, load_tests, report
 from networks import network
+from turn import wait_for_turn
 
 import shoal
 
@@ -43,6 +44,8 @@ class Watch:
         if self.played[recipe] <= self.rounds:
             self.rows.append(row)
             self.times.append(perf_counter())
+        if sum(self.played.values()) == self.runs:
+            wait_for_turn()  # after the first round of all runs
         return shoal.Stop("as many rounds as were to be timed") if self.played[recipe] >= self.rounds else None
 
     @property

@@ -14,6 +14,7 @@ from jobs import JOBS, Job, asked, load, make_data, report
 from networks import network
 from torch import Tensor
 from torch.multiprocessing import get_context
+from turn import wait_for_turn
 
 Weights = dict[str, Tensor]
 
@@ -96,7 +97,9 @@ def play(work: Alone | Team, job: Job, rounds: int, compute: str) -> list[float]
     torch.manual_seed(0)
     weights: Weights = {name: value.clone() for name, value in network(job.model).to(compute).state_dict().items()}
     seconds = []
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number == 1:
+            wait_for_turn()
         began = perf_counter()
         devices = torch.randperm(job.devices)[: job.per_round].tolist()
         total = work.total(weights, devices)
