@@ -225,6 +225,31 @@ def test_earlier_runs_decide_where_nothing_else_does_and_were_not_broken_off():
     assert (newer.text, newer.is_by_earlier_runs) == (FAILS, False)
 
 
+def test_runs_that_were_broken_off_show_what_needs_no_whole_run():
+    """30 of 500 rounds: what a device uploads is known, a mean over all rounds is not; whole runs go first."""
+    files = make_files(("FedDH", 0.62), ("FedAvg", 0.56), rounds=30)
+    upload = judge_claim(replace(CLAIM, measure_name="upload", test="lower"), files).fair
+    assert (upload.seeds, upload.estimate, upload.why) == (3, 0.0, "the interval holds both 0 and what was published")
+    for waiting in (CLAIM, replace(CLAIM, test="near", than=(), measure_name="MACs")):
+        waits = judge_claim(waiting, files).fair
+        assert (waits.verdict, waits.why) == (OPEN, "30 of 500 rounds")
+    longer = {"whole": make_files(("FedDH", 0.62), ("FedAvg", 0.56))["feddhad-3"]}
+    assert judge_claim(CLAIM, files | longer).text == HOLDS
+
+
+def test_a_run_that_was_broken_off_before_its_model_was_pruned_does_not_show_its_final_size():
+    claim = replace(CLAIM, test="near", than=(), measure_name="final MACs")
+
+    def judge_pruned(macs: int, rounds: int) -> Judgement:
+        runs = [make_run("FedDH", seed, 0.5, "fair", rounds=rounds) for seed in range(3)]
+        runs = [replace(run, rows=[*run.rows[:-1], run.rows[-1] | {"macs_forward": macs}]) for run in runs]
+        return judge_claim(claim, {"feddhad-3": runs}).fair
+
+    assert (judge_pruned(400000, 30).estimate, judge_pruned(400000, 30).seeds) == (0.4, 3)
+    assert (judge_pruned(615000, 30).verdict, judge_pruned(615000, 30).why) == (OPEN, "30 of 500 rounds")
+    assert judge_pruned(615000, 500).estimate == 0.615
+
+
 def test_a_method_that_was_not_run_cannot_have_been_beaten():
     claim = replace(CLAIM, than=("FedAvg", "FedProx"))
     verdict = judge_claim(claim, make_files(("FedDH", 0.62), ("FedAvg", 0.56)))

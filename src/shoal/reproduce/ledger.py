@@ -78,10 +78,13 @@ class LedgerRun:
         """The run until a round; None for all of it."""
         return self if rounds is None or rounds >= len(self.rows) else replace(self, rows=self.rows[:rounds])
 
+    def is_of(self, recipe: Recipe) -> bool:
+        """Whether this is a run of the recipe with the metrics that it asks for, whole or broken off."""
+        return self.key == make_run_key(recipe) and set(recipe.metrics) <= set(self.parsed_recipe.metrics)
+
     def covers(self, recipe: Recipe) -> bool:
         """Whether this is a run of the recipe, at least as long and with the metrics that it asks for."""
-        metrics = set(recipe.metrics) <= set(self.parsed_recipe.metrics)
-        return self.key == make_run_key(recipe) and len(self.rows) >= recipe.rounds and metrics
+        return self.is_of(recipe) and len(self.rows) >= recipe.rounds
 
 
 def make_run_key(recipe: Recipe) -> str:

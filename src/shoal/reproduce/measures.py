@@ -62,8 +62,8 @@ class Measure:
     unit: str = "points"
     """points: differences of per cent; difference: of anything else; ratio, bytes: how many times as much."""
     digits: int = 2
-    needs_whole_run: bool = True
-    """Whether runs that were broken off say nothing about it."""
+    is_known_early: Callable[[LedgerRun], bool] | None = None
+    """Whether a run that was broken off shows it; None: no such run does."""
 
     @property
     def is_ratio(self) -> bool:
@@ -130,6 +130,12 @@ def read_final_macs(run: LedgerRun, target: float, reading: CurveReading) -> Mea
     return MeasuredValue(value / 1e6) if value else None
 
 
+def is_pruned(run: LedgerRun) -> bool:
+    """Whether the model became smaller on the way, so that what it computes now is what it will at the end."""
+    first, last = run.rows[0].get("macs_forward"), run.history.last("macs_forward")
+    return bool(first and last) and last < first
+
+
 def read_upload(run: LedgerRun, target: float, reading: CurveReading) -> MeasuredValue | None:
     """Bytes of a device and round; every device that is asked is taken to answer."""
     return MeasuredValue(run.history.total("bytes_up") / (len(run.rows) * run.parsed_recipe.sample))
@@ -148,9 +154,9 @@ MEASURES = {
     "within 900 s": Measure(read_within("900 s"), ("acc_pct_within_900 s",)),
     "within 50 GB": Measure(read_within("50 GB"), ("acc_pct_within_50 GB",)),
     "local risk": Measure(read_curve_end("local_risk", 1), ("local_model_risk",), "difference"),
-    "MACs": Measure(read_macs, ("mflops",), "ratio", digits=3, needs_whole_run=False),
-    "final MACs": Measure(read_final_macs, ("mflops",), "ratio", digits=3, needs_whole_run=False),
-    "upload": Measure(read_upload, ("upload_size",), "bytes", needs_whole_run=False),
+    "MACs": Measure(read_macs, ("mflops",), "ratio", digits=3),
+    "final MACs": Measure(read_final_macs, ("mflops",), "ratio", digits=3, is_known_early=is_pruned),
+    "upload": Measure(read_upload, ("upload_size",), "bytes", is_known_early=lambda run: True),
     "time to target": Measure(read_seconds, ("time_s_to_",), "ratio", digits=0),
     "GB to target": Measure(read_gigabytes, ("GB_to_",), "ratio", digits=1),
     "traffic": Measure(read_total_traffic, ("bandwidth_GB",), "ratio", digits=1),

@@ -125,23 +125,31 @@ def find_published_value(claim: Claim, table: PaperTable, row: str) -> float | N
 def find_cell_runs(
     claim: Claim, table: PaperTable, protocol: str, files: Mapping[str, Sequence[LedgerRun]]
 ) -> CellRuns:
-    """By row, the runs of a protocol that are those of the claim's cells, with their files; a list for each setting."""
-    column, found = find_table_column(table, claim.column), {}
+    """By row, the runs of a protocol that are those of the claim's cells, with their files; a list for each setting.
+
+    Runs that were broken off are among them where they show what is measured, or where there are no others.
+    """
+    column, found, pairs = find_table_column(table, claim.column), {}, list_runs(files, protocol)
     for name in claim.rows:
         row, settings = find_table_row(table, name), []
         for number, _ in enumerate(row.list_choices(column)):
             recipe = table.make_recipe(column, row, "full", {}, number)
-            settings.append(
-                [
-                    (file, run)
-                    for file, known in files.items()
-                    for run in known
-                    if run.protocol == protocol and run.covers(recipe.with_values(seed=run.seed))
-                ]
-            )
+            own = [(file, run) for file, run in pairs if run.is_of(recipe.with_values(seed=run.seed))]
+            useful = [(file, run) for file, run in own if is_readable(claim.measure, run, recipe.rounds)]
+            settings.append(useful or own)
         if settings and all(settings):
             found[name] = settings
     return found
+
+
+def list_runs(files: Mapping[str, Sequence[LedgerRun]], protocol: str) -> list[tuple[str, LedgerRun]]:
+    """The runs of a protocol with the files that they are from."""
+    return [(file, run) for file, known in files.items() for run in known if run.protocol == protocol]
+
+
+def is_readable(measure: Measure, run: LedgerRun, rounds: int) -> bool:
+    """Whether a run shows what is measured, of which whole runs have so many rounds."""
+    return len(run.rows) >= rounds or (measure.is_known_early is not None and measure.is_known_early(run))
 
 
 def find_earlier_runs(earlier: EarlierRuns, files: Mapping[str, Sequence[LedgerRun]]) -> CellRuns:
@@ -166,8 +174,8 @@ def judge_runs(
     recipe = table.make_recipe(find_table_column(table, claim.column), find_table_row(table, claim.row), "full", {})
     everything = [pair for row in claim.rows for setting in runs.get(row, ()) for pair in setting]
     shortest = min(len(run.rows) for _, run in everything)
-    is_cut = claim.measure.needs_whole_run and shortest < recipe.rounds
-    rounds = min(shortest, recipe.rounds) if claim.measure.needs_whole_run else None
+    is_cut = not all(is_readable(claim.measure, run, recipe.rounds) for _, run in everything)
+    rounds = min(shortest, recipe.rounds) if claim.measure.is_known_early is None else None
     values: dict[str, dict[int, MeasuredValue]] = {}
     for row in claim.rows:
         reading = pick_reading(table, claim.column, row, protocol)
