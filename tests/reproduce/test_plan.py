@@ -14,6 +14,7 @@ from shoal.cli.commands import run_command_line
 from shoal.cli.plan_table import make_plan_tables, summarise_plan
 from shoal.compare import comparison
 from shoal.compare.parallel import run_in_processes
+from shoal.reproduce import cost as costs
 from shoal.reproduce import plan as plans
 from shoal.reproduce.cost import RoundCost, find_recorded_cost, measure_round
 from shoal.reproduce.ledger import describe_machine, read_ledger, record_runs
@@ -134,6 +135,15 @@ def test_seconds_are_those_of_a_trial_or_of_recorded_runs(here):
     cost = by_cell["Long", "FedProx"].cost
     assert cost and cost.source == "runs of other methods here" and cost.is_of_this_machine
     assert "on this machine" in summarise_plan(recorded)
+
+
+def test_a_trial_of_long_rounds_ends_with_the_first(here, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="shoal")
+    monkeypatch.setattr(costs, "TRIAL_SECONDS", 0.0)
+    tried = plan_table("small", seeds=3, columns=["Long"])
+    assert {p.cost.source for p in tried.missing if p.cost} == {"a trial of 1 round of FedAvg"}
+    assert all(p.cost and p.cost.seconds > 0 for p in tried.missing)
+    assert caplog.text.count("are tried") == 1  # one cell of the column stands for the others
 
 
 def test_seconds_of_another_machine_are_told_as_such(here):
@@ -345,7 +355,7 @@ def test_the_commands(here, monkeypatch, capsys):
     told = json.loads(out)
     assert code == 0 and told["missing"] == 5 and told["cells"][0]["rounds_left"] == 6 and told["seconds"] > 0
     code, out, err = command(monkeypatch, capsys, "small", "--plan", "--seeds", "1")
-    assert code == 0 and "0 of 5 cells are there." in out and "a trial  3 rounds of" in out
+    assert code == 0 and "0 of 5 cells are there." in out and "a trial  up to 3 rounds of" in out
     (here / "results").mkdir()
     words = ["small", "--only", "FedAvg", "--results", "results", "--record", "--until-minutes", "5"]
     code, out, err = command(monkeypatch, capsys, *words)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from time import perf_counter
+from typing import Any
 
 from shoal.compare.comparison import play_all_runs
 from shoal.core.errors import ShoalError
@@ -13,17 +15,20 @@ from shoal.reproduce.ledger import LedgerRun, describe_machine
 from shoal.runs.history import read_history
 from shoal.runs.recipe import Recipe
 from shoal.runs.store import RunFolder
+from shoal.runs.watching import Stop
 
 log = logging.getLogger("shoal")
 TRIAL_ROUNDS = 3
 """Rounds of a trial; the first is not counted, since engines compile and caches fill in it."""
+TRIAL_SECONDS = 20.0
+"""After so many seconds a trial ends with the round that is going on; if that is the first, it is counted."""
 SIZE_KEYS = ("data", "model", "devices", "sample", "epochs", "steps", "batch", "augment", "split")
 """Recipe keys in which runs must agree for the seconds of one to say something about the other."""
 BASES = {
     "own rounds": "the cell's own rounds so far",
     "same method": "recorded runs of the same method and size",
     "other methods": "recorded runs of other methods of the same size",
-    "a trial": f"{TRIAL_ROUNDS} rounds of the first missing cell of the setting, just played",
+    "a trial": f"up to {TRIAL_ROUNDS} rounds of the first missing cell of the setting, just played",
 }
 """What the seconds of a round can be from."""
 
@@ -84,14 +89,27 @@ def has_same_size(recipe: Recipe, other: Recipe) -> bool:
 
 
 def measure_round(recipes: Sequence[Recipe], method: str) -> RoundCost | None:
-    """The seconds of a round of one run in a short trial of all seeds; None where it cannot be played here."""
-    trial = [replace(recipe, rounds=TRIAL_ROUNDS, eval_every=TRIAL_ROUNDS, out="") for recipe in recipes]
+    """The seconds of a round of one run in a short trial; None where it cannot be played here.
+
+    On a GPU all seeds are tried, since they cost less side by side; on a processor one stands for them.
+    """
+    tried = recipes[:1] if recipes[0].compute == "cpu" else recipes
+    trial = [replace(recipe, rounds=TRIAL_ROUNDS, eval_every=TRIAL_ROUNDS, out="") for recipe in tried]
+    end = perf_counter() + TRIAL_SECONDS
+
+    def stop_in_time(*_: Any) -> Stop | None:
+        return Stop("the time of a trial is over") if perf_counter() > end else None
+
+    log.info("No run says what a round takes here: up to %d rounds of %s are tried.", TRIAL_ROUNDS, method)
     try:
-        comparison = play_all_runs({method: trial}, 0.0, None)
+        comparison = play_all_runs({method: trial}, 0.0, stop_in_time)
     except ShoalError as error:
         if error.kind.name in STOP_KINDS:
             raise
         log.warning("No trial could be played: %s", error.problem)
         return None
-    seconds = [row["wall_seconds"] for result in comparison.results[method] for row in result.history.rows[1:]]
-    return RoundCost(median(seconds), f"a trial of {TRIAL_ROUNDS} rounds of {method}", "a trial")
+    histories = [result.history.rows for result in comparison.results[method]]
+    seconds = [row["wall_seconds"] for rows in histories for row in (rows[1:] or rows)]
+    played = max(map(len, histories))
+    source = f"a trial of {played} {'round' if played == 1 else 'rounds'} of {method}"
+    return RoundCost(median(seconds), source, "a trial")
