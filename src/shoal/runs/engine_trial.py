@@ -36,6 +36,8 @@ FINALISTS = 2
 """Engines that are compared with `serial` over all turns: the quickest ones of the first turn."""
 WORTH, WORTH_THREADS = 1.1, 1.3
 """How many times as fast an engine must be; more for further threads, which lose most on a machine that is shared."""
+WORTH_AT_BEST = 1.5
+"""How many times as fast by the best turn of each is enough, too: other work on the machine delays that one least."""
 
 
 @use_threads(1)
@@ -126,16 +128,25 @@ def measure_contenders(contenders: Sequence[Contender]) -> dict[EngineChoice, li
 
 
 def pick_winner(measured: Mapping[EngineChoice, Sequence[float]], tried: int) -> EngineChoice:
-    """The quickest engine, if it is beyond doubt by `compute_speedup`; else the plainest, which comes first."""
+    """The quickest engine, if it is beyond doubt by `is_clearly_faster`; else the plainest, which comes first."""
     serial = best = next(iter(measured))
     for pick, seconds in measured.items():
         worth = WORTH_THREADS if pick.threads > best.threads else WORTH
-        if compute_speedup(seconds, measured[best]) > worth:
+        if is_clearly_faster(seconds, measured[best], worth):
             best = pick
     if best == serial:
         return replace(serial, why=f"nothing was clearly faster in a trial of {tried}")
     speed = compute_speedup(measured[best], measured[serial])
-    return replace(best, why=f"at least {speed:.2g} times as fast as serial in a trial of {tried}")
+    if speed > WORTH:
+        return replace(best, why=f"at least {speed:.2g} times as fast as serial in a trial of {tried}")
+    speed = min(measured[serial]) / min(measured[best])
+    return replace(best, why=f"{speed:.2g} times as fast as serial in the best turns of a trial of {tried}")
+
+
+def is_clearly_faster(seconds: Sequence[float], other_seconds: Sequence[float], worth: float) -> bool:
+    """Whether the quartiles of the turns say so or, where a busy machine spreads them, the best turn of each."""
+    by_best_turn = min(other_seconds) / min(seconds)
+    return compute_speedup(seconds, other_seconds) > worth or by_best_turn > max(worth, WORTH_AT_BEST)
 
 
 def compute_speedup(seconds: Sequence[float], other_seconds: Sequence[float]) -> float:
