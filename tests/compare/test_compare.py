@@ -16,13 +16,8 @@ import shoal
 from shoal import History, Recipe, Result
 from shoal.cli.comparison_tables import format_further_metrics, make_budget_tables
 from shoal.compare.budgets import Budgets
-from shoal.compare.comparison import (
-    Comparison,
-    group_similar_recipes,
-    play_all_runs,
-    resume_comparison,
-    run_comparison,
-)
+from shoal.compare.comparison import Comparison, play_all_runs, resume_comparison, run_comparison
+from shoal.compare.run_groups import group_similar_recipes
 
 TINY: dict[str, Any] = {"devices": 6, "sample": 3, "rounds": 4, "steps": "2", "batch": 8}
 RECIPE = Recipe(**TINY)

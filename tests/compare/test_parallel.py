@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shoal
 from shoal.compare.comparison import resume_comparison
 from shoal.compare.parallel import stop_processes
+from shoal.compare.run_groups import divide_among_processes
 from shoal.core.errors import ShoalError
+from shoal.runs.recipe import Recipe
 
 
 def compared(methods: list[str], rounds: int = 3, **more: Any) -> shoal.Comparison:
@@ -41,6 +45,41 @@ def test_the_results_do_not_depend_on_how_many_processes_there_are(capfd):
             assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
     assert sorted(seen) == sorted((m, s, n) for m in ("fedavg", "scaffold") for s in (0, 1) for n in (1, 2, 3))
     assert "Traceback" not in capfd.readouterr().err
+
+
+# who takes what -------------------------------------------------------------------------------------------------------
+def list_shares(methods: list[str], seeds: int, workers: int) -> list[str]:
+    """Each share as its method's first letter and its seeds."""
+    recipes = [Recipe(method=method, seed=seed) for method in methods for seed in range(seeds)]
+    shares = divide_among_processes(recipes, workers)
+    return [f"{share[0].method[3]}{''.join(str(recipe.seed) for recipe in share)}" for share in shares]
+
+
+def test_similar_runs_stay_together_and_the_last_ones_are_divided():
+    methods = ["fedavg", "fedprox(mu=0.1)", "scaffold", "fedlc", "fednova"]
+    assert list_shares(methods[:2], 3, 2) == ["a012", "p012"]
+    assert list_shares(methods[:3], 3, 2) == ["a012", "p012", "f02", "f1"]
+    assert list_shares(methods[:1], 3, 8) == ["a0", "a1", "a2"]
+    assert list_shares(methods, 3, 3) == ["a012", "p012", "f012", "l02", "l1", "n02", "n1"]
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 9))
+def test_every_run_is_in_one_share_and_no_process_is_idle_from_the_start(methods, seeds, workers):
+    names = ["fedavg", "fedprox", "scaffold", "fedlc", "fednova"][:methods]
+    recipes = [Recipe(method=name, seed=seed) for name in names for seed in range(seeds)]
+    shares = divide_among_processes(recipes, workers)
+    assert sorted((r.method, r.seed) for share in shares for r in share) == sorted((r.method, r.seed) for r in recipes)
+    assert len(shares) >= min(workers, methods) and all(len({r.method for r in share}) == 1 for share in shares)
+    assert [share[0].method for share in shares] == sorted((s[0].method for s in shares), key=names.index)
+
+
+def test_a_process_takes_the_next_share_when_it_is_done():
+    """Five methods in two processes: nobody knows beforehand who trains the third."""
+    methods = ["fedavg", "fedprox(mu=0.1)", "scaffold", "fednova", "fedlc"]
+    found = compared(methods, rounds=2, seeds=2, workers=2)
+    assert {label: [len(r.history) for r in results] for label, results in found.results.items()} == {
+        method: [2, 2] for method in methods
+    }
 
 
 @pytest.mark.whole

@@ -1,7 +1,7 @@
 """Comparisons: several methods run on the same data, devices and seeds, with a table of accuracies and costs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
@@ -11,6 +11,7 @@ from shoal.compare.budgets import CHEAPEST, COST_COLUMNS, Budgets, summarise_at_
 from shoal.compare.comparison_summary import describe_comparison, format_text_table, list_methods, render_comparison
 from shoal.compare.object_transfer import pickle_objects
 from shoal.compare.parallel import run_in_processes
+from shoal.compare.run_groups import group_similar_recipes
 from shoal.compare.spec import ComparisonSpec, read_comparison_file, write_comparison_file
 from shoal.compare.worker_choice import choose_workers
 from shoal.core.errors import ShoalError
@@ -39,11 +40,6 @@ from shoal.runs.store import RunFolder, count_rows_on_disk, refuse_nonempty_fold
 from shoal.runs.warn_once import suppress_repeated_warnings
 from shoal.storage.durable import remove_strays
 
-SAME_CALLS = {"method", "seed", "out", "split", "target", "lr", "lr_decay", "lr_schedule", "lr_warmup"}
-SAME_CALLS |= {"momentum", "beta1", "beta2", "eps", "weight_decay", "clip"}
-"""Recipe keys in which runs may differ and still train in the same calls, their methods only in values of parts."""
-MAX_OPEN_RUNS = 32
-"""Runs that are open at the same time."""
 MAX_CPU_WIDTH = 20
 """Devices of several runs that are trained in one call on a processor: ten seeds of the benchmark's small job take
 0.47 s a round with 20, 0.49 with 10 and 0.63 with 100."""
@@ -214,7 +210,7 @@ def play_all_runs(
 ) -> Comparison:
     """Play all runs, given by label, to their end; similar ones are trained together.
 
-    They are divided among so many `workers`, that is processes; 0: among as many as pay.
+    They are divided among so many `workers`, that is processes, in their order; 0: among as many as pay.
     """
     results: dict[Recipe, Result] = {}
     recipes = [recipe for seeds in runs.values() for recipe in seeds]
@@ -234,18 +230,6 @@ def play_all_runs(
             error.kind.name, error.problem, f"{describe_way_to_resume(folder)} goes on from there."
         ) from None
     return Comparison({label: [results[recipe] for recipe in seeds] for label, seeds in runs.items()}, target)
-
-
-def group_similar_recipes(recipes: Sequence[Recipe]) -> Iterator[list[Recipe]]:
-    """Groups of recipes that differ only in SAME_CALLS, so that one engine can train their devices together."""
-    keys = [f.name for f in fields(Recipe) if f.name not in SAME_CALLS]
-    groups: dict[tuple, list[Recipe]] = {}
-    for recipe in recipes:
-        parts = tuple(type(p) for p in load_method(recipe.method, recipe.parts).parts)
-        groups.setdefault((parts, *(getattr(recipe, key) for key in keys)), []).append(recipe)
-    for group in groups.values():
-        for first in range(0, len(group), MAX_OPEN_RUNS):
-            yield group[first : first + MAX_OPEN_RUNS]
 
 
 def finish_group(recipes: Sequence[Recipe], watch: Watcher | None) -> dict[Recipe, Result]:

@@ -1,12 +1,14 @@
 """Runs of a comparison in several processes: for runs too small to keep a machine busy from one process.
 
-A GPU that waits for Python between rounds serves several processes as quickly as one. Each process takes every n-th run
-and trains together what it can; rows are sent to the parent, results are read from the runs' folders.
+A GPU that waits for Python between rounds serves several processes as quickly as one. Each process takes a share of
+similar runs and, when they are over, the next one; rows are sent to the parent, results are read from the folders of
+the runs.
 """
 
 import logging
 import os
 import signal
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from time import perf_counter
 import torch
 
 from shoal.compare.object_transfer import TransferredObjects, pack_objects, unpack_objects
+from shoal.compare.run_groups import divide_among_processes
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.interrupts import stop_error, stop_on_sigterm
 from shoal.runs.history import History
@@ -45,14 +48,15 @@ def run_in_processes(recipes: Sequence[Recipe], workers: int, watch: Watcher | N
 def follow_processes(
     recipes: Sequence[Recipe], workers: int, watch: Watcher | None, objects: TransferredObjects
 ) -> None:
-    """Start the processes, pass their rows to `watch`, and stop all of them when one fails."""
+    """Start the processes, hand out shares, pass their rows to `watch`, and stop all of them when one fails."""
+    waiting = deque(divide_among_processes(recipes, workers))
     context, started = get_context("spawn"), {}
-    for number in range(workers):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=run_worker, args=(sender, recipes[number::workers], objects), daemon=True)
+    for _ in range(min(workers, len(waiting))):
+        own, other = context.Pipe()
+        process = context.Process(target=run_worker, args=(other, waiting.popleft(), objects), daemon=True)
         process.start()
-        sender.close()
-        started[receiver] = process
+        other.close()
+        started[own] = process
     histories: dict[Recipe, History] = {}
     open_ends = set(started)
     playing: set[Connection] = set()
@@ -64,7 +68,10 @@ def follow_processes(
                 if isinstance(message, ShoalError):
                     raise message
                 if message is None:
-                    open_ends.discard(end)
+                    share = waiting.popleft() if waiting else None
+                    (open_ends if share is None else playing).discard(end)
+                    with suppress(OSError):  # it has died, which the next message tells
+                        end.send(share)
                     continue
                 if isinstance(message, WarningMessage):
                     warn_once(message.text)
@@ -110,7 +117,7 @@ def drain_pipe(end: Connection) -> bool:
 
 
 def receive_message(end: Connection):
-    """A recipe with a row and the name of its headline, a warning, an error, or None when a process is done."""
+    """A recipe with a row and the name of its headline, a warning, an error, or None when a share is over."""
     try:
         return end.recv()
     except EOFError:
@@ -136,10 +143,10 @@ class ParentLogHandler(logging.Handler):
         self.end.send(WarningMessage(record.getMessage()))
 
 
-def run_worker(end: Connection, recipes: Sequence[Recipe], objects: TransferredObjects) -> None:
-    """What a worker process does: play its runs and send every row to the parent."""
+def run_worker(end: Connection, first_share: Sequence[Recipe], objects: TransferredObjects) -> None:
+    """What a worker process does: play the runs of share after share, and send every row to the parent."""
     import shoal.data.noise  # noqa: F401
-    from shoal.compare.comparison import finish_group, group_similar_recipes
+    from shoal.compare.comparison import finish_group
 
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent, which passes it on once
@@ -148,9 +155,11 @@ def run_worker(end: Connection, recipes: Sequence[Recipe], objects: TransferredO
     with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; stopped between two runs
         try:
             unpack_objects(objects)
-            for group in group_similar_recipes(recipes):
-                finish_group(group, lambda recipe, row, history: end.send((recipe, row, history.headline)))
-            end.send(None)
+            share: Sequence[Recipe] | None = first_share
+            while share:
+                finish_group(share, lambda recipe, row, history: end.send((recipe, row, history.headline)))
+                end.send(None)
+                share = receive_share(end)
         except BrokenPipeError:
             raise
         except ShoalError as error:
@@ -158,3 +167,11 @@ def run_worker(end: Connection, recipes: Sequence[Recipe], objects: TransferredO
         except Exception as error:
             problem = f"A process that trained some of the runs broke ({describe_error(error)})."
             end.send(ShoalError("bug", problem, "Leave `workers` at 1 to see where, and please report it."))
+
+
+def receive_share(end: Connection) -> Sequence[Recipe] | None:
+    """The next share; None where there is none, or nobody who would send one."""
+    try:
+        return end.recv()
+    except (EOFError, OSError):
+        return None
