@@ -82,6 +82,15 @@ def test_a_row_of_something_larger_than_the_results_travels_alone():
     torch.testing.assert_close(buffer.read_object(message, copy=True)[0], samples[7], rtol=0, atol=0)
 
 
+def test_a_slice_across_two_rows_travels_alone():
+    """A part may send numbers 3 to 8 of a matrix with rows of 5: no row has them all."""
+    matrix, buffer = torch.randn(4, 5), SharedBuffer()
+    across = matrix.view(-1)[3:8]
+    assert across._base is matrix
+    [found] = buffer.read_object(buffer.write_object([across], most_rows=4), copy=True)
+    assert torch.equal(found, across)
+
+
 def test_a_buffer_is_read_as_long_as_one_of_its_tensors_lives():
     buffer = SharedBuffer()
     message = buffer.write_object([torch.ones(100), torch.ones(2, 50)])

@@ -104,6 +104,7 @@ def is_row_of_stack(tensor: Tensor, most_rows: int) -> bool:
         and tensor.nbytes > 0
         and tensor.is_contiguous()
         and stack.is_contiguous()
+        and (tensor.data_ptr() - stack.data_ptr()) % tensor.nbytes == 0
     )
 
 
