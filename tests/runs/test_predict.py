@@ -127,6 +127,35 @@ def test_a_row_is_read_alike_in_any_company(shoal_):
     assert len(shoal.predict(Path("model.pt2"), frame).to_pandas()) == 8
 
 
+@pytest.mark.parametrize("form", ["pandas", "polars", "arrow", "parquet", "datasets", "list"])
+def test_columns_that_are_no_inputs_may_hold_anything(shoal_, form):
+    """Beside them, a category stays one where all its new texts look like dates."""
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    rows = [[*row[:2], "unknown" if i % 3 else "2024-01-31", *row[3:]] for i, row in enumerate(make_rows(160))]
+    Path("data").mkdir()
+    write_rows("data/train.csv", rows)
+    write_rows("data/test.csv", rows[:40])
+    assert shoal_("run", "--data", "data", "--out", "run", *TINY).code == 0
+    assert shoal_("export", "run", "model.pt2", "-q").code == 0
+    write_rows("new.csv", [rows[0], rows[3]])
+    expected = shoal.predict("model.pt2", "new.csv")
+    frame = pandas.read_csv("new.csv").drop(columns="kind").assign(ratio=[np.inf, 1.0], owner=[1, 2])
+    given: Any = frame.assign(note=[{"by": "me"}, {"by": "you"}])
+    if form == "polars":
+        given = pytest.importorskip("polars").DataFrame(given.to_dict("list"))
+    elif form in ("arrow", "parquet"):
+        given = arrow.Table.from_pandas(given)
+        if form == "parquet":
+            given.to_pandas().to_parquet("new.parquet")
+            given = "new.parquet"
+    elif form == "datasets":
+        given = pytest.importorskip("datasets").Dataset.from_pandas(given)
+    elif form == "list":
+        given = [given[:1], given[1:]]
+    found = shoal.predict("model.pt2", given)
+    assert found.columns["p_low"] == pytest.approx(expected.columns["p_low"], abs=1e-6) and not found.remarks
+
+
 def test_predictions_are_written_once(shoal_):
     train(shoal_)
     words = ["predict", "model.pt2", "data/test.csv", "--out"]
@@ -163,6 +192,7 @@ def change(row: int, column: int, cell: str) -> list[list[str]]:
             HEAD[1:],
             "new.csv lacks the column 'age', which the model takes.* age, city",
         ),
+        (make_rows(3), ["a", "b", "c", "d", "e"], "new.csv has none of the columns that the model takes.* age, city"),
         (
             change(2, 0, "old"),
             HEAD,

@@ -13,6 +13,7 @@ from shoal.data.table import (
     SampleColumn,
     Table,
     assemble_table,
+    choose_columns,
     make_category_column,
     make_date_column,
     make_number_column,
@@ -55,12 +56,11 @@ def read_csv_table(
                 f"{path}, line {line}: {len(row)} cells instead of {len(names)}.", "Complete the row."
             )
     lines = [line for line, _ in rows]
-    wanted = [(i, name) for i, name in enumerate(names) if kinds is None or name in kinds]
-    columns = []
-    for i, name in wanted:
-        cells, kind = [row[i].strip() for _, row in rows], (kinds or {}).get(name, "")
-        columns.append(read_text_column(cells, name, path, lines, missing, kind))
-    return assemble_table([name for _, name in wanted], columns, str(path), lines)
+    chosen, columns = choose_columns(names, kinds, str(path)), []
+    for i in chosen:
+        cells, kind = [row[i].strip() for _, row in rows], (kinds or {}).get(names[i], "")
+        columns.append(read_text_column(cells, names[i], path, lines, missing, kind))
+    return assemble_table([names[i] for i in chosen], columns, str(path), lines)
 
 
 def refuse_other_delimiter(names: list[str], path: Path) -> None:

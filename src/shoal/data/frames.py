@@ -2,7 +2,7 @@
 
 import datetime
 import decimal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from shoal.data.table import (
     SampleColumn,
     Table,
     assemble_table,
+    choose_columns,
     make_category_column,
     make_date_column,
     make_number_column,
@@ -33,20 +34,21 @@ def find_frame_kind(data: Any) -> str:
     return "arrow" if package == "pyarrow" and kind.__name__ == "Table" else ""
 
 
-def read_frame(frame: Any, source: str = "The frame") -> Table:
-    """The columns of a frame; the index of pandas is not read."""
-    kind = find_frame_kind(frame)
-    if kind == "pandas":
-        names = [join_column_name(name) for name in frame.columns]
-        columns = [read_pandas_column(frame.iloc[:, i], name) for i, name in enumerate(names)]
-    elif kind == "polars":
-        frame = frame.collect() if hasattr(frame, "collect") else frame
-        names = frame.columns
-        columns = [read_polars_column(frame[name]) for name in names]
-    else:
-        names = frame.column_names
-        columns = [read_arrow_column(frame.column(i), names[i]) for i in range(len(names))]
-    return assemble_table(names, columns, source)
+def read_frame(frame: Any, source: str = "The frame", kinds: Mapping[str, str] | None = None) -> Table:
+    """The columns of a frame; the index of pandas is not read, nor what `kinds` does not name where that is given."""
+    package, kinds_by_name = find_frame_kind(frame), kinds or {}
+    frame = frame.collect() if package == "polars" and hasattr(frame, "collect") else frame
+    names = frame.column_names if package == "arrow" else [join_column_name(name) for name in frame.columns]
+    chosen, columns = choose_columns(names, kinds, source), []
+    for i in chosen:
+        kind = kinds_by_name.get(names[i], "")
+        if package == "pandas":
+            columns.append(read_pandas_column(frame.iloc[:, i], names[i], kind))
+        elif package == "polars":
+            columns.append(read_polars_column(frame[names[i]], kind))
+        else:
+            columns.append(read_arrow_column(frame.column(i), names[i], kind))
+    return assemble_table([names[i] for i in chosen], columns, source)
 
 
 def join_column_name(name: Any) -> str:
@@ -54,13 +56,13 @@ def join_column_name(name: Any) -> str:
     return ".".join(map(str, name)) if isinstance(name, tuple) else str(name)
 
 
-def read_pandas_column(series: Any, name: str) -> SampleColumn:
+def read_pandas_column(series: Any, name: str, known_kind: str = "") -> SampleColumn:
     dtype = series.dtype
     kind = getattr(dtype, "kind", "O")
     if str(dtype) == "category":
         names = dtype.categories
         if getattr(names.dtype, "kind", "O") not in "buif":
-            return read_pandas_column(series.astype(names.dtype), name)
+            return read_pandas_column(series.astype(names.dtype), name, known_kind)
         texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in names.tolist()]
         return make_category_column([None if code < 0 else texts[code] for code in series.cat.codes.tolist()])
     if kind == "M":
@@ -72,10 +74,10 @@ def read_pandas_column(series: Any, name: str) -> SampleColumn:
         return make_number_column(series.to_numpy(dtype=np.float64, na_value=np.nan), kind in "bui")
     missing = series.isna().to_numpy()
     values = [None if gap else value for value, gap in zip(series.tolist(), missing)]
-    return read_python_values(values, name)
+    return read_python_values(values, name, known_kind)
 
 
-def read_polars_column(series: Any) -> SampleColumn:
+def read_polars_column(series: Any, known_kind: str = "") -> SampleColumn:
     dtype = series.dtype
     if dtype.is_numeric() or str(dtype) == "Boolean":
         whole = dtype.is_integer() or str(dtype) == "Boolean"
@@ -83,25 +85,28 @@ def read_polars_column(series: Any) -> SampleColumn:
             [np.nan if value is None else float(value) for value in series.to_list()] if series.null_count() else None
         )
         return make_number_column(series.to_numpy() if values is None else values, whole)
-    return read_python_values(series.to_list(), series.name)
+    return read_python_values(series.to_list(), series.name, known_kind)
 
 
-def read_arrow_column(column: Any, name: str) -> SampleColumn:
+def read_arrow_column(column: Any, name: str, known_kind: str = "") -> SampleColumn:
     kind = str(column.type)
     if kind == "bool" or kind.startswith(("int", "uint", "float", "double", "halffloat")):
         if not column.null_count and kind != "bool":
             return make_number_column(column.to_numpy(), not kind.startswith(("float", "double", "half")))
         values = [np.nan if value is None else float(value) for value in column.to_pylist()]
         return make_number_column(values, kind == "bool" or "int" in kind)
-    return read_python_values(column.to_pylist(), name)
+    return read_python_values(column.to_pylist(), name, known_kind)
 
 
-def read_python_values(values: Sequence[Any], name: str) -> SampleColumn:
-    """A column of Python objects: texts, dates, numbers, lists or arrays; what is None is missing."""
+def read_python_values(values: Sequence[Any], name: str, known_kind: str = "") -> SampleColumn:
+    """A column of Python objects: texts, dates, numbers, lists or arrays; what is None is missing.
+
+    Texts that look like dates are dates, unless the column is known to be a category.
+    """
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, str) for value in present):
         dates = parse_dates(["" if value is None else value.strip() for value in values])
-        if dates is not None:
+        if dates is not None and known_kind != "category":
             return make_date_column(dates)
         return make_category_column(values)
     if present and all(isinstance(value, bool | int | float | np.number | np.bool_) for value in present):

@@ -1,11 +1,12 @@
 """Data sets of Hugging Face: objects in memory, folders written by save_to_disk, and names where a network is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.data.frames import read_arrow_column, read_python_values
-from shoal.data.table import SampleColumn, Table, assemble_table
+from shoal.data.table import SampleColumn, Table, assemble_table, choose_columns
 from shoal.data.user_split import make_data_error
 
 PREFIX = "hf:"
@@ -49,22 +50,26 @@ def load_hf_dataset(text: str) -> Any:
         ) from error
 
 
-def read_hf_table(data: Any, source: str = "The data set") -> Table:
-    """The columns of a data set; classes keep their names, images become bytes with the channels first."""
+def read_hf_table(data: Any, source: str = "The data set", kinds: Mapping[str, str] | None = None) -> Table:
+    """The columns of a data set; classes keep their names, images become bytes with the channels first.
+
+    Where `kinds` says what columns are, by name, the others are not read.
+    """
     if not hasattr(data, "__len__") or not hasattr(data, "column_names"):
         raise make_data_error("The data set of Hugging Face is a stream.", "Load it without streaming=True.")
+    names = [data.column_names[i] for i in choose_columns(data.column_names, kinds, source)]
     arrow = data.with_format("arrow")[:]
-    columns = [read_hf_column(data, name, arrow) for name in data.column_names]
-    return assemble_table(data.column_names, columns, source)
+    columns = [read_hf_column(data, name, arrow, (kinds or {}).get(name, "")) for name in names]
+    return assemble_table(names, columns, source)
 
 
-def read_hf_column(data: Any, name: str, arrow: Any) -> SampleColumn:
+def read_hf_column(data: Any, name: str, arrow: Any, known_kind: str = "") -> SampleColumn:
     feature = data.features[name]
     kind = type(feature).__name__
     if kind == "Image":
         images = data.with_format(None).select_columns([name])
         return read_python_values([images[i][name] for i in range(len(images))], name)
-    column = read_arrow_column(arrow.column(name), name)
+    column = read_arrow_column(arrow.column(name), name, known_kind)
     if kind == "ClassLabel":
         low = column.values.min() if len(column.values) else 0
         if low < 0:

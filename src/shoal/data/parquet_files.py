@@ -1,7 +1,7 @@
 """Parquet files: small ones as tables; large ones are copied once, a piece at a time, into arrays that are mapped."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from shoal.data.cache import load_cached_dataset
 from shoal.data.dataset import Dataset
 from shoal.data.frames import read_arrow_column
 from shoal.data.holding_out import choose_held_out_rows
-from shoal.data.table import ColumnRoles, SampleColumn, Table, assemble_table
+from shoal.data.table import ColumnRoles, SampleColumn, Table, assemble_table, choose_columns
 from shoal.data.table_dataset import check_role_columns, encode_targets, find_roles, number_column_owners, read_order
 from shoal.data.user_split import count_classes, make_data_error
 from shoal.storage.files import damaged_file_error, explain_disk_errors
@@ -45,12 +45,14 @@ def list_parquet_files(path: Path) -> list[Path]:
         return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 
-def read_parquet(path: Path) -> Table:
-    """All rows of a parquet file or folder as a table."""
-    return read_parquet_columns(list_parquet_files(path), None, str(path))
+def read_parquet(path: Path, kinds: Mapping[str, str] | None = None) -> Table:
+    """All rows of a parquet file or folder as a table; where `kinds` says what columns are, the others are left out."""
+    return read_parquet_columns(list_parquet_files(path), None, str(path), kinds)
 
 
-def read_parquet_columns(files: Sequence[Path], names: list[str] | None, source: str) -> Table:
+def read_parquet_columns(
+    files: Sequence[Path], names: list[str] | None, source: str, kinds: Mapping[str, str] | None = None
+) -> Table:
     parquet = import_parquet()
     try:
         tables = [parquet.read_table(file, columns=names) for file in files]
@@ -61,11 +63,13 @@ def read_parquet_columns(files: Sequence[Path], names: list[str] | None, source:
         raise make_data_error(
             f"{files[odd]} has other columns than {files[0].name}.", "Give all files of a folder the same columns."
         )
-    columns = []
-    for i, name in enumerate(tables[0].column_names):
+    every, columns = tables[0].column_names, []
+    chosen = choose_columns(every, kinds, source)
+    for i in chosen:
         chunks = [chunk for table in tables for chunk in table.column(i).chunks]
-        columns.append(read_arrow_column(tables[0].column(i) if len(tables) == 1 else join_chunks(chunks), name))
-    return assemble_table(tables[0].column_names, columns, source)
+        column = tables[0].column(i) if len(tables) == 1 else join_chunks(chunks)
+        columns.append(read_arrow_column(column, every[i], (kinds or {}).get(every[i], "")))
+    return assemble_table([every[i] for i in chosen], columns, source)
 
 
 def join_chunks(chunks: list[Any]) -> Any:

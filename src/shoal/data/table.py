@@ -108,6 +108,15 @@ def assemble_table(names: Sequence[Any], columns: Sequence[SampleColumn], source
     return table
 
 
+def choose_columns(names: Sequence[Any], kinds: Mapping[str, str] | None, source: str) -> list[int]:
+    """The places of the columns to read: all, or those that `kinds` names, of which at least one must be there."""
+    chosen = [i for i, name in enumerate(names) if kinds is None or str(name) in kinds]
+    if kinds and names and not chosen:
+        problem = f"{source} has none of the columns that the model takes."
+        raise make_data_error(problem, f"Give the columns {', '.join(kinds)}, with these names.")
+    return chosen
+
+
 def make_number_column(values: Any, whole: bool = False) -> SampleColumn:
     return SampleColumn("number", np.asarray(values, dtype=np.float64), whole)
 

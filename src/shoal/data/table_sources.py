@@ -19,26 +19,27 @@ from shoal.data.user_split import make_data_error
 def read_sample_table(data: Any, missing: str = "refuse", kinds: Mapping[str, str] | None = None) -> Table | None:
     """The table that an object or a file holds; None for what is no table.
 
-    `kinds` says what the columns of a text file are where that is known, and those alone are read.
+    `kinds` says what columns are, by name, where that is known, and those alone are read.
     """
     if isinstance(data, str | Path):
         return read_table_file(Path(data).expanduser(), missing, kinds)
     if find_frame_kind(data):
-        return read_frame(data)
+        return read_frame(data, kinds=kinds)
     if is_hf_dataset(data):
-        return read_hf_table(data)
+        return read_hf_table(data, kinds=kinds)
     if isinstance(data, Mapping) and find_frame_kind(data.get("data")):
-        return read_bunch(data)
+        return read_bunch(data, kinds)
     if isinstance(data, tuple) and len(data) == 2 and find_frame_kind(data[0]) and not find_frame_kind(data[1]):
-        return add_column(read_frame(data[0]), "label", read_label_series(data[1]))
+        return add_column(read_frame(data[0], kinds=kinds), "label", read_label_series(data[1]))
     if isinstance(data, list) and data and all(find_frame_kind(own) or is_hf_dataset(own) for own in data):
-        return join_device_tables([table for own in data if (table := read_sample_table(own)) is not None])
+        tables = [read_sample_table(own, missing, kinds) for own in data]
+        return join_device_tables([table for table in tables if table is not None])
     return None
 
 
-def read_bunch(bunch: Mapping[str, Any]) -> Table:
+def read_bunch(bunch: Mapping[str, Any], kinds: Mapping[str, str] | None = None) -> Table:
     """A bunch of scikit-learn whose data are a frame, with the names of its classes."""
-    table = read_frame(bunch["data"])
+    table = read_frame(bunch["data"], kinds=kinds)
     target, names = bunch.get("target"), bunch.get("target_names")
     if target is None:
         raise make_data_error("The bunch has no target.", "Give (data, target) with one target per row.")
@@ -105,5 +106,5 @@ def read_table_file(path: Path, missing: str, kinds: Mapping[str, str] | None = 
             raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
         return read_csv_table(read_bytes(path), path, missing, kinds)
     if is_parquet(path):
-        return read_parquet(path)
+        return read_parquet(path, kinds)
     return None
