@@ -178,6 +178,23 @@ def test_texts_that_training_lacks_are_told(shoal_):
     assert shoal_("predict", "model.pt2", "new.csv", "-q").err == ""
 
 
+def test_numbers_among_texts_keep_their_digits_and_unknown_ones_are_told(shoal_):
+    pandas = pytest.importorskip("pandas")
+    rows = [[*row[:1], "12345678" if row[1] == "Ulm" else row[1], *row[2:]] for row in make_rows(160)]
+    train(shoal_, test=make_rows(40))
+    Path("data/train.csv").unlink()
+    write_rows("data/train.csv", rows)
+    assert shoal_("run", "--data", "data", "--out", "again", *TINY).code == 0
+    expected = shoal.predict("again", write_rows("new.csv", rows[8:9])).columns["p_low"]
+    frame = pandas.read_csv("new.csv").drop(columns="kind")
+    assert frame["city"].dtype == int
+    for numbers in ([12345678], [12345678.0]):
+        found = shoal.predict("again", frame.assign(city=numbers))
+        assert found.columns["p_low"] == pytest.approx(expected) and not found.remarks
+    unknown = shoal.predict("again", frame.assign(city=[7]))
+    assert "1 of 1 rows have a text that training lacks ('7')" in unknown.remarks[0]
+
+
 def change(row: int, column: int, cell: str) -> list[list[str]]:
     rows = make_rows(4)
     rows[row][column] = cell

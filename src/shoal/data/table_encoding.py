@@ -127,7 +127,7 @@ def match_kind(encoding: ColumnEncoding, column: SampleColumn, rows: str) -> Sam
     if column.kind == encoding.kind:
         return column
     if encoding.kind == "category" and column.kind == "number" and not np.isnan(column.values).all():
-        return SampleColumn("category", np.array([None if v != v else f"{v:g}" for v in column.values], dtype=object))
+        return write_numbers_as_texts(column)
     if column.find_missing().all():
         empty: Any = np.full(len(column.values), np.nan)
         return SampleColumn(encoding.kind, np.full(len(empty), None) if encoding.kind == "category" else empty)
@@ -137,6 +137,12 @@ def match_kind(encoding: ColumnEncoding, column: SampleColumn, rows: str) -> Sam
     )
 
 
+def write_numbers_as_texts(column: SampleColumn) -> SampleColumn:
+    """Numbers as the texts of a category, whole ones with all their digits."""
+    texts = [None if v != v else f"{v:.0f}" if v.is_integer() else f"{v:g}" for v in column.values.tolist()]
+    return SampleColumn("category", np.array(texts, dtype=object))
+
+
 def remark_on_test(
     encoding: ColumnEncoding, test: Table, rule: str, rows: str = "test samples", where: str = "the test half only"
 ) -> list[str]:
@@ -144,6 +150,8 @@ def remark_on_test(
     column, name = test.columns[encoding.name], encoding.name
     missing = column.find_missing()
     remarks = []
+    if encoding.kind == "category" and column.kind == "number":
+        column = write_numbers_as_texts(column)
     if encoding.kind == "category" and column.kind == "category":
         known = set(encoding.categories)
         unknown = [text for text in column.values if text is not None and text not in known]
