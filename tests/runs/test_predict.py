@@ -248,6 +248,22 @@ def test_gaps_are_filled_as_in_training(shoal_):
         assert row["p_low"] == pytest.approx(float(found[0]["p_low"]), abs=1e-6)
 
 
+def test_words_for_gaps_stand_among_yes_and_no_as_among_numbers(shoal_):
+    """Training saw true, false and empty cells, which are numbers, and no NA."""
+    rows = [[*row[:2], ["true", "false", ""][i % 3], *row[3:]] for i, row in enumerate(make_rows(160))]
+    Path("data").mkdir()
+    write_rows("data/train.csv", rows)
+    write_rows("data/test.csv", rows[:40])
+    assert shoal_("run", "--data", "data", "-s", "missing=mean", "--out", "run", *TINY).code == 0
+    found = [
+        shoal.predict(
+            "run", write_rows("new.csv", [[*rows[i][:2], cell, *rows[i][3:]] for i, cell in enumerate(cells)])
+        )
+        for cells in (("true", ""), ("true", "NA"))
+    ]
+    assert found[0].columns == found[1].columns
+
+
 @pytest.mark.parametrize(
     "label, columns",
     [

@@ -77,7 +77,8 @@ def read_text_column(
     given = [cell for cell in cells if cell]
     numbers = [parse_finite_number(cell) for cell in cells]
     usable = sum(number is not None for number in numbers)
-    are_truths = bool(given) and all(cell.lower() in TRUTH for cell in given)
+    words = [cell for cell in given if not kind or missing == "refuse" or cell.lower() not in NO_NUMBER]
+    are_truths = bool(words) and all(cell.lower() in TRUTH for cell in words)
     if kind == "number" and not are_truths or not kind and usable and 2 * usable >= len(given):
         for cell, number, line in zip(cells, numbers, lines):
             if number is None and cell and (missing == "refuse" or cell.lower() not in NO_NUMBER):
