@@ -18,6 +18,7 @@ from shoal.cli.commands import run_command_line
 from shoal.core.errors import ERROR_KINDS
 from shoal.data.row_encoding import parse_table_encoding
 from shoal.data.user_data import build_user_dataset
+from shoal.runs.predict import load_program
 
 HEAD = ["age", "city", "member", "visit", "kind"]
 TINY = [
@@ -164,6 +165,9 @@ def test_predictions_are_written_once(shoal_):
     said = shoal_(*words, "found.csv")
     assert said.code == ERROR_KINDS["bad-value"].code and "already there" in said.err and "--force" in said.err
     assert shoal_(*words, "found.csv", "--force", "-q") == (0, "", "")
+    for folder in (".", "data"):
+        said = shoal_(*words, folder, "--force")
+        assert said.code == ERROR_KINDS["disk"].code and f"{folder} could not be written" in said.err
     before = Path("data/test.csv").read_bytes()
     assert shoal_(*words, "data/test.csv", "--force").code != 0 and Path("data/test.csv").read_bytes() == before
 
@@ -327,11 +331,43 @@ def test_an_export_says_what_it_knows_of_a_table(shoal_):
     ]  # fmt: skip
     own = build_user_dataset("data").encoding
     assert own and parse_table_encoding(noted).to_dict() == own.to_dict()
+    age: dict[str, Any] = {"name": "age", "kind": "number"}
     for broken in (
         {},
         noted | {"columns": []},
+        noted | {"columns": "age"},
+        noted | {"columns": [["age"]]},
         noted | {"missing": "x"},
-        noted | {"columns": [{"name": "a", "kind": "b"}]},
+        noted | {"label": 3},
+        noted | {"class_names": [["low"], ["high"]]},
+        *(
+            noted | {"columns": [age | wrong]}
+            for wrong in (
+                {"kind": "b"},
+                {"name": ["age"]},
+                {"scale": 0},
+                {"scale": 10**400},
+                {"fill": float("nan")},
+                {"kind": "category", "categories": [["Bonn"]]},
+            )
+        ),
     ):
         with pytest.raises(ValueError, match="columns"):
             parse_table_encoding(broken)
+
+
+def test_programs_that_do_not_fit_what_their_files_note_are_refused(shoal_, monkeypatch):
+    train(shoal_)
+    program, about = load_program(Path("model.pt2"))
+    fewer = about["table"] | {"columns": about["table"]["columns"][1:]}
+    for noted, says in (
+        ([], "does not say how the columns"),
+        (None, "does not say how the columns"),
+        (about | {"table": [1]}, "model.pt2 is damaged.*how its columns are read"),
+        (about | {"table": fewer}, "model.pt2 is damaged.*its program fails"),
+        (about | {"input_dtype": "load"}, "model.pt2 is damaged.*in which type of numbers"),
+        (about | {"input_dtype": "int64"}, "model.pt2 is damaged.*its program fails"),
+        ({"table": about["table"]}, "model.pt2 is damaged.*in which type of numbers"),
+    ):
+        monkeypatch.setattr("shoal.runs.predict.load_program", lambda path, noted=noted: (program, noted))
+        assert_says(shoal_("predict", "model.pt2", "data/test.csv"), says)

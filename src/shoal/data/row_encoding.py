@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from shoal.data.table import MISSING_RULES, ColumnRoles, Table
 from shoal.data.table_encoding import SCALARS, ColumnEncoding, encode_scalars, refuse_gaps, remark_on_test
-from shoal.data.user_split import make_data_error
+from shoal.data.user_split import LARGEST, make_data_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +66,18 @@ def parse_table_encoding(noted: Mapping[str, Any]) -> TableEncoding:
             for column in noted["columns"]
         ]
         encoding = TableEncoding(tuple(columns), noted["label"], tuple(noted.get("class_names", ())), noted["missing"])
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError("it does not say how its columns are read") from error
     numbers = [own for column in columns for own in (column.fill, column.center, column.scale)]
+    texts = [own for column in columns for own in (column.name, *column.categories)]
     if not columns or encoding.missing not in MISSING_RULES or any(column.kind not in SCALARS for column in columns):
         raise ValueError("its columns are of no known kind")
-    if not all(isinstance(own, int | float) and np.isfinite(own) for own in numbers):
+    if not all(isinstance(own, int | float) and abs(own) <= LARGEST for own in numbers):
         raise ValueError("its columns have scales that are no numbers")
+    if not all(column.scale > 0 for column in columns):
+        raise ValueError("its columns have scales that are not above 0")
+    if not all(isinstance(own, str) for own in (*texts, encoding.label, *encoding.class_names)):
+        raise ValueError("its columns have names that are no texts")
     return encoding
 
 

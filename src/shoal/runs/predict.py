@@ -77,15 +77,13 @@ def predict(model: str | Path, rows: Any) -> Predictions:
         what = str(rows)[:80] if isinstance(rows, str | Path) else f"A {type(rows).__name__}"
         raise make_data_error(f"{what} is no table.", "Give a frame, or a CSV or parquet file.")
     inputs, remarks = encoding.encode_rows(table)
-    inputs = inputs.to(getattr(torch, about["input_dtype"]))
-    with torch.no_grad():
-        outputs = torch.cat([program(some) for some in inputs.split(ROWS_AT_ONCE)])
+    outputs = run_program(path, program, inputs, str(about.get("input_dtype")))
     return Predictions(name_outputs(about["table"].get("task", ""), outputs, encoding), tuple(remarks))
 
 
 def read_encoding(path: Path, about: dict[str, Any]) -> TableEncoding:
     """How the model of a file reads the columns of a table, as the file notes it."""
-    if "table" not in about:
+    if not isinstance(about, dict) or "table" not in about:
         problem = f"{path} does not say how the columns of a table become its inputs."
         advice = (
             "Only models trained on a table of numbers, dates and categories do, exported by this version or later."
@@ -95,6 +93,20 @@ def read_encoding(path: Path, about: dict[str, Any]) -> TableEncoding:
         return parse_table_encoding(about["table"])
     except ValueError as error:
         raise damaged_file_error(path, str(error)) from error
+
+
+def run_program(path: Path, program: Program, inputs: Tensor, dtype_name: str) -> Tensor:
+    """The outputs for all inputs, which are given in the type that the file notes; a program that fails is damaged."""
+    dtype = getattr(torch, dtype_name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise damaged_file_error(path, "it does not say in which type of numbers it computes")
+    try:
+        with torch.no_grad():
+            return torch.cat([program(some) for some in inputs.to(dtype).split(ROWS_AT_ONCE)])
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise damaged_file_error(path, f"its program fails: {describe_error(error)}") from error
 
 
 def name_outputs(task: str, outputs: Tensor, encoding: TableEncoding) -> dict[str, list[Any]]:

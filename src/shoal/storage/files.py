@@ -1,6 +1,8 @@
 """Reading and writing of whole files and of trees of tensors (safetensors, no pickle), with errors for users."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,8 @@ from shoal.storage.durable import make_folders, replace_file, sync_paths
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically and durably; missing folders are created."""
     with explain_disk_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         sync_paths(make_folders(path.parent))
         replace_file(path, content)
 
