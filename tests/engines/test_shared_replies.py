@@ -162,6 +162,22 @@ def test_a_worker_that_died_with_a_chunk_is_not_started_for_the_next_one():
         pool.close()
 
 
+def test_a_reply_that_nobody_reads_frees_its_buffer_when_the_pool_is_closed():
+    """As after an interrupt between its arrival and its decoding."""
+    (tasks,) = make_tasks(Method(()), 1)
+    pool = PoolEngine(1, 6, SerialEngine)
+    try:
+        pool.train(tasks)
+        worker, transport = pool.workers[0], ForkTransport(pool)
+        transport.send_chunk(worker, tasks)
+        transport.receive_reply(worker)
+        assert len(worker.list_free_buffers()) == REPLY_BUFFERS - 1
+        pool.close()
+        assert len(worker.list_free_buffers()) == REPLY_BUFFERS
+    finally:
+        pool.close()
+
+
 def receive_last(transport, worker):
     """The last that comes from a worker: the first chunk may have been answered before it was killed."""
     reply = transport.receive_reply(worker)
