@@ -215,3 +215,20 @@ def make_raw_data() -> tuple[dict[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(3)
     words = torch.randint(1, WORDS, (COUNT, LENGTH), generator=generator)
     return {"input_ids": words, "attention_mask": torch.ones_like(words)}, words[:, 0] % CLASSES
+
+
+def test_an_encoder_beside_a_decoder_sees_the_whole_text():
+    """PLBart predicts next tokens and no masked ones, as decoders do, and its encoder reads in both directions."""
+    torch.manual_seed(0)
+    sizes: Any = dict(d_model=8, num_labels=CLASSES, max_position_embeddings=16, init_std=1.0)
+    sizes |= {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("layers", "attention_heads", "ffn_dim")}
+    config = transformers.PLBartConfig(vocab_size=WORDS, pad_token_id=1, eos_token_id=2, **sizes)
+    model = transformers.PLBartForSequenceClassification(config).eval()
+    tokens = torch.randint(3, WORDS, (2, LENGTH))
+    tokens[:, -1] = 2
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        torch.testing.assert_close(TransformersModel(model)(inputs), expected, rtol=1e-4, atol=1e-5)
+        seen_in_part = TransformersModel(model, causal=True)(inputs)
+    assert not torch.allclose(seen_in_part, expected, rtol=1e-2, atol=1e-3)

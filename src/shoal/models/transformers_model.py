@@ -115,7 +115,12 @@ def refuse_virtual_tokens(model: Any) -> None:
 
 
 def is_decoder(config: Any) -> bool:
-    """Whether the positions of a model see none after them: it predicts next tokens and never masked ones."""
+    """Whether the positions of a model see none after them: it predicts next tokens and never masked ones.
+
+    A model with an encoder is none, since its encoder reads the text in both directions.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        return False
     names = import_module("transformers.models.auto.modeling_auto")
     kind = getattr(config, "model_type", "")
     can_predict = kind in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
