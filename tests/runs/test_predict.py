@@ -172,6 +172,17 @@ def test_predictions_are_written_once(shoal_):
     assert shoal_(*words, "data/test.csv", "--force").code != 0 and Path("data/test.csv").read_bytes() == before
 
 
+def test_names_that_no_file_can_have_are_refused(shoal_):
+    train(shoal_)
+    words = ["model.pt2", "data/test.csv", "--out", "found.csv"]
+    for place, ending in ((0, "pt2"), (1, "csv"), (1, "parquet"), (3, "csv")):
+        given = words.copy()
+        given[place] = f"{'long' * 99}.{ending}"
+        said = shoal_("predict", *given)
+        assert said.code == ERROR_KINDS["disk"].code
+        assert_says(said, "could not be written or read: File name too long")
+
+
 def test_texts_that_training_lacks_are_told(shoal_):
     train(shoal_)
     rows = make_rows(3)

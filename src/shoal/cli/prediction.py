@@ -28,10 +28,14 @@ def predict_command(
     not looked at.
     """
     from shoal.runs.predict import predict
+    from shoal.storage.files import explain_disk_errors
 
-    if out and out.exists() and not force:
+    with explain_disk_errors(out or Path()):
+        is_there = out is not None and out.exists()
+        is_input = out is not None and out.resolve() in (model.resolve(), rows.resolve())
+    if is_there and not force:
         raise ShoalError("bad-value", f"{out} is already there.", "Give another name, or --force to replace it.")
-    if out and out.resolve() in (model.resolve(), rows.resolve()):
+    if is_input:
         raise ShoalError("bad-value", f"{out} is what is read here.", "Give another name.")
     predictions = predict(model, rows)
     if not quiet:

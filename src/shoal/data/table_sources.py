@@ -14,6 +14,7 @@ from shoal.data.hf_data import is_hf_dataset, read_hf_table
 from shoal.data.parquet_files import is_parquet, read_parquet
 from shoal.data.table import SampleColumn, Table, assemble_table, make_category_column, make_number_column
 from shoal.data.user_split import make_data_error
+from shoal.storage.files import explain_disk_errors
 
 
 def read_sample_table(data: Any, missing: str = "refuse", kinds: Mapping[str, str] | None = None) -> Table | None:
@@ -101,10 +102,12 @@ def join_columns(columns: list[SampleColumn], name: str) -> SampleColumn:
 
 def read_table_file(path: Path, missing: str, kinds: Mapping[str, str] | None = None) -> Table | None:
     """A CSV or parquet file, or a folder of parquet files; None for other names."""
+    with explain_disk_errors(path):
+        exists, has_parquet = path.exists(), is_parquet(path)
     if path.suffix == ".csv" or path.suffix == ".tsv":
-        if not path.exists():
+        if not exists:
             raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
         return read_csv_table(read_bytes(path), path, missing, kinds)
-    if is_parquet(path):
+    if has_parquet:
         return read_parquet(path, kinds)
     return None

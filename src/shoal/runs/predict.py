@@ -21,7 +21,7 @@ from shoal.data.table_sources import read_sample_table
 from shoal.data.user_split import make_data_error
 from shoal.display.data_frame import make_data_frame
 from shoal.runs.trained_model import load_trained_model
-from shoal.storage.files import damaged_file_error, write_bytes
+from shoal.storage.files import damaged_file_error, explain_disk_errors, write_bytes
 
 ROWS_AT_ONCE = 4096
 """Rows that go through the model in one call."""
@@ -136,14 +136,16 @@ def name_outputs(task: str, outputs: Tensor, encoding: TableEncoding) -> dict[st
 
 def load_program(path: Path) -> tuple[Program, dict[str, Any]]:
     """The function of a .pt2 or .onnx file, or of a run folder, and what it says about itself."""
-    if path.is_dir():
+    with explain_disk_errors(path):
+        is_folder, is_file = path.is_dir(), path.is_file()
+    if is_folder:
         trained = load_trained_model(path)
         return trained.module, trained.about
     readers = {".pt2": read_pt2, ".onnx": read_onnx}
     if path.suffix.lower() not in readers:
         problem = f"{path} is no program" + (": it holds tensors alone." if path.suffix == ".safetensors" else ".")
         raise ShoalError("bad-value", problem, "Give a .pt2 or .onnx file of `shoal export`, or the folder of a run.")
-    if not path.is_file():
+    if not is_file:
         raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
     try:
         return readers[path.suffix.lower()](path)
