@@ -91,6 +91,13 @@ def test_a_slice_across_two_rows_travels_alone():
     assert torch.equal(found, across)
 
 
+def test_conjugates_of_a_row_travel_alone():
+    rows, buffer = torch.randn(3, 4, dtype=torch.complex64), SharedBuffer()
+    sent = [rows[1].conj(), rows[1].conj().imag]
+    found = buffer.read_object(buffer.write_object(sent, most_rows=3), copy=True)
+    assert all(map(torch.equal, found, sent))
+
+
 def test_a_buffer_is_read_as_long_as_one_of_its_tensors_lives():
     buffer = SharedBuffer()
     message = buffer.write_object([torch.ones(100), torch.ones(2, 50)])

@@ -102,6 +102,7 @@ def is_row_of_stack(tensor: Tensor, most_rows: int) -> bool:
         and stack.shape[1:] == tensor.shape
         and stack.dtype == tensor.dtype
         and tensor.nbytes > 0
+        and not (tensor.is_conj() or tensor.is_neg())  # which only the view says, and not the numbers of the row
         and tensor.is_contiguous()
         and stack.is_contiguous()
         and (tensor.data_ptr() - stack.data_ptr()) % tensor.nbytes == 0
