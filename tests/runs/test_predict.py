@@ -277,6 +277,9 @@ def test_words_for_gaps_stand_among_yes_and_no_as_among_numbers(shoal_):
         for cells in (("true", ""), ("true", "NA"))
     ]
     assert found[0].columns == found[1].columns
+    odd = write_rows("odd.csv", [[*rows[i][:2], cell, *rows[i][3:]] for i, cell in enumerate(("true", "", "perhaps"))])
+    with pytest.raises(shoal.ShoalError, match=r"line 4, column '\w+': 'perhaps' is neither true nor false"):
+        shoal.predict("run", odd)
 
 
 @pytest.mark.parametrize(

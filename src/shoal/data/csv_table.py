@@ -2,28 +2,13 @@
 
 import csv
 import io
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from shoal.core.errors import ShoalError, describe_error
-from shoal.data.table import (
-    SampleColumn,
-    Table,
-    assemble_table,
-    choose_columns,
-    make_category_column,
-    make_date_column,
-    make_number_column,
-    parse_dates,
-)
-from shoal.data.user_split import LARGEST, make_data_error
-
-NO_NUMBER = ("na", "n/a", "nan", "null", "none", "?")
-"""What stands for a missing number in files, whatever its case."""
-TRUTH = {"true": 1.0, "false": 0.0}
+from shoal.data.table import Table, assemble_table, choose_columns
+from shoal.data.text_cells import TextCells, guess_text_column, parse_finite_number, read_known_column
+from shoal.data.user_split import make_data_error
 
 
 def read_csv_table(
@@ -58,8 +43,8 @@ def read_csv_table(
     lines = [line for line, _ in rows]
     chosen, columns = choose_columns(names, kinds, str(path)), []
     for i in chosen:
-        cells, kind = [row[i].strip() for _, row in rows], (kinds or {}).get(names[i], "")
-        columns.append(read_text_column(cells, names[i], path, lines, missing, kind))
+        text = TextCells(names[i], [row[i].strip() for _, row in rows], lines, str(path), missing)
+        columns.append(guess_text_column(text) if kinds is None else read_known_column(text, kinds[names[i]]))
     return assemble_table([names[i] for i in chosen], columns, str(path), lines)
 
 
@@ -68,42 +53,3 @@ def refuse_other_delimiter(names: list[str], path: Path) -> None:
     for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and mark in names[0]:
             raise make_data_error(f"{path} has {called} between its cells.", "Save it with commas.")
-
-
-def read_text_column(
-    cells: list[str], name: str, path: Path, lines: list[int], missing: str, kind: str = ""
-) -> SampleColumn:
-    """What the cells of a column are: the `kind` that is known, or numbers where half of those that are there are."""
-    given = [cell for cell in cells if cell]
-    numbers = [parse_finite_number(cell) for cell in cells]
-    usable = sum(number is not None for number in numbers)
-    words = [cell for cell in given if not kind or missing == "refuse" or cell.lower() not in NO_NUMBER]
-    are_truths = bool(words) and all(cell.lower() in TRUTH for cell in words)
-    if kind == "number" and not are_truths or not kind and usable and 2 * usable >= len(given):
-        for cell, number, line in zip(cells, numbers, lines):
-            if number is None and cell and (missing == "refuse" or cell.lower() not in NO_NUMBER):
-                raise make_data_error(
-                    f"{path}, line {line}, column {name!r}: {cell[:40]!r} is not a usable number.",
-                    "Correct it or drop the column." if not kind else "The model takes numbers there: correct it.",
-                )
-        whole = all(re.fullmatch(r"[+-]?\d{1,15}", cell) for cell in given if cell.lower() not in NO_NUMBER)
-        return make_number_column([np.nan if number is None else number for number in numbers], whole)
-    if are_truths and kind != "category":
-        return make_number_column([TRUTH.get(cell.lower(), np.nan) for cell in cells], True)
-    dates = None if kind == "category" else parse_dates(cells)
-    if dates is not None:
-        return make_date_column(dates)
-    if kind == "date" and given:
-        odd, line = next((own, at) for own, at in zip(cells, lines) if own and parse_dates([own]) is None)
-        where = f"{path}, line {line}, column {name!r}"
-        raise make_data_error(f"{where}: {odd[:40]!r} is no date like 2024-01-31.", "Write it as in training.")
-    return make_category_column([cell or None for cell in cells])
-
-
-def parse_finite_number(cell: str) -> float | None:
-    """A finite number that single precision can hold."""
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if abs(value) <= LARGEST and "_" not in cell else None
