@@ -1,14 +1,19 @@
 """Stages: stacks become narrower when many devices are done, and train to the same numbers."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import shoal
+from shoal import Part
+from shoal.core.ledger import Row
+from shoal.core.server_state import ServerState
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.batched.stages import Stage, plan_stages
 from shoal.engines.serial import SerialEngine
@@ -82,12 +87,48 @@ def test_narrower_stacks_train_to_the_same_numbers(method, more, monkeypatch):
         return get_program(self, sharing_key, stack, *rest)
 
     monkeypatch.setattr(BatchedEngine, "get_program", note_width)
-    found = []
-    for engine in (SerialEngine(), BatchedEngine(9, narrowing_macs=0)):
-        assembly = assemble_run(Recipe().with_values(**UNEVEN | shoal.hand_over_objects(more), method=method))
-        assembly.loop.host.engine = engine
-        found.append(play_rounds(assembly.loop, assembly.loop.start(assembly.net), 0, 2))
-    (alone, rows), (stacked, other_rows) = found
+    (alone, rows), (stacked, other_rows) = play_on_both(UNEVEN | more, method)
     assert_trees_close([alone.params, alone.states], [stacked.params, stacked.states], 1e-9, "narrower stacks differ")
     assert [row["train_loss"] for row in rows] == pytest.approx([row["train_loss"] for row in other_rows], abs=1e-9)
     assert len(widths) >= 3
+
+
+def play_on_both(recipe: dict[str, Any], method: Any, width: int = 9) -> list[tuple[ServerState, list[Row]]]:
+    """Two rounds one device after the other, and two in stacks that become narrower as soon as they can."""
+    found = []
+    for engine in (SerialEngine(), BatchedEngine(width, narrowing_macs=0)):
+        values = shoal.hand_over_objects({**recipe, "method": method})
+        assembly = assemble_run(Recipe().with_values(**values))
+        assembly.loop.host.engine = engine
+        found.append(play_rounds(assembly.loop, assembly.loop.start(assembly.net), 0, 2))
+    return found
+
+
+@dataclass(frozen=True)
+class Delays(Part):
+    """Takes the update of two steps ago: a step carries on as one tensor what it was given as another."""
+
+    def begin(self, params, memory, device):
+        zeros = {k: torch.zeros_like(params[k]) for k in device.net.trainable}
+        return params, {"last": zeros, "before": zeros}
+
+    def step(self, update, state, scored, local):
+        return state["before"], {"last": update, "before": state["last"]}
+
+
+@dataclass(frozen=True)
+class NotesSteps(Part):
+    """Doubles the first update: what a step carries on is one number for all devices."""
+
+    def begin(self, params, memory, device):
+        return params, {"begun": torch.zeros((), dtype=torch.float64)}
+
+    def step(self, update, state, scored, local):
+        return {k: (2 - state["begun"]) * u for k, u in update.items()}, {"begun": torch.ones((), dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("part", [Delays(), NotesSteps()], ids=str)
+def test_what_steps_without_padding_carry_on_may_lie_in_one_place(part):
+    recipe = {"devices": 8, "sample": 8, "batch": 4, "steps": "7,7,6,6,5,5,5,5", "precision": "float64", "lr": 0.05}
+    (alone, _), (stacked, _) = play_on_both(recipe, [part], width=8)
+    assert_trees_close(alone.params, stacked.params, 1e-9, "narrower stacks differ")

@@ -15,7 +15,6 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.local.result import encode_result
 from shoal.core.model import tree
-from shoal.core.model.foreach import copy_into_each
 from shoal.core.task import Task, TaskResult, estimate_steps
 from shoal.engines.batched.compile_cache import keep_compiled_code
 from shoal.engines.batched.cuda_graph import GraphReplay, is_out_of_memory, pick_graph_steps, record_graph
@@ -184,8 +183,8 @@ class BatchedEngine:
             if stage.first == 0:
                 state, losses = ended, loss_sum.reshape(-1)
             else:
-                copy_into_each([t[: stage.count] for t in state], [t[: stage.count] for t in ended])
-                losses[: stage.count] += loss_sum[: stage.count]
+                state = [replace_first_rows(t, new[: stage.count]) for t, new in zip(state, ended, strict=True)]
+                losses = replace_first_rows(losses, losses[: stage.count] + loss_sum[: stage.count])
         return state, losses
 
     def run_steps(self, sharing_key: tuple, stack: DeviceStack, stage: Stage, state: list[Tensor]) -> StepsResult:
@@ -308,6 +307,11 @@ class BatchedEngine:
         self.programs.clear()
         self.replays.clear()
         self.graph_pool = None
+
+
+def replace_first_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The tensor with other first rows, as a new one: what a program carries on may be views of one tensor."""
+    return torch.cat((rows, tensor[len(rows) :]))
 
 
 def round_up_width(count: int, width: int) -> int:
