@@ -16,6 +16,7 @@ from shoal.core.ledger import Row
 from shoal.core.server_state import ServerState
 from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.batched.stages import Stage, plan_stages
+from shoal.engines.batched.step_draws import StepDraws
 from shoal.engines.serial import SerialEngine
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
@@ -132,3 +133,20 @@ def test_what_steps_without_padding_carry_on_may_lie_in_one_place(part):
     recipe = {"devices": 8, "sample": 8, "batch": 4, "steps": "7,7,6,6,5,5,5,5", "precision": "float64", "lr": 0.05}
     (alone, _), (stacked, _) = play_on_both(recipe, [part], width=8)
     assert_trees_close(alone.params, stacked.params, 1e-9, "narrower stacks differ")
+
+
+def test_draws_of_several_steps_take_up_no_more_than_they_may(monkeypatch):
+    made: list[tuple[int, int]] = []
+    stack_steps = StepDraws.stack_steps
+
+    def note_bytes(self, first, last):
+        drawn = stack_steps(self, first, last)
+        made.append((last - first, sum(t.nbytes for t in drawn)))
+        return drawn
+
+    monkeypatch.setattr(StepDraws, "stack_steps", note_bytes)
+    monkeypatch.setattr("shoal.engines.batched.inputs.MOST_DRAWN_BYTES", 10_000)
+    recipe = UNEVEN | {"model": DROPPING, "steps": "size:5"}
+    (alone, _), (stacked, _) = play_on_both(recipe, "fedprox+mixup")
+    assert 1 < max(steps for steps, _ in made) and max(made_bytes for _, made_bytes in made) <= 10_000
+    assert_trees_close(alone.params, stacked.params, 1e-9, "draws of few steps differ")

@@ -11,8 +11,10 @@ from shoal.core.phases import in_phase
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.step_draws import StepDraws
 
-DRAWN_AT_ONCE = 32
+MOST_DRAWN_STEPS = 32
 """Steps whose random draws are made together where steps run one by one."""
+MOST_DRAWN_BYTES = 2**24
+"""Bytes that these draws take up at most, unless those of a single step take up more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +70,14 @@ class StepInputs:
     def iterate_steps(self, first: int = 0, last: int | None = None) -> Iterator[tuple[bool, list[Tensor]]]:
         """Step by step: whether it is padded, and its frame."""
         last, drawn = self.steps if last is None else last, []
+        together = min(MOST_DRAWN_STEPS, max(1, MOST_DRAWN_BYTES // max(1, self.draws.bytes_per_step)))
         even = bool(self.full[first:last].all())
         own = [t.to(self.setup.net.place) for t in self.build_table(first, last, even)]
         columns = [(t[:, 0] if self.width == 1 else t).unbind() for t in own]
         for number, whole in enumerate(self.full[first:last].tolist()):
-            row, place = [column[number] for column in columns], number % DRAWN_AT_ONCE
+            row, place = [column[number] for column in columns], number % together
             if place == 0:
-                drawn = self.stack_draws(first + number, min(first + number + DRAWN_AT_ONCE, last))
+                drawn = self.stack_draws(first + number, min(first + number + together, last))
             yield not whole, [*(row if even or not whole else (row[0], *row[3:])), *(t[place] for t in drawn)]
 
     @in_phase("data")

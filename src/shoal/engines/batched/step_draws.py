@@ -28,6 +28,13 @@ class StepDraws:
         drawn += self.stack_for_layers(first, last)
         return [own[:, 0] if self.width == 1 else own for own in drawn]
 
+    @cached_property
+    def bytes_per_step(self) -> int:
+        """What parts and layers draw for a step takes up; what augmentation needs is there for all steps anyway."""
+        shapes = self.slots[0].find_draw_shapes(self.batch) if self.setup.net.has_dropout else []
+        of_layers = sum(shape.numel() for shape in shapes) * torch.get_default_dtype().itemsize
+        return self.width * (tree.count_tree_bytes(self.slots[0].first_draws) + of_layers)
+
     def stack_for_parts(self, first: int, last: int) -> list[Tensor]:
         if not self.slots[0].first_draws:
             return []
