@@ -33,6 +33,15 @@ class DrawsNoise(BranchesOnData):
         return self.head(x + torch.randn_like(x))
 
 
+class NormalisesByBatch(BranchesOnData):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
 class FrozenConvolution(BranchesOnData):
     def __init__(self):
         super().__init__()
@@ -86,19 +95,31 @@ def test_the_number_of_threads_changes_no_bit():
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("module", [BranchesOnData, DrawsNoise])
+@pytest.mark.parametrize("module", [BranchesOnData, DrawsNoise, NormalisesByBatch])
 def test_what_cannot_be_traced_is_run_as_it_is_written(module, monkeypatch):
     net = make_net(module())
     images = torch.randn(ROWS + 1, 3, 12, 12, dtype=torch.float64)
     forward_pass = NativeForwardPass()
     with torch.no_grad(), use_threads(1):
-        forward_pass(net, net.initial, images)
+        torch.manual_seed(5)
+        traced = forward_pass(net, net.initial, images)
         calls = count_model_calls(monkeypatch)
         torch.manual_seed(5)
         found = forward_pass(net, net.initial, images)
         assert calls == [len(images)]
         torch.manual_seed(5)
-        assert torch.equal(found, run_model(net, net.initial, images))
+        assert torch.equal(found, run_model(net, net.initial, images)) and torch.equal(found, traced)
+
+
+def test_tensors_may_come_in_any_order(monkeypatch):
+    net = make_net(FrozenConvolution())
+    images = torch.randn(ROWS, 3, 12, 12, dtype=torch.float64)
+    forward_pass = NativeForwardPass()
+    with torch.no_grad(), use_threads(1):
+        wanted = forward_pass(net, net.initial, images)
+        calls = count_model_calls(monkeypatch)
+        assert torch.equal(forward_pass(net, dict(reversed(net.initial.items())), images), wanted)
+    assert not calls
 
 
 def test_frozen_tensors_are_inputs_of_the_program():

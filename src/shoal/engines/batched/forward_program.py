@@ -15,6 +15,7 @@ from shoal.core.measures.forward_pass import run_model
 from shoal.core.model.inputs import Inputs
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
+from shoal.core.streams import seed_generator
 from shoal.engines.batched.fx_cse import share_subexpressions
 from shoal.engines.batched.fx_passes import fuse_biases, remove_no_ops
 from shoal.engines.batched.fx_trace import trace_function
@@ -46,8 +47,9 @@ class NativeForwardPass:
             return run_model(net, params, inputs)
         assert isinstance(inputs, Tensor)
         pieces = inputs.split(ROWS)
-        tensors = [put_channels_last(t) for t in (*params.values(), *net.frozen.values())]
-        programs = [self.find_program(net, params, tensors, piece) for piece in pieces]
+        own = [params[name] for name in net.initial]  # in one order, whatever that of the parameters
+        tensors = [put_channels_last(t) for t in (*own, *net.frozen.values())]
+        programs = [self.find_program(net, tensors, piece) for piece in pieces]
 
         def run_piece(program: ForwardProgram, piece: Tensor) -> Tensor:
             with torch.no_grad(), optimized_execution(False):  # both are settings of a thread
@@ -61,14 +63,13 @@ class NativeForwardPass:
         with ThreadPoolExecutor(self.threads) as pool:
             return torch.cat(list(pool.map(run_piece, sound, pieces)))
 
-    def find_program(
-        self, net: Net, params: Params, tensors: Sequence[Tensor], images: Tensor
-    ) -> ForwardProgram | None:
+    def find_program(self, net: Net, tensors: Sequence[Tensor], images: Tensor) -> ForwardProgram | None:
         """The program for images of this shape, traced at the first call and compared with the model itself."""
         programs = self.programs.setdefault(net, {})
         if images.shape not in programs:
             try:
-                programs[images.shape] = trace_forward(net, list(params), tensors, images)
+                with seed_generator(0, net.place):  # a trace of layers that draw takes no numbers from the evaluation
+                    programs[images.shape] = trace_forward(net, tensors, images)
             except Exception as error:
                 log.debug("the model is evaluated as it is written: %s", error)
                 programs[images.shape] = None
@@ -85,8 +86,13 @@ def is_traceable(net: Net, inputs: Inputs) -> bool:
     return plain and any(isinstance(layer, nn.Conv2d) for layer in net.module.modules())
 
 
-def trace_forward(net: Net, names: Sequence[str], tensors: Sequence[Tensor], images: Tensor) -> ForwardProgram:
-    """The program of a forward pass; raises where it cannot be traced, draws random numbers, or gives other outputs."""
+def trace_forward(net: Net, tensors: Sequence[Tensor], images: Tensor) -> ForwardProgram:
+    """The program of a forward pass of a net's own and frozen tensors.
+
+    Raises where it cannot be traced, draws random numbers, or gives other outputs than the model for half of the images
+    at a time: a model whose outputs depend on what else is in a call must not be called in pieces.
+    """
+    names = list(net.initial)
 
     def run_forward(*flat: Tensor) -> tuple[list[Tensor], Tensor]:
         params, frozen = dict(zip(names, flat)), flat[len(names) : -1]
@@ -106,7 +112,8 @@ def trace_forward(net: Net, names: Sequence[str], tensors: Sequence[Tensor], ima
     program = pick_fastest_call(module)
     with torch.no_grad(), optimized_execution(False):
         found = program(*tensors, images)[0][0]
-        wanted = run_model(net, dict(zip(names, tensors)), images)
+        halves = images.split(-(-len(images) // 2))
+        wanted = torch.cat([run_model(net, dict(zip(names, tensors)), half) for half in halves])
     tolerance = 1e-3 if wanted.dtype == torch.float32 else 1e-9
     if found.shape != wanted.shape or not torch.allclose(found, wanted, tolerance, tolerance, equal_nan=True):
         raise ValueError("its program gives other outputs")
