@@ -422,6 +422,21 @@ def test_a_compute_device_that_is_not_there(shoal_):
     assert_refused(shoal_("run", "--compute", "cuda:99"), "no-device", "--compute cpu")
 
 
+@pytest.mark.parametrize("fleet", ["tiers:a:b", "tiers:[b]:1"])
+def test_an_error_quotes_what_was_typed(shoal_, fleet):
+    assert fleet in shoal_("run", "--fleet", fleet, *TINY).err
+
+
+@pytest.mark.parametrize("value", ["cosine:100:0.1", "linear:100"])
+def test_a_value_between_colons_is_no_emoji(shoal_, value):
+    said = shoal_("compare", "fedavg", "--vary", f"lr_schedule={value},step:5:0.5", *TINY)
+    assert said.code == 0 and f"lr_schedule={value}" in said.out and f"lr_schedule={value}" in said.err
+
+
+def test_a_folder_is_shown_as_it_is_called(shoal_):
+    assert "runs/:100:[b]" in shoal_("run", "--out", "runs/:100:[b]", *TINY).out
+
+
 def test_a_name_that_is_no_text(shoal_):
     """Linux allows names that are not UTF-8; Python passes them on as lone surrogates."""
     said = shoal_("run", *TINY, "-q", "--out", os.fsdecode(b"run-\xff"))

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from shoal.cli import federation, model_check, prediction, read_only, tuning
 from shoal.cli.common_flags import Json, Log, Quiet, Sets, Workers
 from shoal.cli.comparison_tables import print_comparison, warn_without_matplotlib
+from shoal.cli.console import make_console
 from shoal.cli.listings import make_listing
 from shoal.cli.plan_table import make_plan_tables, summarise_plan
 from shoal.cli.progress import Progress, combine_watchers, hide_finished_bars
@@ -74,9 +75,9 @@ def run_command(
         result = run_recipe(recipe, combine_watchers(progress, log), trace)
         warn_of_failed_runs({result.recipe.method: [result]}, unless_all_void=True)
     if not (quiet or as_json):
-        Console().print(make_summary_table(result))
+        make_console().print(make_summary_table(result))
         if result.profile:
-            Console().print(make_profile_table(result.profile))
+            make_console().print(make_profile_table(result.profile))
     refuse_all_void([result.history])
 
 
@@ -170,7 +171,7 @@ def reproduce_command(
     from shoal.reproduce.run import reproduce_table
 
     if table is None:
-        return Console().print(make_listing("tables", ()))
+        return make_console().print(make_listing("tables", ()))
     changes, rows, columns = parse_recipe_pairs(sets or []), only or (), column or ()
     if scale == "smoke" and (plan or record or until_minutes is not None):
         raise ShoalError("bad-value", "The scale smoke means nothing worth planning.", "Leave out --scale.")
@@ -179,7 +180,7 @@ def reproduce_command(
             found = plan_table(table, seeds, rows, out, changes, results, protocol=protocol, columns=columns)
         if as_json:
             return typer.echo(json.dumps(found.to_dict()))
-        return None if quiet else Console().print(make_plan_tables(found))
+        return None if quiet else make_console().print(make_plan_tables(found))
     with Progress(quiet or as_json, False, runs=2, varied=("data", "model"), quiet=quiet) as progress:
         watch = hide_finished_bars(progress)
         if scale == "full":
@@ -197,7 +198,7 @@ def reproduce_command(
         typer.echo(json.dumps(sheet.to_dict()))
     elif not quiet:
         for table_or_remark in make_sheet_tables(sheet):
-            Console().print(table_or_remark)
+            make_console().print(table_or_remark)
 
 
 @app.command("resume")
@@ -241,7 +242,7 @@ def resume_command(
         print_comparison(comparison, str(folder), quiet, as_json)
     elif result:
         if not (quiet or as_json):
-            Console().print(make_summary_table(result))
+            make_console().print(make_summary_table(result))
         refuse_all_void([result.history])
 
 
@@ -294,14 +295,14 @@ app.add_typer(read_only.data, name="data")
 
 def run_command_line() -> None:
     """Run the command line; whatever goes wrong ends in a sentence, an advice and an exit code."""
-    errors = Console(stderr=True)
+    errors = make_console(stderr=True)
     try:
         with stop_on_sigterm():
             app()
     except ShoalError as error:
-        errors.print(f"[red]{error.kind.name}:[/red]", end=" ")
-        errors.print(error.problem, markup=False, highlight=False, soft_wrap=True)
-        errors.print(error.advice, markup=False, highlight=False, soft_wrap=True)
+        errors.print(Text(f"{error.kind.name}:", "red"), end=" ")
+        errors.print(error.problem, highlight=False, soft_wrap=True)
+        errors.print(error.advice, highlight=False, soft_wrap=True)
         sys.exit(error.kind.code)
     except (KeyboardInterrupt, SystemExit) as error:  # typer makes the second of the first
         if isinstance(error, SystemExit) and not was_terminated(error):
@@ -313,8 +314,6 @@ def run_command_line() -> None:
     except Exception as error:
         with tempfile.NamedTemporaryFile("w", prefix="shoal-", suffix=".txt", delete=False) as file:
             traceback.print_exc(file=file)
-        errors.print(f"[red]bug:[/red] {type(error).__name__} where none should be.", soft_wrap=True)
-        errors.print(
-            f"Please report it with {file.name}; a run with --out can be resumed.", markup=False, soft_wrap=True
-        )
+        errors.print(Text("bug:", "red"), f"{type(error).__name__} where none should be.", soft_wrap=True)
+        errors.print(f"Please report it with {file.name}; a run with --out can be resumed.", soft_wrap=True)
         sys.exit(ERROR_KINDS["bug"].code)

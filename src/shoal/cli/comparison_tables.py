@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from shoal.cli.console import make_console
 from shoal.display.quantities import format_by_unit, format_number, format_seconds, format_size
 from shoal.runs.failed_runs import refuse_all_void
 
@@ -28,12 +28,12 @@ def print_comparison(comparison: "Comparison", out: str, quiet: bool, as_json: b
     if as_json:
         typer.echo(json.dumps(comparison.table()))
     elif not quiet:
-        console = Console()
+        console = make_console()
         console.print(make_comparison_table(comparison))
         if tables := make_budget_tables(comparison):
             console.print(*tables, comparison.budgets.describe(comparison.headline), sep="", highlight=False)
         for line in format_further_metrics(comparison):
-            console.print(line, markup=False, highlight=False)
+            console.print(line, highlight=False)
     if out and has_matplotlib():
         from shoal.report.write import draw_comparison
 
@@ -66,10 +66,10 @@ def make_comparison_table(comparison: "Comparison") -> Table:
     top = comparison.pick_best(row["accuracy"] for row in rows)
     for row in rows:
         accuracy = format_mean_accuracy(row)
-        cells = [row["method"], f"[bold]{accuracy}[/bold]" if row["accuracy"] == top else accuracy]
-        cells += [format_size(row["bytes"]), format_seconds(row["sim_seconds"])]
+        cells = [Text(row["method"]), Text(accuracy, "bold" if row["accuracy"] == top else "")]
+        cells += [Text(format_size(row["bytes"])), Text(format_seconds(row["sim_seconds"]))]
         if comparison.target:
-            cells.append(format_cost_to_target(row))
+            cells.append(Text(format_cost_to_target(row)))
         table.add_row(*cells)
     return table
 
@@ -101,7 +101,7 @@ def make_budget_tables(comparison: "Comparison") -> list[Table]:
         for nth, (method, results) in enumerate(comparison.results.items()):
             cells = [format_reached_accuracy(column[nth], len(results)) for column in shown]
             is_best = [column[nth]["seeds"] and column[nth]["accuracy"] == top for column, top in zip(shown, best)]
-            table.add_row(escape(method), *(f"[bold]{c}[/bold]" if top else c for c, top in zip(cells, is_best)))
+            table.add_row(Text(method), *(Text(c, "bold" if top else "") for c, top in zip(cells, is_best)))
         tables.append(table)
     return tables
 

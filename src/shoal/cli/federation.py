@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from shoal.cli.console import make_console
 from shoal.core.errors import ShoalError
 from shoal.core.interrupts import stop_error
 from shoal.core.ledger import Row
@@ -37,7 +37,7 @@ def keys_command(
     from shoal.remote.keys import AUTHORITY, make_keys
 
     written = make_keys(folder, host, devices, days)
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     console.print(f"{len(written)} files written to {folder}." if written else f"Everything was in {folder} already.")
     console.print(f"Each device gets {AUTHORITY} and its own device-N.key; all else stays on the server.")
 
@@ -89,7 +89,7 @@ def server_command(
     settings = adapt_recipe_to_devices(settings)
     key_folder = None if insecure else check_key_folder(keys, settings.devices)
     path, lock = prepare_run_folder(settings)
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     flower_server = FlowerServer((path / FLOWER_FOLDER).resolve(), key_folder, host, port)
     terms = DeviceTerms(patience, bound, wait, max_samples)
 
@@ -149,7 +149,7 @@ def join_command(
     source = str(Path(data_path).expanduser().resolve()) + (f".py:{function}" if function else "")
     device_config = {"data": source, "folder": str(folder.resolve())}
     device_config |= {"models": str(models.resolve())} if models else {}
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     text = TextReading(count_each_text_as_a_token, next_tokens=True) if models else None
     _, y = DeviceClient(source, folder).load_samples(text)
     classes = f" of {len(y.unique())} classes" if y.dim() == 1 else ""

@@ -5,8 +5,8 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from shoal.core.errors import unknown_name_error
 
@@ -36,14 +36,14 @@ def make_listing(what: str, files: tuple[str, ...]) -> Table:
             {name: read_first_sentence(function) for name, (function, _, _) in SPLITS.items()}
             | {f"...+{name}": read_first_sentence(kind) for name, (kind, _, _) in SKEWS.items()}
         ),
-        "tables": lambda: {escape(name): escape(title) for name, title in list_table_titles().items()},
+        "tables": list_table_titles,
         "fleets": lambda: {form: (about or "").splitlines()[0] for form, about in FLEET_FORMS.values()},
     }
     if what not in listings:
         raise unknown_name_error("list", what, listings)
     table = Table(show_header=False, box=None)
     for name, about in listings[what]().items():
-        table.add_row(f"[bold]{name}[/bold]", about)
+        table.add_row(Text(name, "bold"), about)
     return table
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.common_flags import Json, Sets
+from shoal.cli.console import make_console
 from shoal.cli.recipe_flags import resolve_recipe
 from shoal.core.errors import ShoalError
 from shoal.display.quantities import format_count
@@ -43,7 +43,7 @@ def check_command(
         typer.echo(json.dumps(check.to_dict()))
     else:
         for table in make_check_tables(check):
-            Console().print(table)
+            make_console().print(table)
     for trial in check.methods if asked else ():
         if not trial.trains:
             raise ShoalError(trial.kind, trial.reason, trial.advice)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from shoal.cli.common_flags import Json, Quiet
+from shoal.cli.console import make_console
 from shoal.core.errors import ShoalError
 
 
@@ -39,7 +39,7 @@ def predict_command(
         raise ShoalError("bad-value", f"{out} is what is read here.", "Give another name.")
     predictions = predict(model, rows)
     if not quiet:
-        errors = Console(stderr=True)
+        errors = make_console(stderr=True)
         for remark in predictions.remarks:
             errors.print(Text.assemble(("warning: ", "yellow"), remark), highlight=False, soft_wrap=True)
     if out:

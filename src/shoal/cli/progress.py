@@ -8,11 +8,11 @@ from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBars
 from rich.text import Text
 
+from shoal.cli.console import make_console
 from shoal.core.ledger import Row
 from shoal.display.notebook_progress import describe_status
 from shoal.engines.registry import EngineChoice
@@ -20,6 +20,8 @@ from shoal.runs.history import History
 from shoal.runs.recipe import Recipe
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from shoal.runs.watching import Watcher
 
 
@@ -34,12 +36,12 @@ class Progress:
     def __init__(self, silent: bool, as_json: bool, runs: int = 1, varied: Sequence[str] = (), quiet: bool = False):
         self.as_json, self.runs, self.varied = as_json, runs, varied
         self.bars = ProgressBars(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=Console(stderr=True),
+            console=make_console(stderr=True),
             disable=silent,
         )
         self.tasks: dict[str, Any] = {}
@@ -129,7 +131,7 @@ class Progress:
 class NoticeHandler(logging.Handler):
     """Prints log messages, each text once: warnings marked as such, others dimmed; nothing without a console."""
 
-    def __init__(self, console: Console | None, level: int = logging.INFO):
+    def __init__(self, console: "Console | None", level: int = logging.INFO):
         super().__init__(level)
         self.console = console
         self.shown: set[str] = set()

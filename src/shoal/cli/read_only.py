@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from shoal.cli.console import make_console
 from shoal.cli.listings import make_listing
 from shoal.cli.recipe_flags import add_recipe_flags
 from shoal.runs.recipe import Recipe
@@ -19,7 +19,7 @@ def list_command(
     parts: Annotated[list[str] | None, typer.Option(help="Python files with parts of your own.")] = None,
 ) -> None:
     """List what there is to choose from."""
-    Console().print(make_listing(what, tuple(parts or ())))
+    make_console().print(make_listing(what, tuple(parts or ())))
 
 
 def report_command(

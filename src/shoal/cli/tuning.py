@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.common_flags import Json, Log, Quiet, Sets, Workers
 from shoal.cli.comparison_tables import make_comparison_table
+from shoal.cli.console import make_console
 from shoal.cli.progress import Progress, combine_watchers, hide_finished_bars
 from shoal.cli.recipe_flags import resolve_recipe
 from shoal.core.errors import ShoalError
@@ -92,7 +92,7 @@ def print_tuning(tuning: "Tuning", quiet: bool, as_json: bool) -> None:
         return typer.echo(json.dumps(tuning.to_dict()))
     if quiet:
         return
-    console, spec = Console(), tuning.spec
+    console, spec = make_console(), tuning.spec
     for method in tuning.tries:
         console.print(make_tuning_table(tuning, method))
     chosen = describe_validation_samples(spec.recipe)
@@ -106,15 +106,15 @@ def print_tuning(tuning: "Tuning", quiet: bool, as_json: bool) -> None:
     )
     for method in tuning.tries:
         if tuning.find_best(method) is None:
-            console.print(f"{method}: every try diverged.", markup=False, highlight=False)
+            console.print(f"{method}: every try diverged.", highlight=False)
             continue
         for key in tuning.list_edges(method):
             note = f"{method}: the best {key} is at the edge of what was tried; a better one may lie beyond."
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
-        console.print(tuning.format_command(method), markup=False, highlight=False, soft_wrap=True)
+            console.print(note, highlight=False, soft_wrap=True)
+        console.print(tuning.format_command(method), highlight=False, soft_wrap=True)
     if spec.pruner != "none":
         rounds = ", ".join(f"{method} {tuning.count_rounds(method)}" for method in tuning.tries)
-        console.print(f"Rounds played to choose: {rounds}.", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Rounds played to choose: {rounds}.", highlight=False, soft_wrap=True)
     if tuning.final:
         last = spec.recipe.seed + spec.seeds
         console.print(make_comparison_table(tuning.final))
