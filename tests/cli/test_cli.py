@@ -614,6 +614,11 @@ BROKEN = {
         "        return scored._replace(loss=scored.loss.expand(2))\n    return score",
         "loss of shape (2,)",
     ),
+    "loss-without-a-gradient": (
+        "def objective(self, inner, local):\n    def score(params, batch):\n        scored = inner(params, batch)\n"
+        "        return scored._replace(loss=scored.loss.detach())\n    return score",
+        "a loss without a gradient",
+    ),
     "no-scorer": ("def objective(self, inner, local):\n    return None", "objective"),
     "raises-in-objective": ("def objective(self, inner, local):\n    raise OSError('no such luck')", "no such luck"),
     "raises-in-combine": ("def combine(self, replies, state, round):\n    return {}['x'], state", "KeyError"),

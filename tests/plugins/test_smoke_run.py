@@ -67,6 +67,20 @@ def test_a_part_that_fits_the_runs_own_shapes_and_classes_is_accepted(tmp_path, 
     assert not any("dropped" in row for row in result.history.rows)
 
 
+MISSPELT = {
+    "server": ("def server(self, params, state, round):\n    return params, state", "`serve`"),
+    "objectiv": ("def objectiv(self, inner, local):\n    return inner", "`objective`"),
+    "replace_loss": ("replace_loss = True", "`replaces_loss`"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_name_that_is_almost_that_of_a_point_is_told(tmp_path, name, caplog):
+    body, right = MISSPELT[name]
+    shoal.run("mine", parts=written(tmp_path, body), **SMALL)
+    assert f"The part mine defines `{name}`" in caplog.text and right in caplog.text
+
+
 def test_what_the_runs_own_model_cannot_take_is_told_before_the_first_round(tmp_path):
     body = "def serve(self, params, state, round):\n    return {k: v.flatten(2) for k, v in params.items()}, state"
     with pytest.raises(ShoalError, match="mine breaks a rule at serve") as error:

@@ -68,6 +68,9 @@ def guard_scorer(part: Part, scorer: Scorer) -> Scorer:
             raise broken_rule_error(
                 part, "objective", f"returns {shape}", "Return a BatchScore whose loss is one number."
             )
+        if any(value.requires_grad for value in params.values()) and not score.loss.requires_grad:
+            advice = "Compute it from `params` by torch operations, without `detach` or `item`."
+            raise broken_rule_error(part, "objective", "returns a loss without a gradient", advice)
         return score
 
     return call_scorer

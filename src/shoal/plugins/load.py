@@ -1,7 +1,10 @@
 """Parts from outside the package: a user's file or program, or an installed package that offers them."""
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from shoal.engines.part_faults import list_foreign_parts, make_part_error
 from shoal.parts import PRESETS, find_parts_in, find_shipped_parts
 from shoal.plugins.smoke_run import SmokeSetup, smoke_test_part
 from shoal.storage.python_file import load_python_file
+
+log = logging.getLogger("shoal")
 
 GIVEN_NAME = r"own-[0-9a-f]{16}:\w+"
 """What recipes call a part or a metric of a program: a fingerprint of its code, and its name."""
@@ -42,12 +47,27 @@ def smoke_test_user_parts(method: Method, kind: str, setting: Callable[[], Smoke
     for part in list_foreign_parts(method):
         key = (type(part), str(part), kind)
         if key not in PROBED_PARTS:
+            for wrong, right in find_misspelt_names(type(part)):
+                wording = "The part %s defines `%s`, which nothing calls or reads. Did you mean `%s`?"
+                log.warning(wording, part.name(), wrong, right)
             smoke_test_part(part, setting())
             PROBED_PARTS.add(key)
 
 
 PROBED_PARTS: set[tuple[type[Part], str, str]] = set()
 """Parts that passed the smoke test in this process: class, expression and kind of run."""
+
+
+def find_misspelt_names(cls: type[Part]) -> Iterator[tuple[str, str]]:
+    """Names that a part defines beside its fields, and that are almost those of a point or a declaration, with these.
+
+    A misspelt point would never be called, and the part would do nothing without a word.
+    """
+    known = [name for name in dir(Part) if not name.startswith("_")]
+    own = vars(cls).keys() - {field.name for field in fields(cls)} - set(known)
+    for name in sorted(own):
+        if near := get_close_matches(name, known, n=1, cutoff=0.8):
+            yield name, near[0]
 
 
 def load_packaged_parts() -> dict[str, type[Part]]:
