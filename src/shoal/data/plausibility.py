@@ -49,6 +49,7 @@ def find_class_doubts(dataset: Dataset) -> Iterator[Doubt]:
     if len(nowhere):
         first = int((trained | tested).nonzero()[0])
         cure = f"subtract {first} from every label" if len(nowhere) == first else "number the labels 0, 1, 2 and so on"
+        cure += ", or say task = regress where they are amounts" if 2 * len(nowhere) > dataset.classes else ""
         text = "%d of %d classes have no sample (%s): classes are counted from 0 to the largest label. If that is not "
         yield text + "meant, %s.", (len(nowhere), dataset.classes, format_first_numbers(nowhere), cure)
     if int(trained.sum()) == 1 < len(dataset.targets):

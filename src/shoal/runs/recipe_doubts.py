@@ -18,6 +18,12 @@ def find_recipe_doubts(recipe: Recipe, net: Net, dataset: Dataset) -> Iterator[D
         yield "lr is 0, so that no device learns anything. Give a learning rate above 0.", ()
     if recipe.steps and recipe.epochs != DEFAULTS["epochs"]:
         yield "epochs is %s and steps is %s: steps count, epochs do not. Leave one out.", (recipe.epochs, recipe.steps)
+    if dataset.owners is not None and all(getattr(recipe, key) == DEFAULTS[key] for key in ("split", "devices")):
+        yield (
+            "The data say whose each sample is (%d owners), and the split %s mixes all of them over %d devices. For a "
+            "device of each owner give split = owner and devices = 0.",
+            (int(dataset.owners.max()) + 1, recipe.split, recipe.devices),
+        )
     if recipe.accumulate > recipe.batch:
         wording = "accumulate is %d, and a batch has %d samples: every sample is a micro-batch of its own."
         yield wording, (recipe.accumulate, recipe.batch)
