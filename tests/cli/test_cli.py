@@ -223,6 +223,12 @@ def test_values_for_the_resume_of_a_comparison_are_not_ignored(shoal_):
     assert said.code != 0 or len(history("c/0-fedavg/seed-0")) == 4
 
 
+def test_the_bars_of_a_comparison_that_runs_longer_know_its_new_end(shoal_):
+    shoal_("compare", "fedavg", "scaffold", *TINY, "--out", "c", "-q")
+    said = shoal_("resume", "c", "-s", "rounds=5")
+    assert said.err.count(" 5/5 ") == 2 and " 10/10 " in said.err
+
+
 @pytest.mark.parametrize(
     "what, some",
     [

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -217,7 +218,7 @@ def resume_command(
     """Go on with a run, a comparison or a tuning that was stopped."""
     from shoal.compare.comparison import resume_comparison
     from shoal.compare.spec import COMPARISON_FILE, read_comparison_file
-    from shoal.runs.start import resume_run
+    from shoal.runs.start import change_budgets, resume_run
     from shoal.runs.store import count_rows_on_disk
 
     if (folder / TUNING_FILE).is_file():
@@ -230,9 +231,10 @@ def resume_command(
     ) as progress:
         if is_comparison:
             warn_without_matplotlib()
-            runs = read_comparison_file(folder).make_recipes()
+            spec, changes = read_comparison_file(folder), parse_recipe_pairs(sets or [])
+            runs = replace(spec, recipe=change_budgets(spec.recipe, changes)).make_recipes()
             progress.plan_comparison(runs, lambda recipe: count_rows_on_disk(Path(recipe.out)))
-            comparison = resume_comparison(folder, progress.show_row, parse_recipe_pairs(sets or []), workers)
+            comparison = resume_comparison(folder, progress.show_row, changes, workers)
             warn_of_failed_runs(comparison.results, unless_all_void=True)
             result = None
         else:
