@@ -104,6 +104,14 @@ def test_quiet_is_silent(shoal_):
     assert shoal_("compare", "fedavg", "fedprox", *TINY, "--quiet") == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    "words", [["run"], ["compare", "fedavg", "scaffold", "--seeds", "2"]], ids=lambda words: words[0]
+)
+def test_a_metric_of_ones_own_is_shown_at_the_end(shoal_, words):
+    Path("mine.py").write_text("def sureness(logits, targets):\n    return logits.softmax(-1).amax(-1).mean()\n")
+    assert "sureness" in shoal_(*words, "--metrics", "mine.py:sureness", *TINY).out
+
+
 def test_json_is_one_row_per_round(shoal_):
     said = shoal_("run", *TINY, "--json")
     rows = [json.loads(line) for line in said.out.splitlines()]

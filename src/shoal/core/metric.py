@@ -245,7 +245,9 @@ def list_run_metrics(
     """The registry of a run, by column: what its task is judged by (`evaluated`), costs, what its parts tell, and the
     user's own of `--metrics`."""
     own = {spec.rpartition(":")[2]: spec for spec in asked if is_own_metric(spec)}
-    custom = {k: Metric(k, k, "", "up", drawn=True, asked=spec) for k, spec in own.items() if k not in METRICS}
+    custom = {
+        k: Metric(k, k, "", "up", drawn=True, compared=True, asked=spec) for k, spec in own.items() if k not in METRICS
+    }
     known = {metric.name: metric for metric in (*evaluated, *COSTS)}
     return known | list_part_metrics(method) | custom
 
