@@ -91,6 +91,10 @@ def refused(kind: str, folders: list[Path], out: Path) -> str:
     return str(error.value)
 
 
+def test_a_report_that_is_no_page_is_refused_before_anything_is_drawn(place):
+    assert "report.html" in refused("bad-value", [place / "both"], place / "report.pdf")
+
+
 def test_the_page_holds_the_numbers_of_the_histories(place):
     page, *pictures = write_report([place / "both"], place / "report.html")
     for group, folder in zip(facts(page)["groups"], ("0-fedavg", "1-scaffold"), strict=True):

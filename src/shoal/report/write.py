@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compare.comparison import Comparison
+from shoal.core.errors import ShoalError
 from shoal.display.curve_style import COLOURS, require_matplotlib
 from shoal.report.facts import collect_facts
 from shoal.report.page import read_budgets, read_groups, render_page
@@ -21,10 +22,16 @@ from shoal.storage.files import write_bytes
 __all__ = ["COLOURS", "draw_comparison", "require_matplotlib", "write_report"]
 
 
+PAGE_SUFFIXES = (".html", ".htm")
+
+
 def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     """One page about runs and comparisons, and its pictures as PNG files in a folder beside it; what was written."""
     require_matplotlib()
-    page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
+    if out.suffix and not out.is_dir() and out.suffix.lower() not in PAGE_SUFFIXES:
+        problem = f"The report is a page in HTML, and {out} ends with {out.suffix}."
+        raise ShoalError("bad-value", problem, f"Write {out.with_suffix('.html')}, or the name of a folder.")
+    page = out if out.suffix.lower() in PAGE_SUFFIXES else out / "report.html"
     groups = read_groups(folders)
     facts = collect_facts(groups, read_budgets(folders))
     pictures = page.with_name(f"{page.stem}-pictures")
