@@ -432,6 +432,18 @@ def test_a_recipe_that_is_not_there(shoal_):
     assert_refused(shoal_("run", "-s", "rounds"), "bad-recipe", "key=value")
 
 
+@pytest.mark.parametrize("data", ["./pets", "pets/train", "t.xlsx"])
+def test_data_that_look_like_a_path_are_not_taken_for_a_name(shoal_, data):
+    assert_refused(shoal_("run", "--data", data), "no-data", f"no file or folder {data}")
+    Path("t.xlsx").write_bytes(b"PK")
+    assert_refused(shoal_("run", "--data", "t.xlsx"), "bad-value", "t.xlsx", ".csv, .parquet")
+
+
+def test_a_folder_as_a_model_gets_the_form_that_reads_it(shoal_):
+    Path("mybert").mkdir()
+    assert_refused(shoal_("run", "--model", "mybert"), "unknown-name", "hf:mybert")
+
+
 def test_a_compute_device_that_is_not_there(shoal_):
     assert_refused(shoal_("run", "--compute", "cuda:99"), "no-device", "--compute cpu")
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from os.path import isdir
 
 import torch
 
@@ -96,6 +97,10 @@ def find_model_maker(name: str) -> Callable[..., Net]:
     if name.endswith(".py"):
         problem = f"The model {name} is a file, and says not which class or function of it."
         raise ShoalError("unknown-name", problem, f"Write {name}:NAME.")
+    if name not in known and isdir(name):
+        raise ShoalError(
+            "unknown-name", f"The model {name} is a folder.", f"Write hf:{name} for a model of transformers."
+        )
     if name not in known:
         raise unknown_name_error("model", name, MODELS)
     return known[name]

@@ -67,7 +67,7 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     elif recipe.data not in SOURCES and (path.is_dir() or path.suffix in FILE_SUFFIXES):
         dataset = load_user_path(path, recipe, read_text())
     elif recipe.data.partition(":")[0] not in SOURCES:
-        raise unknown_name_error("data set", recipe.data, [*DATASETS, *SOURCES])
+        raise make_unknown_data_error(recipe.data)
     else:
         dataset = load_dataset(recipe.data, recipe.data_dir)
     dataset = fit_to_vocabulary(dataset, recipe.model, recipe.task)
@@ -87,6 +87,17 @@ def load_recipe_dataset(recipe: Recipe, streams: RandomStreams) -> Dataset:
     seed = streams.derive_seed("validation")
     held = hold_out_validation(dataset, recipe.validation, seed, recipe.stratify_validation)
     return held.keep_test_half(dataset) if recipe.evaluate_test and len(dataset.test_targets) else held
+
+
+def make_unknown_data_error(name: str) -> ShoalError:
+    """The error for what is neither a data set nor data of the user: a file of another form, no file, or no name."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        forms = ", ".join(FILE_SUFFIXES)
+        return ShoalError("bad-value", f"{name} is no file of data that can be read.", f"Give one of {forms}.")
+    if path.suffix or path.name != name:
+        return ShoalError("no-data", f"There is no file or folder {name}.", "Correct the name.")
+    return unknown_name_error("data set", name, [*DATASETS, *SOURCES])
 
 
 def describe_validation_samples(recipe: Recipe) -> str:
