@@ -681,6 +681,8 @@ FILES = {
     "syntax-error": ("def (:\n", "line 1"),
     "not-python": ("\x00\x01", "mine.py"),
     "raises-on-import": ("raise OSError('no such luck')", "no such luck"),
+    "imports-what-is-not-there": ("import sys\nimport nowhere_at_all\n", "line 2"),
+    "not-frozen-by-half": (HEAD.replace("(frozen=True)", "") + "    mu: float = 1.0\n", "line 6"),
     "raises-many-lines": ("raise OSError('a\\nb\\nc\\nd\\ne')", "OSError"),
     "exits": ("import sys\nsys.exit(0)", "SystemExit"),
     "no-part": ("x = 1\n", "no part"),

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from hashlib import blake2b
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -28,10 +29,16 @@ def load_python_file(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            problem = f"{path} cannot be loaded{where} ({describe_error(error)})."
+            problem = f"{path} cannot be loaded{describe_place(error, spec.origin)} ({describe_error(error)})."
             raise ShoalError("bad-part", problem, "Correct the file.") from error
     return sys.modules[name]
+
+
+def describe_place(error: BaseException, file: str | None) -> str:
+    """The line of a file that could not be read as Python, or in which it raised; "" where no line is known."""
+    own = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == file]
+    line = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None
+    return f" in line {line}" if line else ""
 
 
 def load_named_object(text: str) -> Any:
