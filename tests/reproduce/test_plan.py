@@ -143,7 +143,7 @@ def test_a_trial_of_long_rounds_ends_with_the_first(here, monkeypatch, caplog):
     tried = plan_table("small", seeds=3, columns=["Long"])
     assert {p.cost.source for p in tried.missing if p.cost} == {"a trial of 1 round of FedAvg"}
     assert all(p.cost and p.cost.seconds > 0 for p in tried.missing)
-    assert caplog.text.count("are tried") == 1  # one cell of the column stands for the others
+    assert caplog.text.count("trial: up to 3 rounds") == 1  # one cell of the column stands for the others
 
 
 def test_seconds_of_another_machine_are_told_as_such(here):
@@ -158,6 +158,12 @@ def test_seconds_of_another_machine_are_told_as_such(here):
     found = find_recorded_cost(recipe, [other], here=False)
     assert found and not found.is_of_this_machine and "a GPU" in found.source
     assert find_recorded_cost(recipe.with_values(batch=4), [run], here=True) is None
+
+
+def test_a_trial_is_told_before_it_begins(caplog):
+    caplog.set_level("INFO", "shoal")
+    measure_round([Recipe(devices=4, sample=2, steps="1")], "FedAvg")
+    assert caplog.records[0].getMessage() == "trial: up to 3 rounds of FedAvg, mlp on digits, to learn what one takes"
 
 
 def test_a_trial_without_data_costs_nothing_but_a_warning(caplog):

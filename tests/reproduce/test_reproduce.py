@@ -245,6 +245,11 @@ def test_noise_in_the_form_of_a_text(data):
     assert int(noise.test_targets.max()) < noise.classes
 
 
+def test_smoke_has_no_setting_that_a_user_would_be_warned_of(caplog):
+    reproduce_table("niid-bench", "smoke", only=["FedAvg"], columns=["CIFAR-10, IID"])
+    assert "epochs" not in caplog.text
+
+
 def test_smoke_leaves_data_that_is_there_alone_and_names_what_has_no_stand_in():
     table = build_table("x", keys(base={"data": "digits"}, smoke={"rounds": 1}))
     recipe = table.make_recipe(table.columns[0], table.rows[0], "smoke", {"sample": 2})

@@ -100,7 +100,8 @@ def measure_round(recipes: Sequence[Recipe], method: str) -> RoundCost | None:
     def stop_in_time(*_: Any) -> Stop | None:
         return Stop("the time of a trial is over") if perf_counter() > end else None
 
-    log.info("No run says what a round takes here: up to %d rounds of %s are tried.", TRIAL_ROUNDS, method)
+    what = f"{method}, {recipes[0].model} on {recipes[0].data}"
+    log.info("trial: up to %d rounds of %s, to learn what one takes", TRIAL_ROUNDS, what)
     try:
         comparison = play_all_runs({method: trial}, 0.0, stop_in_time)
     except ShoalError as error:

@@ -13,7 +13,7 @@ from shoal.reproduce.protocol import AUTHORS, FAIR, PROTOCOLS, Expressions, Prot
 from shoal.reproduce.reading import Reading
 from shoal.runs.recipe import Recipe
 
-SMOKE = {"devices": 6, "sample": 3, "rounds": 2, "steps": "1", "engine": "serial"}
+SMOKE = {"devices": 6, "sample": 3, "rounds": 2, "epochs": "1", "steps": "1", "engine": "serial"}
 """What the scale `smoke` makes of any recipe, before the table's own [smoke]."""
 
 Keys = Mapping[str, Any]
