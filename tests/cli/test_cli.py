@@ -475,6 +475,22 @@ def test_a_folder_that_is_taken(shoal_):
     assert_refused(shoal_("compare", "fedavg", *TINY, "--out", "x"), "folder-exists", "--out")
 
 
+def test_a_file_in_the_place_of_a_folder(shoal_):
+    Path("x").write_text("")
+    said = shoal_("run", *TINY, "--out", "x")
+    assert_refused(said, "folder-exists", "x is a file")
+    assert "resume" not in said.err
+
+
+def test_a_program_that_is_not_there(shoal_):
+    assert_refused(shoal_("predict", "runs/nowhere", "rows.csv"), "no-data", "no file or folder runs/nowhere")
+
+
+def test_a_trace_that_is_not_there(shoal_):
+    said = shoal_("run", *TINY, "--fleet", "trace:nowhere.csv")
+    assert_refused(said, "no-data", "nowhere.csv cannot be read: No such file or directory.")
+
+
 def test_a_folder_without_a_run(shoal_):
     for words in (["resume", "nowhere"], ["resume", "."], ["export", ".", "model.safetensors"]):
         assert_refused(shoal_(*words), "no-run")

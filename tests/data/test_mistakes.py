@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 import shoal
@@ -167,6 +168,12 @@ REFUSED: list[tuple[str, Callable[[Path], dict[str, Any]], str, str]] = [
     ("images of two sizes", frame(ROWS["images"]), "bad-value", "Row 1 of column 'image'|differ in more"),
     ("lists of words", frame(ROWS["words"]), "bad-value", "Turn texts into numbers first"),
     # files and folders
+    (
+        "a loader in place of its data set",
+        given(DataLoader(TensorDataset(X, Y))),
+        "bad-value",
+        "Give its data set, loader.dataset",
+    ),
     ("a file that is not there", given("nowhere.csv"), "no-data", "There is no file or folder nowhere.csv"),
     ("a name that is not there", given("cifar"), "unknown-name", "Did you mean 'cifar10"),
     ("no table", file("t.csv", b"\xff\xfe\x00"), "bad-value", "is not a CSV table.*UTF-8"),

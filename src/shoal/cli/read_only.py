@@ -15,7 +15,7 @@ data = typer.Typer(no_args_is_help=True, help="Look at data sets and splits.")
 
 
 def list_command(
-    what: Annotated[str, typer.Argument(metavar="methods|data|models|splits|fleets|tables")],
+    what: Annotated[str, typer.Argument(metavar="methods|data|models|tasks|splits|fleets|tables")],
     parts: Annotated[list[str] | None, typer.Option(help="Python files with parts of your own.")] = None,
 ) -> None:
     """List what there is to choose from."""

@@ -100,7 +100,7 @@ def make_part(name: str, values: Mapping[str, Any], known: Mapping[str, type[Par
     try:
         return cls(**{key: fit_field_value(f"{name}({key})", value, types[key]) for key, value in values.items()})
     except (ValueError, OverflowError) as error:
-        raise ShoalError("bad-value", f"{error}.", "Give a value in that range.") from error
+        raise ShoalError("bad-value", f"{error}.", "Give another value.") from error
 
 
 def fit_field_value(what: str, value: Any, kind: Any) -> Any:

@@ -214,6 +214,10 @@ def read_user_samples(data: Any, roles: ColumnRoles | None = None, text: TextRea
         return join_device_samples(data)
     if isinstance(data, tuple) and len(data) == 2:
         return UserSamples(convert_sample_inputs(data[0], "x"), convert_targets(data[1]))
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise make_data_error(
+            "A DataLoader is no data set.", "Give its data set, loader.dataset: devices make batches."
+        )
     raise make_data_error(f"A {type(data).__name__} is no data set.", FORMS)
 
 

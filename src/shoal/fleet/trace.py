@@ -71,7 +71,8 @@ def read_trace_lines(name: str) -> list[tuple[int, list[str]]]:
             reader = csv.reader(file, strict=True)
             lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if cells]
     except (OSError, ValueError, csv.Error) as error:
-        raise ShoalError("no-data", f"The trace {name} cannot be read: {error}.", "Give a CSV file.") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ShoalError("no-data", f"The trace {name} cannot be read: {why}.", "Give a CSV file.") from error
     return lines or [(1, [])]
 
 

@@ -137,16 +137,16 @@ def name_outputs(task: str, outputs: Tensor, encoding: TableEncoding) -> dict[st
 def load_program(path: Path) -> tuple[Program, dict[str, Any]]:
     """The function of a .pt2 or .onnx file, or of a run folder, and what it says about itself."""
     with explain_disk_errors(path):
-        is_folder, is_file = path.is_dir(), path.is_file()
+        is_folder, is_there = path.is_dir(), path.exists()
     if is_folder:
         trained = load_trained_model(path)
         return trained.module, trained.about
     readers = {".pt2": read_pt2, ".onnx": read_onnx}
+    if not is_there:
+        raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
     if path.suffix.lower() not in readers:
         problem = f"{path} is no program" + (": it holds tensors alone." if path.suffix == ".safetensors" else ".")
         raise ShoalError("bad-value", problem, "Give a .pt2 or .onnx file of `shoal export`, or the folder of a run.")
-    if not is_file:
-        raise ShoalError("no-data", f"There is no file or folder {path}.", "Correct the name.")
     try:
         return readers[path.suffix.lower()](path)
     except ShoalError:

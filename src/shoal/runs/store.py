@@ -249,7 +249,9 @@ def count_rows_on_disk(folder: Path) -> int:
 
 def refuse_nonempty_folder(path: Path) -> None:
     """Refuse a folder that holds anything but hidden files, such as a lock and files torn by a kill."""
-    if path.exists() and (not path.is_dir() or any(not p.name.startswith(".") for p in path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise ShoalError("folder-exists", f"{path} is a file, and a run needs a folder.", "Give another --out.")
+    if path.exists() and any(not p.name.startswith(".") for p in path.iterdir()):
         raise ShoalError(
             "folder-exists",
             f"{path} is already there and not empty.",
