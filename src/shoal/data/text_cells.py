@@ -34,7 +34,7 @@ class TextCells:
     """What is done about gaps; with `refuse` words like NA are no gaps."""
 
     @cached_property
-    def given(self) -> list[str]:
+    def nonempty_cells(self) -> list[str]:
         return [cell for cell in self.cells if cell]
 
     @cached_property
@@ -44,7 +44,7 @@ class TextCells:
     @cached_property
     def words(self) -> list[str]:
         """The cells that are neither empty nor stand for a missing number."""
-        return [cell for cell in self.given if not self.is_gap(cell)]
+        return [cell for cell in self.nonempty_cells if not self.is_gap(cell)]
 
     def is_gap(self, cell: str) -> bool:
         return not cell or self.missing != "refuse" and cell.lower() in NO_NUMBER
@@ -62,9 +62,9 @@ class TextCells:
 def guess_text_column(text: TextCells) -> SampleColumn:
     """Numbers where half of the cells that are there are, else yes and no or dates where all are, else categories."""
     usable = sum(number is not None for number in text.numbers)
-    if usable and 2 * usable >= len(text.given):
+    if usable and 2 * usable >= len(text.nonempty_cells):
         return make_numbers(text, "Correct it or drop the column.")
-    if text.given and all(map(is_truth, text.given)):
+    if text.nonempty_cells and all(map(is_truth, text.nonempty_cells)):
         return make_truths(text)
     dates = parse_dates(text.cells)
     return make_categories(text) if dates is None else make_date_column(dates)
@@ -87,7 +87,7 @@ def read_known_column(text: TextCells, kind: str) -> SampleColumn:
 def make_numbers(text: TextCells, advice: str) -> SampleColumn:
     if odd := text.find_first(lambda cell: parse_finite_number(cell) is None and not text.is_gap(cell)):
         raise text.make_error(odd, "not a usable number", advice)
-    whole = all(re.fullmatch(r"[+-]?\d{1,15}", cell) for cell in text.given if cell.lower() not in NO_NUMBER)
+    whole = all(re.fullmatch(r"[+-]?\d{1,15}", cell) for cell in text.nonempty_cells if cell.lower() not in NO_NUMBER)
     return make_number_column([np.nan if number is None else number for number in text.numbers], whole)
 
 
