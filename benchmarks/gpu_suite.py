@@ -1,10 +1,12 @@
 """The figures of a GPU in one go: all processes prepare side by side, and are timed one at a time.
 
-    python benchmarks/gpu_suite.py [--only standard resnet18] [--compute cuda] [--prepare 240] [--out FOLDER]
+    python benchmarks/gpu_suite.py [--only standard resnet18] [--compute cuda] [--side-by-side 16] [--prepare 240]
+                                   [--out FOLDER]
 
 To trace, compile and record takes most of the time of a benchmark on a GPU, and needs a core of the processor alone. So
-every process stops when it is about to time something (`peers/turn.py`) and goes on when it is the only one. `--only`
-takes what begins with these names. What a process printed lies in FOLDER/NAME.txt, and a table says how it ended.
+every process stops when it is about to time something (`peers/turn.py`) and goes on when it is the only one; so many
+prepare side by side, each with a few GB of memory. `--only` takes what begins with these names. What a process printed
+lies in FOLDER/NAME.txt, all of it together in FOLDER/suite.txt, and a table says how each ended.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import TextIO
 
 from peers.jobs import JOBS, make_data
 from peers.turn import TURN
@@ -96,7 +99,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names")
     parser.add_argument("--compute", default="cuda")
-    parser.add_argument("--prepare", type=float, default=240.0, help="seconds for all to prepare")
+    parser.add_argument("--side-by-side", type=int, default=16, help="processes that prepare at the same time")
+    parser.add_argument("--prepare", type=float, default=240.0, help="seconds for those side by side to prepare")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of one turn")
     parser.add_argument("--total", type=float, default=1e9, help="seconds after which nothing more is started")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-suite"))
@@ -107,27 +111,37 @@ def main() -> None:
     for job in ROUNDS:
         if any(e.name.startswith(f"{job}-") for e in entries):
             make_data(JOBS[job])
-    contestants = [Contestant(entry, turns, args.out) for entry in entries if not entry.again]
-    try:
-        while not all(c.is_prepared for c in contestants) and perf_counter() - begun < args.prepare:
-            sleep(0.1)
-        print(f"{sum(c.is_prepared for c in contestants)} of {len(contestants)} prepared", end=" ")
-        print(f"after {perf_counter() - begun:.0f} s", flush=True)
-        for contestant in sorted(contestants, key=lambda c: not c.is_prepared):
-            show_end(contestant, args.limit if perf_counter() - begun < args.total else 0.1)
-        for entry in (e for e in entries if e.again):
+    first = [entry for entry in entries if not entry.again]
+    batches = [first[at : at + args.side_by_side] for at in range(0, len(first), args.side_by_side)]
+    with (args.out / "suite.txt").open("w") as book:
+        for batch in [*batches, *([entry] for entry in entries if entry.again)]:
             if perf_counter() - begun < args.total:
-                show_end(Contestant(entry, turns, args.out), args.limit)
+                time_batch([Contestant(entry, turns, args.out) for entry in batch], args.prepare, args.limit, book)
+
+
+def time_batch(contestants: list[Contestant], prepare: float, limit: float, book: TextIO) -> None:
+    """Wait until all are prepared, or for so many seconds, and let them take their turns, the prepared ones first."""
+    begun = perf_counter()
+    try:
+        while len(contestants) > 1 and not all(c.is_prepared for c in contestants) and perf_counter() - begun < prepare:
+            sleep(0.1)
+        if len(contestants) > 1:
+            ready = sum(c.is_prepared for c in contestants)
+            print(f"{ready} of {len(contestants)} prepared after {perf_counter() - begun:.0f} s", flush=True)
+        for contestant in sorted(contestants, key=lambda c: not c.is_prepared):
+            show_end(contestant, limit, book)
     finally:
         for contestant in contestants:
             contestant.process.kill()
 
 
-def show_end(contestant: Contestant, limit: float) -> None:
-    """Let a process take its turn, and print the last line that it wrote."""
+def show_end(contestant: Contestant, limit: float, book: TextIO) -> None:
+    """Let a process take its turn, print the last line that it wrote, and copy all of them into the book."""
     ended = contestant.take_turn(limit)
-    lines = contestant.log.read_text(errors="replace").splitlines() or [""]
-    print(f"{contestant.entry.name}: {ended}: {lines[-1][:400]}", flush=True)
+    text = contestant.log.read_text(errors="replace")
+    print(f"{contestant.entry.name}: {ended}: {(text.splitlines() or [''])[-1][:400]}", flush=True)
+    book.write(f"## {contestant.entry.name}: {ended}\n{text}\n")
+    book.flush()
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from ledger import format_interval, read_recorded_cells
+from ledger import format_interval, read_recorded_cells, read_runs
 from markers import format_table
 
 from shoal.reproduce.figures import find_published
-from shoal.reproduce.measures import MEASURES, MeasuredValue
+from shoal.reproduce.ledger import LedgerRun
+from shoal.reproduce.measures import MEASURES, MeasuredValue, is_pruned
 from shoal.reproduce.protocol import FAIR
 from shoal.reproduce.run import Cell
 from shoal.reproduce.table import PaperTable
+from shoal.reproduce.table_file import read_table
 
 BASE = "FedAvg"
 NOT_THERE = "–"
@@ -69,3 +71,36 @@ def format_seconds_to_target(values: Sequence[MeasuredValue]) -> str:
     if not reached:
         return "never"
     return f"{mean(reached):.1f}" + ("" if len(reached) == len(values) else f" ({len(reached)} of {len(values)})")
+
+
+def show_pruned_sizes(*names: str) -> str:
+    """Operations before and after pruning of the recorded runs of some tables, also of those that were broken off."""
+    rows = []
+    for name in names:
+        table = read_table(name).apply_protocol(FAIR)
+        for column in table.columns:
+            for row in table.rows:
+                recipe = table.make_recipe(column, row, "full", {}, 0)
+                runs = [
+                    run for run in read_runs(name) if run.is_of(recipe.with_values(seed=run.seed)) and is_pruned(run)
+                ]
+                if runs:
+                    published = MEASURES["final MACs"].find_published(find_published(table, column, row))
+                    rows.append([column.name.removesuffix(", p 10 %"), row.method, *format_sizes(runs, published)])
+    costs = ["M MACs before", "after, by seed", "mean", "published", "KB up before", "after", "rounds"]
+    return format_table(["setting", "", *costs], rows, numbers_from=2)
+
+
+def format_sizes(runs: Sequence[LedgerRun], published: float | None) -> list[str]:
+    first, last = runs[0].rows[0], [run.rows[-1] for run in sorted(runs, key=lambda run: run.seed)]
+    after = [row["macs_forward"] / 1e6 for row in last]
+    kilobytes = [row["bytes_up"] / run.parsed_recipe.sample / 1e3 for run, row in zip(runs, last)]
+    return [
+        f"{first['macs_forward'] / 1e6:.3f}",
+        ", ".join(f"{macs:.3f}" for macs in after),
+        f"{mean(after):.3f}",
+        NOT_THERE if published is None else f"{published:.1f}",
+        f"{first['bytes_up'] / runs[0].parsed_recipe.sample / 1e3:.0f}",
+        f"{mean(kilobytes):.0f}",
+        ", ".join(str(n) for n in sorted({len(run.rows) for run in runs})),
+    ]
