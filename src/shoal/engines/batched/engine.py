@@ -166,25 +166,25 @@ class BatchedEngine:
         ]
 
     def run_stages(self, sharing_key: tuple, stack: DeviceStack) -> StepsResult:
-        """Run all local steps of a stack; devices that are done make room for the others."""
+        """Run all local steps of a stack, the first of them at its full width; devices that are done make room."""
         inputs, on_gpu = stack.step_inputs, stack.place.type == "cuda"
         steps = pick_graph_steps(inputs.steps, inputs.is_even) if on_gpu else 1
-        stages = plan_stages(stack, self.width, steps, self.narrowing_macs)
         is_padded = not inputs.is_even or inputs.steps % steps > 0
-        state, losses = stack.stack_initial_states(), torch.zeros(stack.width, device=stack.place)
-        for stage in stages:
-            own = stack if stage.first == 0 else stack.take_first(stage.count, stage.width)
-            begun = state if stage.first == 0 else [t[: stage.width] for t in state]
-            if on_gpu:
-                segments = own.step_inputs.iterate_segments(steps, stage.first, stage.last, is_padded)
-                ended, loss_sum = self.replay_graphs(sharing_key, own, segments, begun)
-            else:
-                ended, loss_sum = self.run_steps(sharing_key, own, stage, begun)
-            if stage.first == 0:
-                state, losses = ended, loss_sum.reshape(-1)
-            else:
-                state = [replace_first_rows(t, new[: stage.count]) for t, new in zip(state, ended, strict=True)]
-                losses = replace_first_rows(losses, losses[: stage.count] + loss_sum[: stage.count])
+
+        def run_stage(stage: Stage, own: DeviceStack, begun: list[Tensor]) -> StepsResult:
+            if not on_gpu:
+                return self.run_steps(sharing_key, own, stage, begun)
+            segments = own.step_inputs.iterate_segments(steps, stage.first, stage.last, is_padded)
+            return self.replay_graphs(sharing_key, own, segments, begun)
+
+        whole, *narrower = plan_stages(stack, self.width, steps, self.narrowing_macs)
+        state, losses = run_stage(whole, stack, stack.stack_initial_states())
+        losses = losses.reshape(-1)
+        for stage in narrower:
+            own, count = stack.take_first(stage.count, stage.width), stage.count
+            ended, loss_sum = run_stage(stage, own, [t[: stage.width] for t in state])
+            state = [replace_first_rows(t, new[:count]) for t, new in zip(state, ended, strict=True)]
+            losses = replace_first_rows(losses, losses[:count] + loss_sum[:count])
         return state, losses
 
     def run_steps(self, sharing_key: tuple, stack: DeviceStack, stage: Stage, state: list[Tensor]) -> StepsResult:
