@@ -135,30 +135,40 @@ def fold_input_gradient(
 def fold_patches(patches: Tensor, down: Windows, across: Windows) -> Tensor:
     """[..., windows down, windows across, taps down, taps across] -> [..., height, width].
 
-    Pixels whose places leave the same rest when divided by the strides are reached by the same taps: such pixels lie
-    next to each other in a smaller image, of which there is one for each rest.
+    Pixels whose places leave the same remainders when divided by the strides are reached by the same taps: such pixels
+    lie next to each other in a smaller image, of which there is one for each pair of remainders.
     """
-    tall, wide = count_places(down), count_places(across)
-    by_rest = []
-    for row_rest in range(down.stride):
-        for column_rest in range(across.stride):
-            image = patches.new_zeros(())
-            for i in range(row_rest, down.taps, down.stride):
-                for j in range(column_rest, across.taps, across.stride):
-                    top, left = i // down.stride, j // across.stride
-                    around = (left, wide - left - across.count, top, tall - top - down.count)
-                    image = image + F.pad(patches[..., i, j], around)
-            by_rest.append(image.expand(*patches.shape[:-4], tall, wide))
-    if len(by_rest) == 1:
-        folded = by_rest[0]
-    else:
-        rests = torch.stack(by_rest, -1).unflatten(-1, (down.stride, across.stride))
-        folded = rests.movedim(-2, -3).flatten(-4, -3).flatten(-2, -1)
+    images = [
+        sum_taps_of_remainders(patches, down, across, row_remainder, column_remainder)
+        for row_remainder in range(down.stride)
+        for column_remainder in range(across.stride)
+    ]
+    folded = images[0] if len(images) == 1 else interleave_images(images, down.stride, across.stride)
     return folded[..., down.before : down.before + down.size, across.before : across.before + across.size]
 
 
+def sum_taps_of_remainders(
+    patches: Tensor, down: Windows, across: Windows, row_remainder: int, column_remainder: int
+) -> Tensor:
+    """The smaller image of the pixels whose places leave these remainders when divided by the strides."""
+    tall, wide = count_places(down), count_places(across)
+    image = patches.new_zeros(())
+    for i in range(row_remainder, down.taps, down.stride):
+        for j in range(column_remainder, across.taps, across.stride):
+            top, left = i // down.stride, j // across.stride
+            around = (left, wide - left - across.count, top, tall - top - down.count)
+            image = image + F.pad(patches[..., i, j], around)
+    return image.expand(*patches.shape[:-4], tall, wide)
+
+
+def interleave_images(images: Sequence[Tensor], rows: int, columns: int) -> Tensor:
+    """One image of which each block of so many rows and columns has one pixel of every smaller image, row by row."""
+    blocks = torch.stack(tuple(images), -1).unflatten(-1, (rows, columns))
+    return blocks.movedim(-2, -3).flatten(-4, -3).flatten(-2, -1)
+
+
 def count_places(windows: Windows) -> int:
-    """The pixels of an image of one rest."""
+    """The pixels along one side of the image of one remainder."""
     pixels = -(-(windows.before + windows.size) // windows.stride)
     return max(pixels, windows.count + (windows.taps - 1) // windows.stride)
 

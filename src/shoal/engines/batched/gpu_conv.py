@@ -165,7 +165,7 @@ def backpropagate(
     grad: Tensor,
     x: Tensor,
     filters: Tensor,
-    bias: Any,
+    bias_sizes: list[int] | None,
     *geometry_and_mask: Any,
     forms: tuple[str, str],
     patches: Tensor | None = None,
@@ -174,7 +174,7 @@ def backpropagate(
     *geometry, (wants_input, wants_filters, wants_bias) = geometry_and_mask
     if forms == ("channels last", "channels last"):
         images = (t.contiguous(**CHANNELS_LAST) for t in (grad, x, filters))
-        made = aten.convolution_backward(*images, bias, *geometry_and_mask)
+        made = aten.convolution_backward(*images, bias_sizes, *geometry_and_mask)
         return [None if t is None else t.contiguous() for t in made]
     given, known = (grad, x, filters, *geometry), {} if patches is None else {"patches": patches}
     return [
@@ -220,3 +220,4 @@ FILTER_GRADIENT_FORMS: dict[str, Callable[..., Tensor]] = {
     "channels last": lambda *given: backpropagate_channels_last(OF_FILTERS, *given),
     "product": lambda *given, **known: multiply_filter_gradient(*given[:5], devices=given[-1], **known),
 }
+"""(gradient of the output, x, filters, stride, padding, dilation, transposed, output padding, groups) -> gradient."""
