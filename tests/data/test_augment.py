@@ -123,6 +123,24 @@ def test_draws_of_all_steps_are_those_that_torch_makes_step_by_step(names, sizes
             assert not own[number, size:].any()
 
 
+@pytest.mark.parametrize("text, bytes_per_image", [("rand:2:15", 4), ("crop:63", 2), ("crop:64", 4), ("flip", 1)])
+def test_draws_of_whole_numbers_take_up_no_more_than_they_need(text, bytes_per_image):
+    augment = parse_augment(text)
+    assert augment is not None
+    words = torch.from_numpy(RandomStreams(0).draw_words(6 * augment.words, "test").astype("int64"))
+    assert sum(t.nbytes for t in augment.read_draws(words, [2, 2, 2], 2)) == 6 * bytes_per_image
+
+
+@pytest.mark.parametrize("text", ["rand:2:15", "crop:2", "crop:64"])
+def test_the_type_of_draws_changes_no_bit(text):
+    augment = parse_augment(text)
+    assert augment is not None
+    words = torch.from_numpy(RandomStreams(0).draw_words(5 * augment.words, "test").astype("int64"))
+    drawn, x = [own[0] for own in augment.read_draws(words, [5], 5)], make_images(5).float()
+    found, wanted = (augment.transform_images(x, own) for own in (drawn, [t.long() for t in drawn]))
+    assert torch.equal(found, wanted)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(sorted(AUGMENTATIONS)), min_size=1, max_size=4), st.sampled_from("+,"))
 def test_what_is_written_is_what_is_read(names, separator):

@@ -36,12 +36,18 @@ class StepDraws:
         return self.width * (tree.count_tree_bytes(self.slots[0].first_draws) + of_layers)
 
     def stack_for_parts(self, first: int, last: int) -> list[Tensor]:
-        if not self.slots[0].first_draws:
-            return []
-        steps = [[self.draw_for_parts(slot, step) for slot in self.slots] for step in range(first, last)]
-        filled = [[*row, *[row[0]] * (self.width - len(row))] for row in steps]
-        stacked = [[torch.stack(own) for own in zip(*row, strict=True)] for row in filled]
-        return [torch.stack(own) for own in zip(*stacked, strict=True)]
+        """What parts draw for some steps; lanes without a device have the draws of the first one."""
+        examples, count = tree.collect_tensors(self.slots[0].first_draws), len(self.slots)
+        made = [t.new_empty(last - first, self.width, *t.shape) for t in examples]
+        for step in range(first, last) if made else ():
+            lanes = [self.draw_for_parts(slot, step) for slot in self.slots]
+            for whole, own in zip(made, zip(*lanes, strict=True), strict=True):
+                place = whole[step - first, :count]
+                # a draw of another size than in the first step is refused: assigned as it is, it could be repeated
+                place.copy_(torch.stack(own).view_as(place))
+        for whole in made:
+            whole[:, count:] = whole[:, :1]
+        return made
 
     def draw_for_parts(self, slot: DeviceSlot, step: int) -> list[Tensor]:
         """What parts draw for a step; an idle one has the draws of the first, and takes nothing from the streams."""
