@@ -42,6 +42,12 @@ class NormalisesByBatch(BranchesOnData):
         return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
 
 
+class NormalisesEachImage(NormalisesByBatch):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(4)
+
+
 class FrozenConvolution(BranchesOnData):
     def __init__(self):
         super().__init__()
@@ -109,6 +115,20 @@ def test_what_cannot_be_traced_is_run_as_it_is_written(module, monkeypatch):
         assert calls == [len(images)]
         torch.manual_seed(5)
         assert torch.equal(found, run_model(net, net.initial, images)) and torch.equal(found, traced)
+
+
+@pytest.mark.parametrize("module, is_traced", [(NormalisesByBatch, False), (NormalisesEachImage, True)])
+def test_normalisation_over_the_batch_is_seen_while_the_last_layer_is_all_zeros(module, is_traced, monkeypatch):
+    net = make_net(module())
+    zeros = {k: torch.zeros_like(v) if k.startswith("head") else v for k, v in net.initial.items()}
+    images = torch.randn(2 * ROWS, 3, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images[ROWS:] += 3
+    forward_pass = NativeForwardPass()
+    with torch.no_grad(), use_threads(1):
+        assert not forward_pass(net, zeros, images).any()
+        calls = count_model_calls(monkeypatch)
+        torch.testing.assert_close(forward_pass(net, net.initial, images), run_model(net, net.initial, images))
+    assert calls == ([] if is_traced else [len(images)])
 
 
 def test_tensors_may_come_in_any_order(monkeypatch):

@@ -89,8 +89,9 @@ def is_traceable(net: Net, inputs: Inputs) -> bool:
 def trace_forward(net: Net, tensors: Sequence[Tensor], images: Tensor) -> ForwardProgram:
     """The program of a forward pass of a net's own and frozen tensors.
 
-    Raises where it cannot be traced, draws random numbers, or gives other outputs than the model for half of the images
-    at a time: a model whose outputs depend on what else is in a call must not be called in pieces.
+    Raises where it cannot be traced, draws random numbers, normalises over the batch, or gives other outputs than the
+    model for half of the images at a time: a model whose outputs depend on what else is in a call must not be called in
+    pieces. That comparison alone sees nothing while the last layer is all zeros.
     """
     names = list(net.initial)
 
@@ -106,6 +107,7 @@ def trace_forward(net: Net, tensors: Sequence[Tensor], images: Tensor) -> Forwar
     remove_no_ops(module.graph)
     graph = share_subexpressions(module.graph)
     refuse_random_numbers(graph)
+    refuse_batch_statistics(graph)
     fuse_biases(graph)
     use_native_kernels(graph)
     module.graph = graph
@@ -124,6 +126,25 @@ def refuse_random_numbers(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise ValueError(f"it draws random numbers ({node.target})")
+
+
+def refuse_batch_statistics(graph: fx.Graph) -> None:
+    """Refuse batch norm that takes mean and variance from the batch.
+
+    Instance norm is traced as batch norm of a single row, which has all samples beside each other as channels.
+    """
+    for node in graph.nodes:
+        if normalises_by_batch(node) and len(node.args[0].meta["val"]) > 1:
+            raise ValueError(f"it normalises over the batch ({node.target})")
+
+
+def normalises_by_batch(node: fx.Node) -> bool:
+    """Whether an operation is batch norm in training mode."""
+    if not isinstance(node.target, torch._ops.OpOverload) or "batch_norm" not in node.target.name():
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    values = dict(zip(names, node.args)) | node.kwargs
+    return "with_update" in node.target.name() or bool(values.get("training"))
 
 
 def put_channels_last(tensor: Tensor) -> Tensor:
