@@ -3,7 +3,7 @@
 import json
 import logging
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -588,3 +588,17 @@ def test_a_ride_that_cannot_begin_lets_go_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.runs.start.choose_engine", lambda assembly: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_new_run(replace(Recipe(), out=str(tmp_path / "r")))
+
+
+@dataclass(frozen=True)
+class LeavesNothing(shoal.Part):
+    """data: no samples from the third round on."""
+
+    def data(self, samples: Samples, memory: Any, device: shoal.Device) -> Samples:
+        return replace(samples, index=samples.index[:0]) if device.round >= 2 else samples
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched", "pool"])
+def test_a_part_that_leaves_a_device_no_samples_is_named(engine):
+    with pytest.raises(shoal.ShoalError, match="leavesnothing leaves device . no samples to train on in round 2"):
+        shoal.run([LeavesNothing()], rounds=3, engine=engine, devices=4, sample=2)

@@ -139,7 +139,7 @@ class Part:
 
     # device -------------------------------------------------------------------------------------------------------
     def data(self, samples: Samples, memory: Tree, device: Device) -> Samples:
-        """The samples that a device trains on in this round."""
+        """The samples that a device trains on in this round: at least one."""
         return samples
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.core import wire
 from shoal.core.batch import Samples
 from shoal.core.compose import Method
+from shoal.core.errors import ShoalError
 from shoal.core.local.schedule import BatchSchedule, make_schedule
 from shoal.core.local.step import LocalState, StepContext, StepRule
 from shoal.core.model import tree
@@ -165,6 +166,9 @@ def prepare_training(setup: TrainingSetup, job: Job, memory: dict[str, Tree]) ->
             view = replace(device, part=part.name(), got=got.get(part.name(), {}), shared=setup.samples(SERVER) or None)
             part_memory = memory[part.name()] if part.name() in memory else part.init_device(anchor)
             device = replace(device, samples=part.data(device.samples, part_memory, view))
+            if not len(device.samples):
+                problem = f"{part.name()} leaves device {job.device} no samples to train on in round {job.round}."
+                raise ShoalError("bad-part", problem, "Its `data` must return at least one sample.")
         samples = device.samples
     generator = setup.streams.make_torch_generator("batches", job.round, job.device)
     rows = make_schedule(samples.index, job.work, generator, net.mixes_batch)
