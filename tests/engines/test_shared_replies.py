@@ -17,7 +17,7 @@ from shoal.engines.batched.engine import BatchedEngine
 from shoal.engines.serial import SerialEngine
 from shoal.engines.workers.fork import REPLY_BUFFERS, ForkTransport, PoolEngine
 from shoal.engines.workers.scheduler import WorkerDeath
-from shoal.engines.workers.shared_memory import SharedBuffer
+from shoal.engines.workers.shared_memory import ReplyBuffer, ReplyState, SharedBuffer
 from shoal.parts.scaffold import Scaffold
 from shoal.plugins.smoke_run import build_tiny_run
 
@@ -110,6 +110,24 @@ def test_a_buffer_is_read_as_long_as_one_of_its_tensors_lives():
     del part
     assert not buffer.is_read
     assert [t.sum() for t in copied] == [100, 100]
+
+
+def test_a_buffer_for_replies_has_one_state_and_is_read_once():
+    buffer, states = ReplyBuffer(), []
+    for step in (buffer.ask_reply, buffer.accept_reply):
+        states.append(buffer.state)
+        step()
+    states.append(buffer.state)
+    message = buffer.write_object([torch.ones(3)])
+    found = buffer.read_object(message, copy=False)
+    assert [*states, buffer.state] == list(ReplyState)
+    for copy in (False, True):
+        with pytest.raises(AssertionError):
+            buffer.read_object(message, copy)
+    with pytest.raises(AssertionError):
+        buffer.ask_reply()
+    del found
+    assert buffer.state is ReplyState.FREE
 
 
 @pytest.mark.parametrize("width", [1, 3])

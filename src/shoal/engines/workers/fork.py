@@ -28,7 +28,7 @@ from shoal.core.task import Engine, Task, TaskResult, estimate_steps
 from shoal.engines.workers.chunking import split_into_chunks
 from shoal.engines.workers.fork_worker import detach_from_parent, flush_stream, serve_chunks
 from shoal.engines.workers.scheduler import ChunkScheduler, WorkerDeath, WorkerFailure, WorkerPolicy
-from shoal.engines.workers.shared_memory import SharedBuffer
+from shoal.engines.workers.shared_memory import ReplyBuffer, ReplyState, SharedBuffer
 
 REPLY_BUFFERS = 8
 """How many replies of a worker can be held at once without being copied out of the memory that is shared with it."""
@@ -83,14 +83,11 @@ class ForkWorker:
     def __init__(self):
         self.process = 0
         self.pipe: Connection | None = None
-        self.buffers: list[SharedBuffer] = []
-        """Those for tasks, and then those for results: some are read while another is written."""
-        self.requests: deque[int] = deque()
-        """The buffers of the tasks that were sent and have not been answered, the oldest first."""
-        self.awaited: deque[int] = deque()
-        """The buffers of the results that were asked for and have not come, the oldest first."""
-        self.unread: set[int] = set()
-        """The buffers of the results that have come and have not been read."""
+        self.task_buffers: list[SharedBuffer] = []
+        self.reply_buffers: list[ReplyBuffer] = []
+        """Several: some are read while another is written."""
+        self.unanswered: deque[tuple[int, int]] = deque()
+        """The buffers of the tasks that were sent and those of their replies, which have not come; the oldest first."""
         self.pending: deque[list[int]] = deque()
 
     @property
@@ -105,10 +102,11 @@ class ForkWorker:
         for stream in (sys.stdout, sys.stderr):
             flush_stream(stream)
         parent = os.getpid()
-        self.requests.clear()
-        self.awaited.clear()
+        self.unanswered.clear()
+        self.drop_replies(ReplyState.ASKED)
         try:
-            self.buffers = self.buffers or [SharedBuffer() for _ in range(REQUEST_BUFFERS + REPLY_BUFFERS)]
+            self.task_buffers = self.task_buffers or [SharedBuffer() for _ in range(REQUEST_BUFFERS)]
+            self.reply_buffers = self.reply_buffers or [ReplyBuffer() for _ in range(REPLY_BUFFERS)]
             self.pipe, far_end = Pipe()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: a worker needs none of this process
@@ -118,8 +116,9 @@ class ForkWorker:
             raise ShoalError("no-device", problem, "Use fewer workers or --engine batched.") from error
         if not self.process:
             try:
-                detach_from_parent(far_end.fileno(), parent, {buffer.file for buffer in self.buffers})
-                serve_chunks(far_end, self.buffers, setups, make_engine)
+                files = {buffer.file for buffer in (*self.task_buffers, *self.reply_buffers)}
+                detach_from_parent(far_end.fileno(), parent, files)
+                serve_chunks(far_end, self.task_buffers, self.reply_buffers, setups, make_engine)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -128,34 +127,38 @@ class ForkWorker:
 
     def send_tasks(self, tasks: list[tuple]) -> None:
         assert self.pipe
-        request = next(n for n in range(REQUEST_BUFFERS) if n not in self.requests)
+        taken = [request for request, _ in self.unanswered]
+        request = next(n for n in range(REQUEST_BUFFERS) if n not in taken)
         reply = self.list_free_buffers()[0]
-        self.requests.append(request)
-        self.awaited.append(reply)
-        self.pipe.send_bytes(bytes((request, reply)) + self.buffers[request].write_object(tasks))
+        self.reply_buffers[reply].ask_reply()
+        self.unanswered.append((request, reply))
+        self.pipe.send_bytes(bytes((request, reply)) + self.task_buffers[request].write_object(tasks))
 
     def receive_reply(self) -> tuple[int, bytes]:
         """The number of the buffer that the oldest results lie in, and the message about them."""
         assert self.pipe
         message = self.pipe.recv_bytes()
-        self.requests.popleft()
-        number = self.awaited.popleft()
-        self.unread.add(number)
+        _, number = self.unanswered.popleft()
+        self.reply_buffers[number].accept_reply()
         return number, message
 
     def read_reply(self, number: int, message: bytes) -> Any:
-        """What a reply holds; its tensors are copied where too few buffers would be left for those that follow.
+        """What a reply holds; its tensors are copied where too few other buffers are free for the replies to follow.
 
-        At most that many are in use at once: one that waits to be read, and those of the chunks that a worker has.
+        Those that were asked for replies count, since what comes in them can be copied in its turn. At most that many
+        are in use at once: one that waits to be read, and those of the chunks that a worker has.
         """
-        self.unread.remove(number)
-        left = len(set(self.list_free_buffers()) - {number}) + len(self.awaited)
-        return self.buffers[number].read_object(message, copy=left < 1 + FORK_POLICY.max_pending)
+        usable = [buffer for buffer in self.reply_buffers if buffer.state in (ReplyState.FREE, ReplyState.ASKED)]
+        return self.reply_buffers[number].read_object(message, copy=len(usable) < 1 + FORK_POLICY.max_pending)
 
     def list_free_buffers(self) -> list[int]:
-        """The numbers of the buffers for results that nothing is read from, or waits to be."""
-        taken = {*self.awaited, *self.unread}
-        return [n for n in range(REQUEST_BUFFERS, len(self.buffers)) if n not in taken and not self.buffers[n].is_read]
+        """The numbers of the buffers that the next reply can be written to."""
+        return [n for n, buffer in enumerate(self.reply_buffers) if buffer.state is ReplyState.FREE]
+
+    def drop_replies(self, state: ReplyState) -> None:
+        """Free the buffers that are in this state."""
+        for buffer in self.reply_buffers:
+            buffer.drop_reply(state)
 
     def terminate(self) -> str:
         """End the process; what it ended with, in words."""
@@ -234,7 +237,7 @@ def terminate_workers(workers: Sequence[ForkWorker], owner: int) -> None:
         for worker in workers:
             worker.terminate()
             worker.pending.clear()
-            worker.unread.clear()
+            worker.drop_replies(ReplyState.UNREAD)
 
 
 def reap_process(process: int) -> int:

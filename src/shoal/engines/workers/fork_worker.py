@@ -58,13 +58,14 @@ def exit_with_parent(pipe: int, parent: int) -> None:
 
 def serve_chunks(
     pipe: Connection,
-    buffers: Sequence[SharedBuffer],
+    task_buffers: Sequence[SharedBuffer],
+    reply_buffers: Sequence[SharedBuffer],
     setups: dict[int, TrainingSetup],
     make_engine: Callable[[], Engine],
 ) -> None:
     """Receive chunks of tasks, train them, and send the results back, until the pipe is closed.
 
-    A request says which of the buffers the tasks lie in, and which one the results go to.
+    A request says which buffer the tasks lie in, and which one the results go to.
     """
     engine, freed_memory = None, FreedMemory()
     while True:
@@ -72,7 +73,7 @@ def serve_chunks(
             request = pipe.recv_bytes()
         except (EOFError, ConnectionError):
             return
-        task_buffer, reply_buffer, content = buffers[request[0]], buffers[request[1]], None
+        task_buffer, reply_buffer, content = task_buffers[request[0]], reply_buffers[request[1]], None
         try:
             content = task_buffer.read_object(request[2:], copy=False)
             engine = engine or build_worker_engine(make_engine)

@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections.abc import Iterator
+from enum import Enum
 from functools import partial
 from io import BytesIO
 from itertools import accumulate
@@ -36,7 +37,7 @@ class SharedBuffer:
         self.end, self.sizes = 0, array("q")
         """How far the buffer is filled, and the bytes of each tensor in it."""
         self.reader: ref[np.ndarray] | None = None
-        """What the tensors that were read without a copy lie on; it lives as long as one of them does."""
+        """What the tensors that were last read without a copy lie on; it lives as long as one of them does."""
         finalize(self, os.close, self.file).atexit = False
 
     @property
@@ -95,6 +96,49 @@ class SharedBuffer:
                     size = new_size
                 self.map = mmap(self.file, size)
         return self.map
+
+
+class ReplyState(Enum):
+    """What a buffer for replies is in use for."""
+
+    FREE = "for nothing"
+    ASKED = "for a reply that was asked for and has not come"
+    UNREAD = "for a reply that has come and has not been read"
+    READ = "for the tensors of a reply that was read without a copy"
+
+
+class ReplyBuffer(SharedBuffer):
+    """A buffer that another process writes its replies to: free, asked, unread, and then read or free again."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = ReplyState.FREE
+        """The state but for READ, which begins and ends with the tensors."""
+
+    @property
+    def state(self) -> ReplyState:
+        return ReplyState.READ if self.is_read else self.step
+
+    def ask_reply(self) -> None:
+        """Note that the other process is told to write a reply to the buffer."""
+        assert self.state is ReplyState.FREE, self.state
+        self.step = ReplyState.ASKED
+
+    def accept_reply(self) -> None:
+        """Note that the reply has come."""
+        assert self.state is ReplyState.ASKED, self.state
+        self.step = ReplyState.UNREAD
+
+    def read_object(self, message: bytes, copy: bool) -> Any:
+        """The reply, once: `reader` could not tell of a second one whether its tensors are in use."""
+        assert self.state is ReplyState.UNREAD, self.state
+        self.step = ReplyState.FREE
+        return super().read_object(message, copy)
+
+    def drop_reply(self, state: ReplyState) -> None:
+        """Free the buffer where it is in that state: its reply will not come, or nobody will read it."""
+        if self.step is state:
+            self.step = ReplyState.FREE
 
 
 def align_size(size: int) -> int:
