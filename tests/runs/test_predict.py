@@ -289,12 +289,16 @@ def test_words_for_gaps_stand_among_yes_and_no_as_among_numbers(shoal_):
         ("price,size", ["price", "size"]),
         ("sold", ["prediction", "p_0", "p_1"]),
         ("sold,new", ["sold", "new", "p_sold", "p_new"]),
+        ("sold,p_sold", ["sold", "p_sold", "p_sold_2", "p_p_sold"]),
         ("kind", ["prediction", "p_a", "p_b"]),
     ],
 )
 def test_every_task_has_its_columns(shoal_, label, columns):
-    head = ["x", "y", "price", "size", "sold", "new", "kind"]
-    rows = [[*map(str, (i % 7, i % 5, i % 7 * 0.5 + 0.25, i % 5 + 0.5, i % 2, int(i % 3 > 0)))] for i in range(60)]
+    head = ["x", "y", "price", "size", "sold", "new", "p_sold", "kind"]
+    rows = [
+        [*map(str, (i % 7, i % 5, i % 7 * 0.5 + 0.25, i % 5 + 0.5, i % 2, int(i % 3 > 0), int(i % 5 > 1)))]
+        for i in range(60)
+    ]
     write_rows("all.csv", [[*row, "ab"[i % 2]] for i, row in enumerate(rows)], head)
     assert shoal_("run", "--data", "all.csv", "-s", f"label={label}", "--out", "run", *TINY).code == 0
     assert shoal_("export", "run", "model.pt2", "-q").code == 0

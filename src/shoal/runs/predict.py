@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ class Predictions:
     """What a model says of new rows: columns of one value per row, in the order of the rows."""
 
     columns: dict[str, list[Any]]
-    """`prediction`, and the probabilities of classes as `p_NAME`; of several targets a column for each."""
+    """`prediction`, and the probabilities of classes as `p_NAME`; of several targets a column for each.
+
+    Where `p_NAME` is itself a target, the probability of NAME is `p_NAME_2`.
+    """
     remarks: tuple[str, ...] = ()
     """What the rows have that training could not show."""
 
@@ -128,10 +132,21 @@ def name_outputs(task: str, outputs: Tensor, encoding: TableEncoding) -> dict[st
         case "multilabel":
             chances = TASKS[task].predict(outputs)
             given = dict(zip(labels, (chances > 0.5).long().T.tolist()))
-            return given | {f"p_{name}": column for name, column in zip(labels, chances.T.tolist())}
+            return given | dict(zip(name_chances(labels), chances.T.tolist()))
         case "regress":
             return dict(zip(["prediction"] if len(labels) == 1 else labels, outputs.T.tolist()))
     return {f"output_{i + 1}": column for i, column in enumerate(outputs.T.tolist())}
+
+
+def name_chances(labels: Sequence[str]) -> list[str]:
+    """The columns of the probabilities of targets: `p_NAME`, with a number behind it where another column has that."""
+    names = [f"p_{label}" for label in labels]
+    taken = {*labels, *names}
+    for i, name in enumerate(names):
+        if name in labels:
+            names[i] = next(own for number in count(2) if (own := f"{name}_{number}") not in taken)
+            taken.add(names[i])
+    return names
 
 
 def load_program(path: Path) -> tuple[Program, dict[str, Any]]:
