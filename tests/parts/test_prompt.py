@@ -368,7 +368,20 @@ class Twice(nn.Module):
         return self.head(self.words(text).mean(1) + self.words(text[:, -1:])[:, 0])
 
 
+class OneTable(nn.Module):
+    """Reads texts of so many words, the second of which may stand for padding."""
+
+    def __init__(self, words: int, padding: int | None = None):
+        super().__init__()
+        self.words, self.head = nn.Embedding(words, 4, padding_idx=padding), nn.Linear(4, 3)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.head(self.words(text).mean(1))
+
+
 CASES = {
+    "one word": (lambda: OneTable(1), 3, "tries the model with the tokens 0 and 1, and words has only 1 row for"),
+    "no word left": (lambda: OneTable(2, 1), 3, "the token 2, which is no padding, .* and words has only 2 rows for"),
     "no room": (lambda: Reader(positions=12), 8, "places has only 12 rows for positions"),
     "fixed": (Fixed, 3, "cannot be used with this model: it raises RuntimeError.* when it is given 3 positions more"),
     "two tables": (TwoTables, 3, "left and right read the tokens"),

@@ -101,16 +101,18 @@ def alternate_tokens(like: Tensor) -> Tensor:
 
 
 @contextmanager
-def watch_layers(module: nn.Module, layers: Layers) -> Iterator[None]:
-    """Inside, calls of embeddings and of layers that make positions are noted; too small tables are refused."""
+def watch_layers(module: nn.Module, layers: Layers, place: PromptPlace | None = None) -> Iterator[None]:
+    """Inside, calls of embeddings and of layers that make positions are noted; too small tables are refused.
+
+    `place` is that of the prompt which the module has: its layer reads tokens. Without one texts have their own length,
+    and only the tokens of the trial can be too large.
+    """
 
     def check_table(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         given = read_first_input(args, kwargs)
         if isinstance(layer, nn.Embedding) and given is not None and given.numel():
             if int(given.max()) >= layer.num_embeddings:  # on a GPU the look-up itself would end the program
-                name = names[layer]
-                problem = f"prompt makes texts longer, and {name} has only {layer.num_embeddings} rows for positions."
-                raise ShoalError("bad-part", problem, ROOM)
+                raise explain_small_table(names[layer], layer.num_embeddings, place)
 
     def note_call(layer: nn.Module, args: tuple, kwargs: dict[str, Any], put_out: Any) -> None:
         given = read_first_input(args, kwargs)
@@ -128,6 +130,18 @@ def watch_layers(module: nn.Module, layers: Layers) -> Iterator[None]:
             hook.remove()
 
 
+def explain_small_table(name: str, rows: int, place: PromptPlace | None) -> ShoalError:
+    """The error for a look-up beyond the rows of an embedding, which reads tokens or positions."""
+    if place is not None and name != place.layer:
+        problem = f"prompt makes texts longer, and {name} has only {rows} rows for positions."
+        return ShoalError("bad-part", problem, ROOM)
+    what = "tries the model with the tokens 0 and 1"
+    if place is not None:
+        what = f"gives the model the token {place.token}, which is no padding, at its places"
+    problem = f"prompt {what}, and {name} has only {rows} row{'s' * (rows != 1)} for tokens."
+    return ShoalError("bad-part", problem, f"Give {name} at least {2 if place is None else place.token + 1} rows.")
+
+
 def read_first_input(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
     """The first input of a layer, where it is a tensor."""
     given = args[0] if args else next(iter(kwargs.values()), None)
@@ -135,10 +149,13 @@ def read_first_input(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
 
 
 @torch.no_grad()
-def run_recorded(net: Net, inputs: Inputs) -> tuple[tuple[Tensor, Tensor], Layers]:
-    """Logits and features of a pass in evaluation, and what its layers were given and put out, in the order of ends."""
+def run_recorded(net: Net, inputs: Inputs, place: PromptPlace | None = None) -> tuple[tuple[Tensor, Tensor], Layers]:
+    """Logits and features of a pass in evaluation, and what its layers were given and put out, in the order of ends.
+
+    `place` is that of the net's prompt, where it has one.
+    """
     layers: Layers = {}
-    with watch_layers(net.module, layers):
+    with watch_layers(net.module, layers, place):
         logits, features, *_ = net.forward(net.initial, inputs)
     net.reset_slots()
     return (logits, features), layers
@@ -176,7 +193,7 @@ def try_place(net: Net, place: PromptPlace, width: int, inputs: Inputs) -> Promp
     rows = torch.linspace(-1, 1, place.length * width, dtype=net.dtype, device=net.place).view(place.length, width)
     try:
         prompted = insert_prompt(net, place, rows)
-        (first, own), _ = run_recorded(prompted, inputs)
+        (first, own), _ = run_recorded(prompted, inputs, place)
         grown = prompted.initial | {f"{place.layer}.{PROMPT_KEY}": rows.flip(1) + 2}
         with torch.no_grad():
             other, moved, *_ = prompted.forward(grown, inputs)
