@@ -156,7 +156,7 @@ class MeanOverPositions(nn.Module):
 WORDS = (torch.arange(240).reshape(40, 6) * 7) % 50
 
 
-@pytest.mark.parametrize("form", ["tensors", "halves", "ignored", "arrays"])
+@pytest.mark.parametrize("form", ["tensors", "halves", "ignored", "arrays", "one word"])
 def test_tags_are_counted_without_the_words(form):
     tags = WORDS % 3
     data: Any = {
@@ -164,6 +164,7 @@ def test_tags_are_counted_without_the_words(form):
         "halves": ((WORDS, tags), (WORDS, tags)),
         "ignored": (WORDS, torch.where(WORDS % 2 == 0, tags, -100)),
         "arrays": (WORDS.numpy(), tags.numpy()),
+        "one word": (WORDS.reshape(-1, 1), tags.reshape(-1, 1)),
     }[form]
     assert build_user_dataset(data).classes == 3
     model = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 3))

@@ -157,9 +157,12 @@ def list_sequences(inputs: Inputs, targets: Tensor) -> list[Tensor]:
 def is_next_words(inputs: Inputs, targets: Tensor) -> bool:
     """Whether targets are the words of a language model: inputs are one tensor of words, and most are its next ones.
 
-    Targets that are none, such as a tag for each word, are numbered for themselves.
+    Targets that are none, such as a tag for each word, are numbered for themselves, and so are those of texts of one
+    word, whose next words the inputs do not have.
     """
     if not isinstance(inputs, Tensor) or inputs.dtype != torch.int64 or inputs.shape != targets.shape:
+        return False
+    if inputs.shape[1] == 1:
         return False
     following, targets = inputs[:LOOKED_AT, 1:], targets[:LOOKED_AT, :-1]
     counted = targets != IGNORED_TARGET
