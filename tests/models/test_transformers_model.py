@@ -110,6 +110,17 @@ def test_devices_train_in_one_call_and_like_one_after_the_other(kind, dropout, m
     assert [row["loss"] for row in batched.history.rows] == pytest.approx([r["loss"] for r in serial.history.rows])
 
 
+@pytest.mark.parametrize("kind", ["XLNet", "Bloom"])
+def test_models_that_cannot_be_given_a_mask_of_four_dimensions_are_refused_by_name(kind):
+    sizes: dict[str, Any] = dict(d_model=8, d_inner=16) if kind == "XLNet" else dict(hidden_size=8, pad_token_id=0)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=WORDS, n_layer=1, n_head=2, num_labels=CLASSES, **sizes)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
+    words = f"{kind}ForSequenceClassification computes with .* of two dimensions and not .* such as BERT or GPT-2"
+    with pytest.raises(ShoalError, match=words) as error:
+        shoal.run(data=make_sentences("bert"), model=model, **RECIPE)
+    assert "\n" not in str(error.value) and "forward" not in str(error.value)
+
+
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_what_stands_in_the_padding_leaves_no_trace(kind):
     model = build_wrapped(kind).double().eval()

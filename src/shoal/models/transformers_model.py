@@ -54,19 +54,39 @@ class TransformersModel(nn.Module):
         self.text_positions = count_text_positions(base.config)
 
     def forward(self, inputs: dict[str, Tensor] | Tensor) -> Tensor:
+        return self.compute_logits(inputs)
+
+    def compute_logits(self, inputs: dict[str, Tensor] | Tensor, flat_mask: bool = False) -> Tensor:
+        """The logits; with `flat_mask` the model is given the mask of two dimensions that it makes its own from."""
         inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
         tokens = inputs["input_ids"]
         present = inputs["attention_mask"] != 0 if "attention_mask" in inputs else torch.ones_like(tokens) != 0
         if self.padding is not None and "attention_mask" in inputs:  # by it decoders find the end of a sentence
             tokens = torch.where(present, tokens, self.padding)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-        given = inputs | {"input_ids": tokens, "attention_mask": build_attention_mask(present, self.causal, dtype)}
+        mask = present.long() if flat_mask else build_attention_mask(present, self.causal, dtype)
+        given = inputs | {"input_ids": tokens, "attention_mask": mask}
         if "position_ids" in self.accepts and self.causal:  # encoders number them in ways of their own
             given.setdefault("position_ids", (present.long().cumsum(-1) - 1).clamp(min=0))
         if getattr(self.model.config, "type_vocab_size", 0) and "token_type_ids" in self.accepts:
             given.setdefault("token_type_ids", torch.zeros_like(tokens))
         cache = {"use_cache": False} if "use_cache" in self.accepts else {}
         return self.model(**given, **cache, return_dict=True).logits
+
+
+def find_mask_fault(module: nn.Module, inputs: Any) -> str:
+    """Why a model that fails on these inputs does so, if it is the mask of four dimensions; else nothing."""
+    if not isinstance(module, TransformersModel):
+        return ""
+    try:
+        module.compute_logits(inputs, flat_mask=True)
+    except Exception:
+        return ""
+    kind = type(find_base_model(module.model)).__name__
+    return (
+        f"{kind} computes with an attention mask of two dimensions and not with one of four, which devices side by "
+        "side need"
+    )
 
 
 class TransformersImageModel(nn.Module):

@@ -16,7 +16,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.outputs import read_logits
 from shoal.models.axes_trace import trace_axes
 from shoal.models.chain import find_blocks
-from shoal.models.transformers_model import TransformersModel, takes_token_dict
+from shoal.models.transformers_model import TransformersModel, find_mask_fault, takes_token_dict
 from shoal.models.user_call import call_model_maker, make_model_error
 from shoal.storage.python_file import load_named_object
 
@@ -102,6 +102,9 @@ def check_forward_pass(
         with torch.no_grad():
             returned = call_module(module.eval(), inputs, find_call_form(module, example))
     except (Exception, SystemExit) as error:
+        with torch.no_grad():
+            if fault := find_mask_fault(module, inputs):
+                raise make_model_error(name, fault, "Give a model of another kind, such as BERT or GPT-2.") from error
         why = f"it raises {describe_error(error)} on inputs {form}"
         advice = "Correct its forward, or choose data of another shape."
         if isinstance(example, dict):
