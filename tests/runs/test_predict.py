@@ -157,6 +157,38 @@ def test_columns_that_are_no_inputs_may_hold_anything(shoal_, form):
     assert found.columns["p_low"] == pytest.approx(expected.columns["p_low"], abs=1e-6) and not found.remarks
 
 
+@pytest.mark.parametrize("form", ["pandas", "missing", "categories", "polars", "arrow", "parquet", "datasets", "list"])
+def test_yes_and_no_are_texts_in_a_column_of_texts(shoal_, form):
+    """Packages make a column of nothing but true and false one of yes and no; in training it held unknown, too."""
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    rows = [[*row[:2], ["TRUE", "False", "", "unknown"][i % 4], *row[3:]] for i, row in enumerate(make_rows(160))]
+    Path("data").mkdir()
+    write_rows("data/train.csv", rows)
+    write_rows("data/test.csv", rows[:40])
+    assert shoal_("run", "--data", "data", "-s", "missing=mean", "--out", "run", *TINY).code == 0
+    cells = {"missing": ("TRUE", "False", ""), "list": ("TRUE", "False", "unknown")}.get(form, ("TRUE", "False"))
+    chosen = [row for row in rows[:7] if row[2] in cells]
+    expected = shoal.predict("run", write_rows("new.csv", chosen))
+    given: Any = pandas.read_csv("new.csv").drop(columns="kind")
+    if form == "list":
+        given = [pandas.read_csv(write_rows(f"{i}.csv", [row])).drop(columns="kind") for i, row in enumerate(chosen)]
+    else:
+        assert given["member"].dtype == (object if form == "missing" else bool)
+    if form == "categories":
+        given = given.astype({"member": "category"})
+    elif form == "polars":
+        given = pytest.importorskip("polars").DataFrame(given.to_dict("list"))
+    elif form in ("arrow", "parquet"):
+        if form == "parquet":
+            given.to_parquet("new.parquet")
+        given = "new.parquet" if form == "parquet" else arrow.Table.from_pandas(given)
+    elif form == "datasets":
+        given = pytest.importorskip("datasets").Dataset.from_pandas(given)
+    found = shoal.predict("run", given)
+    assert found.columns["p_low"] == pytest.approx(expected.columns["p_low"], abs=1e-6) and not found.remarks
+    assert len(set(found.columns["p_low"])) > 1
+
+
 def test_predictions_are_written_once(shoal_):
     train(shoal_)
     words = ["predict", "model.pt2", "data/test.csv", "--out"]

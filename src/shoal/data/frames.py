@@ -70,7 +70,7 @@ def read_pandas_column(series: Any, name: str, known_kind: str = "") -> SampleCo
         return make_date_column(moments.to_numpy(dtype="datetime64[us]"))
     if kind == "m":
         return make_number_column(series.dt.total_seconds().to_numpy(dtype=np.float64) / 86_400)
-    if kind in "buif":
+    if kind in "buif" and not (kind == "b" and known_kind == "category"):
         return make_number_column(series.to_numpy(dtype=np.float64, na_value=np.nan), kind in "bui")
     missing = series.isna().to_numpy()
     values = [None if gap else value for value, gap in zip(series.tolist(), missing)]
@@ -79,8 +79,9 @@ def read_pandas_column(series: Any, name: str, known_kind: str = "") -> SampleCo
 
 def read_polars_column(series: Any, known_kind: str = "") -> SampleColumn:
     dtype = series.dtype
-    if dtype.is_numeric() or str(dtype) == "Boolean":
-        whole = dtype.is_integer() or str(dtype) == "Boolean"
+    is_truth = str(dtype) == "Boolean"
+    if dtype.is_numeric() or is_truth and known_kind != "category":
+        whole = dtype.is_integer() or is_truth
         values = (
             [np.nan if value is None else float(value) for value in series.to_list()] if series.null_count() else None
         )
@@ -90,18 +91,20 @@ def read_polars_column(series: Any, known_kind: str = "") -> SampleColumn:
 
 def read_arrow_column(column: Any, name: str, known_kind: str = "") -> SampleColumn:
     kind = str(column.type)
-    if kind == "bool" or kind.startswith(("int", "uint", "float", "double", "halffloat")):
-        if not column.null_count and kind != "bool":
+    is_truth = kind == "bool"
+    is_number = kind.startswith(("int", "uint", "float", "double", "halffloat"))
+    if is_number or is_truth and known_kind != "category":
+        if not column.null_count and not is_truth:
             return make_number_column(column.to_numpy(), not kind.startswith(("float", "double", "half")))
         values = [np.nan if value is None else float(value) for value in column.to_pylist()]
-        return make_number_column(values, kind == "bool" or "int" in kind)
+        return make_number_column(values, is_truth or "int" in kind)
     return read_python_values(column.to_pylist(), name, known_kind)
 
 
 def read_python_values(values: Sequence[Any], name: str, known_kind: str = "") -> SampleColumn:
     """A column of Python objects: texts, dates, numbers, lists or arrays; what is None is missing.
 
-    Texts that look like dates are dates, unless the column is known to be a category.
+    Texts that look like dates are dates, and yes and no are numbers, unless the column is known to be a category.
     """
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, str) for value in present):
@@ -109,6 +112,8 @@ def read_python_values(values: Sequence[Any], name: str, known_kind: str = "") -
         if dates is not None and known_kind != "category":
             return make_date_column(dates)
         return make_category_column(values)
+    if known_kind == "category" and present and all(isinstance(value, bool | np.bool_) for value in present):
+        return make_category_column([None if value is None else "true" if value else "false" for value in values])
     if present and all(isinstance(value, bool | int | float | np.number | np.bool_) for value in present):
         whole = all(isinstance(value, bool | int | np.integer | np.bool_) for value in present)
         return make_number_column([np.nan if value is None else float(value) for value in values], whole)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.data.sequences import MASK, pad_sequences
 from shoal.data.table import SampleColumn, Table
+from shoal.data.text_cells import is_truth
 from shoal.data.user_split import make_data_error
 
 SCALARS = ("number", "date", "category")
@@ -39,13 +40,21 @@ class ColumnEncoding:
         """(N, number of inputs): a number, or a 1 in the place of the category; nothing but zeros if it is unknown."""
         missing = column.find_missing()
         if self.kind == "category":
-            places = {text: i for i, text in enumerate(self.categories)}
+            places = self.number_categories()
             found = np.array([places.get(text, -1) for text in column.values])
             block = (found[:, None] == np.arange(len(self.categories))).astype(np.float32)
         else:
             filled = np.where(missing, self.fill, column.values)
             block = ((filled - self.center) / self.scale).astype(np.float32)[:, None]
         return np.concatenate((block, missing[:, None].astype(np.float32)), 1) if self.flags else block
+
+    def number_categories(self) -> dict[str, int]:
+        """The place of each category by its text; of true and false by other spellings, too, which packages make."""
+        places = {text: i for i, text in enumerate(self.categories)}
+        for text in filter(is_truth, self.categories):
+            for spelling in (text.lower(), text.capitalize(), text.upper()):
+                places.setdefault(spelling, places[text])
+        return places
 
 
 def fit_column(name: str, column: SampleColumn, rule: str) -> ColumnEncoding:
@@ -153,7 +162,7 @@ def remark_on_test(
     if encoding.kind == "category" and column.kind == "number":
         column = write_numbers_as_texts(column)
     if encoding.kind == "category" and column.kind == "category":
-        known = set(encoding.categories)
+        known = encoding.number_categories()
         unknown = [text for text in column.values if text is not None and text not in known]
         if unknown:
             shown = ", ".join(repr(text)[:30] for text in sorted(set(unknown))[:3])
