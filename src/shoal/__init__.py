@@ -180,8 +180,8 @@ def compare(
     _refuse_callbacks_in_processes(callbacks, workers)
     joined = join_watchers(watch, callbacks)
     seeds, workers = fit_value("seeds", seeds, 1), fit_value("workers", workers, 0)
-    expressions, shared = hand_over_methods(methods, recipe)
     varied = [pair.partition("=")[0].strip() for pair in vary]
+    expressions, shared = hand_over_methods(methods, recipe, varied)
     with follow_runs(progress, watch, joined, seeds, varied) as watcher:
         comparison = run_comparison(expressions, shared, seeds, watcher, vary, workers=workers)
     warn_of_failed_runs(comparison.results)
@@ -220,7 +220,8 @@ def tune(
     _refuse_text(methods=methods, over=over)
     counts = {"tries": tries, "seeds": seeds, "side_by_side": side_by_side, "final_seeds": final_seeds}
     counts = {key: fit_value(key, count, 1) for key, count in counts.items()}
-    expressions, shared = hand_over_methods(methods, recipe)
+    varied = [pair.partition("=")[0].strip() for pair in over]
+    expressions, shared = hand_over_methods(methods, recipe, varied)
     spec = TuningSpec(tuple(expressions), shared, tuple(over), sampler=sampler, pruner=pruner, **counts)
     with follow_runs(progress, watch, join_watchers(watch), seeds) as watcher:
         return run_tuning(spec, watcher, fit_value("workers", workers, 1))

@@ -65,11 +65,6 @@ def command(tmp_path, monkeypatch, capsys):
         (samples([1, 2, 3]), {}, ["1 of 4 classes have no sample (0)", "subtract 1 from every label"]),
         (samples([0, 7, 14]), {}, ["12 of 15 classes have no sample (1, 2, 3, 4, 5, 6, 8, 9, ...)", "0, 1, 2 and so"]),
         (samples([0, 7, 140]), {}, ["138 of 141 classes have no sample", "task = regress where they are amounts"]),
-        (
-            [(torch.randn(40, 5), torch.arange(40) % 2)] * 3,
-            {"split": "dirichlet:0.5", "devices": 20},
-            ["3 owners", "dirichlet:0.5 mixes", "split = owner and devices = 0"],
-        ),
         (samples([0, 1], shape=(32, 32, 3)), {}, ["(32, 32, 3) are read as 32 channels of 32 x 3", "permute(0, 3, 1"]),
         (samples([0, 1], shape=(28, 28, 1)), {}, ["28 channels of 28 x 1"]),
         (samples([0, 1], count=100), {"devices": 500}, ["500 devices for 100 samples: at least 400", "fewer devices"]),

@@ -117,10 +117,10 @@ def compare_command(
 
     if "method" in given:
         raise ShoalError("bad-value", "compare has no --method.", "List the methods: shoal compare fedavg scaffold.")
-    recipe = resolve_recipe(file, sets, given)
+    varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
+    recipe = resolve_recipe(file, sets, given, varied)
     budgets = Budgets(tuple(budget_seconds or ()), tuple(budget_bytes or ()))
     runs = ComparisonSpec(tuple(methods), recipe, seeds, tuple(vary or ())).make_recipes()
-    varied = [pair.partition("=")[0].strip().replace("-", "_") for pair in vary or ()]
     with Progress(quiet or as_json, False, runs=len(runs) * seeds, varied=varied, quiet=quiet) as progress:
         progress.plan_comparison(runs)
         if recipe.out:

@@ -8,6 +8,7 @@ import typer
 from shoal.cli.console import make_console
 from shoal.cli.listings import make_listing
 from shoal.cli.recipe_flags import add_recipe_flags
+from shoal.runs.owner_split import split_by_known_owners
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_files import parse_recipe_pairs
 
@@ -48,7 +49,8 @@ def show_split_command(
     from shoal.report.plots import draw_split
     from shoal.runs.recipe_data import describe_split
 
-    recipe = Recipe().with_values(**{"sample": 1} | parse_recipe_pairs(sets or []) | given)
+    values = split_by_known_owners({"sample": 1} | parse_recipe_pairs(sets or []) | given)
+    recipe = Recipe().with_values(**values)
     split = describe_split(recipe)
     draw_split(split, out)
     sizes = split["sizes"]

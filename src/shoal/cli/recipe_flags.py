@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.runs.owner_split import split_by_known_owners
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
@@ -58,7 +59,13 @@ def add_recipe_flags(command: Callable, only: Collection[str] = ()) -> Callable:
     return call_command
 
 
-def resolve_recipe(file: Path | None, sets: list[str] | None, given: Mapping[str, Any]) -> Recipe:
-    """The recipe of defaults, then the file, then -s, then flags; the later go over the earlier."""
+def resolve_recipe(
+    file: Path | None, sets: list[str] | None, given: Mapping[str, Any], varied: Collection[str] = ()
+) -> Recipe:
+    """The recipe of defaults, then the file, then -s, then flags; the later go over the earlier.
+
+    Data that say whose each sample is are split by owner unless one of these, or a key that is `varied`, says how.
+    """
     from_file = read_recipe_file(file) if file else {}
-    return Recipe().with_values(**from_file | parse_recipe_pairs(sets or []) | dict(given))
+    values = from_file | parse_recipe_pairs(sets or []) | dict(given)
+    return Recipe().with_values(**split_by_known_owners(values, varied))

@@ -62,9 +62,9 @@ def tune_command(
     from shoal.compare.tuning import run_tuning
     from shoal.compare.tuning_spec import TuningSpec
 
+    recipe = resolve_recipe(file, sets, given, [text.partition("=")[0].strip() for text in over])
     spec = TuningSpec(
-        tuple(methods), resolve_recipe(file, sets, given), tuple(over), tries, seeds, sampler, pruner, side_by_side,
-        final_seeds,
+        tuple(methods), recipe, tuple(over), tries, seeds, sampler, pruner, side_by_side, final_seeds
     )  # fmt: skip
     varied = [key for key in spec.space if "." not in key]
     with Progress(quiet or as_json, False, runs=2, varied=varied, quiet=quiet) as progress:

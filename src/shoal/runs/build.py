@@ -138,6 +138,11 @@ def assemble_run(
     labels, label_count = derive_labels(task, dataset.targets)
     label_count = max(label_count, classes := count_target_classes(task, dataset))
     devices = count_devices(recipe, dataset)
+    if not (recipe.devices or recipe.owner):
+        told = (
+            "split: %s, since the data say whose each sample is: %d devices; --split and --devices choose another one"
+        )
+        log.info(told, recipe.split, devices)
     population, server_index = split_dataset(recipe, dataset, streams, labels, elsewhere)
     whole_population = population
     own_tests = None

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from shoal.runs.fingerprint import (
     fingerprint_weights,
 )
 from shoal.runs.given_code import CODE_KINDS, express_method, hand_over_code_again, name_given_code, name_parts
+from shoal.runs.owner_split import split_by_known_owners
 from shoal.runs.recipe import DEFAULTS, Recipe
 from shoal.runs.recipe_files import COMPARISON_FILE, TUNING_FILE, read_recipe_file
 from shoal.runs.recipe_task import GIVEN_LOSSES, GIVEN_TASKS
@@ -57,8 +58,11 @@ class HandedOverModel:
         return build_user_net(self.module, input_shape, classes, example=example)
 
 
-def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe values with names in place of objects; the objects are registered as long as the program lives."""
+def hand_over_objects(recipe: dict[str, Any], varied: Collection[str] = ()) -> dict[str, Any]:
+    """The recipe values with names in place of objects; the objects are registered as long as the program lives.
+
+    Data that say whose each sample is are split by owner unless the values say how, or split or devices are `varied`.
+    """
     values = name_given_code(recipe)
     if not isinstance(values.get("data", ""), (str, Path)):
         roles = {key: fit_value(key, values[key], DEFAULTS[key]) for key in ROLE_KEYS if key in values}
@@ -76,13 +80,15 @@ def hand_over_objects(recipe: dict[str, Any]) -> dict[str, Any]:
         values["task"] = hand_over_task(values["task"])
     if callable(values.get("loss")):
         values["loss"] = hand_over_loss(values["loss"])
-    return values
+    return split_by_known_owners(values, varied)
 
 
-def hand_over_methods(methods: Iterable[Any], recipe: dict[str, Any]) -> tuple[list[str], Recipe]:
+def hand_over_methods(
+    methods: Iterable[Any], recipe: dict[str, Any], varied: Collection[str] = ()
+) -> tuple[list[str], Recipe]:
     """The expressions of several methods, and the recipe that they share, with the parts that the program gave."""
     expressed = [express_method(method) for method in methods]
-    values = hand_over_objects(recipe)
+    values = hand_over_objects(recipe, varied)
     own = [name for _, names in expressed for name in names]
     if own:
         values["parts"] = tuple(dict.fromkeys((*name_parts(values.get("parts", ())), *own)))

@@ -99,7 +99,8 @@ class Recipe:
     split: str = recipe_field(
         "dirichlet:0.5",
         "How samples are spread over devices; see shoal list splits.",
-        page="Kinds: {names}; see [splits](splits.md).",
+        page="Kinds: {names}; see [splits](splits.md). Data of your own that say whose each sample is have the split "
+        "`owner` where neither this nor `devices` is given; see [data](data.md#whose-samples).",
     )
     server_data: str = recipe_field(
         "",

@@ -9,6 +9,7 @@ from shoal.core.model.net import Net
 from shoal.data.dataset import Dataset
 from shoal.data.plausibility import Doubt
 from shoal.models import MODELS
+from shoal.runs.owner_split import names_owners
 from shoal.runs.recipe import DEFAULTS, Recipe
 
 
@@ -18,7 +19,8 @@ def find_recipe_doubts(recipe: Recipe, net: Net, dataset: Dataset) -> Iterator[D
         yield "lr is 0, so that no device learns anything. Give a learning rate above 0.", ()
     if recipe.steps and recipe.epochs != DEFAULTS["epochs"]:
         yield "epochs is %s and steps is %s: steps count, epochs do not. Leave one out.", (recipe.epochs, recipe.steps)
-    if dataset.owners is not None and all(getattr(recipe, key) == DEFAULTS[key] for key in ("split", "devices")):
+    is_default = all(getattr(recipe, key) == DEFAULTS[key] for key in ("split", "devices"))
+    if dataset.owners is not None and is_default and not names_owners(vars(recipe)):
         yield (
             "The data say whose each sample is (%d owners), and the split %s mixes all of them over %d devices. For a "
             "device of each owner give split = owner and devices = 0.",
