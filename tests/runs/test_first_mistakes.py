@@ -128,3 +128,24 @@ shell.run_cell("import shoal\\nmu = 0.1\\nshoal.run('fedpox', rounds=1)")
     assert "line 3: shoal.run('fedpox', rounds=1)" in said
     assert "ShoalError (unknown-name): There is no method called 'fedpox'. Did you mean 'fedprox'?" in said
     assert len(said.strip().splitlines()) <= 4, said
+
+
+@pytest.mark.parametrize(
+    "takes, told",
+    [
+        ("hidden", "Net gets hidden = 10, the number of classes:"),
+        ("shape, hidden", "Net gets shape = (1, 8, 8), the shape of one input and hidden = 10, the number of classes:"),
+        ("classes", None),
+        ("input_shape, num_classes", None),
+        ("hidden=3", None),
+    ],
+)
+def test_the_arguments_of_a_model_class_are_told_where_they_are_given_by_place(takes, told, tmp_path, caplog):
+    head = "from torch import nn\nclass Net(nn.Sequential):\n"
+    (tmp_path / "own.py").write_text(
+        f"{head}    def __init__(self, {takes}):\n        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    with caplog.at_level(logging.INFO, "shoal"):
+        shoal.run(model=f"{tmp_path}/own.py:Net", **SMALL)
+    lines = [record.getMessage() for record in caplog.records if "Net gets" in record.getMessage()]
+    assert lines == [] if told is None else told in lines[0] and "call these input_shape and classes" in lines[0]

@@ -1,10 +1,13 @@
 """Calls what a user's file defines as a model, with the arguments that it accepts."""
 
 import inspect
+import logging
 from typing import Any
 
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.model.inputs import InputShape
+
+log = logging.getLogger("shoal")
 
 
 def call_model_maker(spec: str, thing: Any, input_shape: InputShape, classes: int) -> Any:
@@ -25,6 +28,10 @@ def call_model_maker(spec: str, thing: Any, input_shape: InputShape, classes: in
     if len(needed) > 2 or (swapped and not by_name):
         why = f"it wants {len(needed)} values ({', '.join(p.name for p in needed)})"
         raise make_model_error(spec, why, "Let it take (input_shape, classes), (classes) or nothing.")
+    if not by_name and any(p.name not in offered for p in needed):
+        meanings = ("the shape of one input", "the number of classes")[2 - len(values) :]
+        told = " and ".join(f"{p.name} = {v}, {what}" for p, v, what in zip(needed, values, meanings))
+        log.info("%s gets %s: give what is something else a default, or call these input_shape and classes", spec, told)
     try:
         return thing(**given) if by_name else thing(*values)
     except (Exception, SystemExit) as error:
