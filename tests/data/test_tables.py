@@ -268,3 +268,16 @@ def test_texts_of_a_frame_that_are_dates_are_dates_as_in_a_file(tmp_path):
     given = build_user_dataset(pd.read_csv(tmp_path / "t.csv"), missing="mean")
     read = build_user_dataset(tmp_path / "t.csv", missing="mean")
     assert given.inputs.shape == (80, 2) and torch.equal(given.inputs, read.inputs)
+
+
+def test_numbers_with_a_decimal_comma_are_told(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("size,town,label\n" + "".join(f'"{i % 9},5","a,b",{i % 2}\n' for i in range(40)))
+    remarks = build_user_dataset(path).remarks
+    assert len(remarks) == 1 and "Column 'size' holds '" in remarks[0] and "read as categories" in remarks[0]
+    assert 'decimal=","' in remarks[0] and "2.5 for 2,5" in remarks[0]
+    path.write_text("size,label\n" + "".join(f'"{i},{i}",{i % 2}\n' for i in range(200)))
+    with pytest.raises(ShoalError, match="160 different texts .* Write the numbers with a point"):
+        build_user_dataset(path)
+    path.write_text("size,label\n" + "".join(f'{i},"{i % 3},5"\n' for i in range(40)))
+    assert "Column 'label'" in build_user_dataset(path).remarks[0]

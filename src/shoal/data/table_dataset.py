@@ -11,7 +11,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.holding_out import choose_held_out_rows
 from shoal.data.row_encoding import make_table_encoding
 from shoal.data.table import ColumnRoles, SampleColumn, Table
-from shoal.data.table_encoding import encode_arrays, encode_inputs, fit_columns, refuse_gaps
+from shoal.data.table_encoding import encode_arrays, encode_inputs, fit_columns, refuse_gaps, remark_on_decimal_commas
 from shoal.data.text_columns import TOKENS, TextReading, read_text_columns
 from shoal.data.user_split import (
     UserSamples,
@@ -66,6 +66,7 @@ def build_table_dataset(
     check_table(test, replace(roles, owner="", order=""))
     targets, test_targets, class_names = encode_targets(table, test, roles.label)
     inputs = [name for name in shared if name != roles.label]
+    text_remarks += [said for name in shared for said in remark_on_decimal_commas(name, table.columns[name])]
     table, test = (replace(half, columns={name: half.columns[name] for name in inputs}) for half in (table, test))
     encodings = fit_columns(table, roles.missing)
     x, test_x, remarks = encode_inputs(table, test, encodings, roles.missing)

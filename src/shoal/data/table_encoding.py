@@ -1,5 +1,6 @@
 """Columns of a table as inputs of a model, encoded with what the training half shows and nothing else."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,9 +95,31 @@ def find_categories(name: str, column: SampleColumn) -> tuple[str, ...]:
         raise make_data_error(
             f"Column {name!r} holds {len(texts)} different texts in {len(column.values)} training rows: it is no "
             "category.",
-            "Turn it into numbers (a tokeniser, a date, a code), or drop the column.",
+            DECIMAL_ADVICE
+            if has_decimal_commas(column)
+            else "Turn it into numbers (a tokeniser, a date, a code), or drop the column.",
         )
     return tuple(texts)
+
+
+DECIMAL_ADVICE = 'Write the numbers with a point, 2.5 for 2,5: pandas.read_csv(FILE, decimal=",") reads such files.'
+
+
+def has_decimal_commas(column: SampleColumn) -> bool:
+    """Whether most texts of a column are numbers with a comma in them, like 2,5."""
+    if column.kind != "category":
+        return False
+    texts = [text for text in column.values if text is not None]
+    return 2 * sum(bool(re.fullmatch(r"[+-]?\d+,\d+", text)) for text in texts) > len(texts)
+
+
+def remark_on_decimal_commas(name: str, column: SampleColumn) -> list[str]:
+    """A remark about a column of numbers with decimal commas, which is read as one of categories."""
+    if not has_decimal_commas(column):
+        return []
+    shown = next(text for text in column.values if text is not None and "," in text)
+    told = f"Column {name!r} holds {shown[:30]!r} and the like, which are read as categories and not as numbers."
+    return [f"{told} {DECIMAL_ADVICE}"]
 
 
 def fit_columns(train: Table, rule: str) -> list[ColumnEncoding]:
