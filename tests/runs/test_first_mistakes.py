@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
@@ -149,3 +150,46 @@ def test_the_arguments_of_a_model_class_are_told_where_they_are_given_by_place(t
         shoal.run(model=f"{tmp_path}/own.py:Net", **SMALL)
     lines = [record.getMessage() for record in caplog.records if "Net gets" in record.getMessage()]
     assert lines == [] if told is None else told in lines[0] and "call these input_shape and classes" in lines[0]
+
+
+class TokenModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.embed(x).mean(1))
+
+
+@pytest.mark.parametrize(
+    "rows, token, told",
+    [
+        (
+            range(60),
+            49,
+            ("its embedding with 10 rows is too small for the tokens", "is 49", "Give its embedding 50 rows"),
+        ),
+        ([30], 49, ("its embedding with 10 rows is too small for the tokens", "is 49", "Give its embedding 50 rows")),
+        (range(60), -1, ("smallest token in the data is -1", "Number tokens from 0 up")),
+    ],
+)
+def test_tokens_beyond_the_embedding_of_an_own_model(rows, token, told):
+    x = torch.arange(360).reshape(60, 6) % 10
+    x[list(rows), 2] = token
+    said = refuse(lambda: shoal.run(data=(x, torch.arange(60) % 3), model=TokenModel(), **SMALL))
+    assert all(words in said for words in told) and "in place" not in said
+
+
+def test_positions_beyond_the_embedding_are_not_blamed_on_tokens():
+    class PositionModel(TokenModel):
+        def __init__(self):
+            super().__init__()
+            self.place = nn.Embedding(4, 4)
+
+        def forward(self, x):
+            return self.out((self.embed(x) + self.place(torch.arange(x.shape[1]))).mean(1))
+
+    x = torch.arange(360).reshape(60, 6) % 10
+    said = refuse(lambda: shoal.run(data=(x, torch.arange(60) % 3), model=PositionModel(), **SMALL))
+    assert "index out of range" in said or "embedding with 4 rows is asked for the rows 0 to 5" in said
+    assert "tokens" not in said

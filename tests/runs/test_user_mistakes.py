@@ -214,8 +214,8 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "models.py:half"}, "it raises RuntimeError: mat1 and mat2", "types"),
     (
         {"model": "models.py:FewWords", "data": WORDS},
-        "a step with it raises IndexError",
-        "the largest in the data is 29",
+        "its embedding with 20 rows is too small for the tokens, of which the largest in the data is 29",
+        "Give its embedding 30 rows or more",
     ),
     ({"model": "models.py:WantsThree"}, "it wants 3 values (depth, heads, width)", "(input_shape, classes)"),
     ({"model": "models.py:forgot_to_return"}, "it is nothing and no torch.nn.Module", "Give a module"),

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.core.builtin_tasks import LOSSES, TASKS
 from shoal.core.errors import ShoalError, describe_error, unknown_name_error
@@ -142,9 +142,12 @@ def check_task_on_model(net: Net, dataset: Dataset, loss_name: str, model_name: 
     """Refuse a model whose outputs, or a loss whose values, do not fit: tried on two samples."""
     rows = torch.arange(2, device=dataset.targets.device) % len(dataset.targets)
     task, targets = net.task, dataset.targets.index_select(0, rows)
+    samples = take_rows(dataset.inputs, rows)
     try:
-        outputs = net.forward(net.initial, scale_pixels(take_rows(dataset.inputs, rows)))[0]
+        outputs = net.forward(net.initial, scale_pixels(samples))[0]
     except Exception as error:
+        if isinstance(error, IndexError) and (fault := find_token_fault(net, samples, dataset)):
+            raise make_model_error(model_name, *fault) from error
         why = f"it raises {describe_error(error)} on {net.dtype} samples of {dataset.name}"
         raise make_model_error(model_name, why, STEP_ADVICE) from error
     source = "The loss" if loss_name.startswith("own-") else loss_name or f"The loss of the task {task.name}"
@@ -183,14 +186,49 @@ def check_step_on_model(net: Net, dataset: Dataset, name: str) -> None:
     except ShoalError:
         raise
     except Exception as error:
-        why, advice = f"a step with it raises {describe_error(error)}", STEP_ADVICE
-        words = list_word_tensors(samples)
-        if isinstance(error, IndexError) and words:
-            largest = max(int(x.max()) for x in words)
-            advice = f"Give its embeddings a row for each number: the largest in the data is {largest}."
-        raise make_model_error(name, why, advice) from error
+        if isinstance(error, IndexError) and (fault := find_token_fault(net, samples, dataset)):
+            raise make_model_error(name, *fault) from error
+        raise make_model_error(name, f"a step with it raises {describe_error(error)}", STEP_ADVICE) from error
     finally:
         net.reset_slots()
+
+
+def find_token_fault(net: Net, samples: Inputs, dataset: Dataset) -> tuple[str, str] | None:
+    """Why a model cannot look samples up in its embeddings, and what to do; None where it can.
+
+    The largest number of all samples is told unless they are mapped from the disk.
+    """
+    asked: list[tuple[int, Tensor]] = []
+
+    def note_rows(module: nn.Module, given: tuple) -> None:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            asked.append((module.num_embeddings, given[0]))
+
+    hooks = [module.register_forward_pre_hook(note_rows) for module in net.module.modules()]
+    try:
+        net.forward(net.initial, scale_pixels(samples))
+    except Exception:
+        pass  # it is known to fail
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows, numbers = asked[-1] if asked else (0, torch.zeros(0))
+    if not numbers.numel():
+        return None
+    low, high = int(numbers.min()), int(numbers.max())
+    if 0 <= low and high < rows:
+        return None
+    halves = [samples] if dataset.mapped else [dataset.inputs, dataset.test_inputs]
+    if not any(x.shape == numbers.shape and torch.equal(x, numbers) for x in list_word_tensors(samples)):
+        why = f"its embedding with {rows} rows is asked for the rows {low} to {high}"
+        return why, f"Let it ask for rows from 0 up, and give the embedding {high + 1} rows or more."
+    words = [x for own in halves for x in list_word_tensors(own)]
+    low, high = min(int(x.min()) for x in words), max(int(x.max()) for x in words)
+    if low < 0:
+        why = f"it looks up tokens in its embedding, and the smallest token in the data is {low}"
+        return why, "Number tokens from 0 up, and give padding a number of its own."
+    why = f"its embedding with {rows} rows is too small for the tokens, of which the largest in the data is {high}"
+    return why, f"Give its embedding {high + 1} rows or more, such as torch.nn.Embedding({high + 1}, ...)."
 
 
 def list_word_tensors(inputs: Inputs) -> list[Tensor]:
