@@ -190,6 +190,20 @@ def test_one_run_is_not_divided_among_processes(shoal_):
     assert_refused(shoal_("resume", "x", "--workers", 2), "bad-value", "one run", "--workers")
 
 
+@pytest.mark.parametrize(
+    "words, wanted",
+    [
+        (["x", "--rounds", "50"], "-s rounds=50."),
+        (["--rounds=50", "x"], "-s rounds=50."),
+        (["x", "--data-dir", "there"], "-s data_dir=there."),
+        (["x", "--lr"], "-s lr=VALUE."),
+    ],
+)
+def test_a_recipe_flag_of_resume_is_answered_with_the_key(shoal_, words, wanted):
+    assert_refused(shoal_("resume", *words), "usage", "shoal resume has no flag --", f"Write {wanted}")
+    assert "No such option" in shoal_("resume", "x", "--unicorn").err
+
+
 def test_resume_of_a_finished_run_changes_nothing(shoal_):
     shoal_("run", *TINY, "--out", "x", "-q")
     before = history("x")

@@ -20,7 +20,7 @@ from shoal.cli.console import make_console
 from shoal.cli.listings import make_listing
 from shoal.cli.plan_table import make_plan_tables, summarise_plan
 from shoal.cli.progress import Progress, combine_watchers, hide_finished_bars
-from shoal.cli.recipe_flags import add_recipe_flags, resolve_recipe
+from shoal.cli.recipe_flags import CommandWithoutRecipeFlags, add_recipe_flags, resolve_recipe
 from shoal.cli.render import make_profile_table, make_sheet_tables, make_summary_table
 from shoal.core.errors import ERROR_KINDS, ShoalError
 from shoal.core.interrupts import stop_on_sigterm, was_terminated
@@ -202,7 +202,7 @@ def reproduce_command(
             make_console().print(table_or_remark)
 
 
-@app.command("resume")
+@app.command("resume", cls=CommandWithoutRecipeFlags)
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, of a comparison or of a tuning.")],
     sets: Annotated[

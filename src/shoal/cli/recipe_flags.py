@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from shoal.core.errors import ShoalError
 from shoal.runs.owner_split import split_by_known_owners
-from shoal.runs.recipe import Recipe
+from shoal.runs.recipe import DEFAULTS, Recipe
 from shoal.runs.recipe_files import parse_recipe_pairs, read_recipe_file
 
 PANELS = {
@@ -69,3 +71,22 @@ def resolve_recipe(
     from_file = read_recipe_file(file) if file else {}
     values = from_file | parse_recipe_pairs(sets or []) | dict(given)
     return Recipe().with_values(**split_by_known_owners(values, varied))
+
+
+class CommandWithoutRecipeFlags(TyperCommand):
+    """A command that takes recipe keys by -s alone, and says so where one is given as a flag of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)  # they are taken away while they are read
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            flag = str(getattr(error, "option_name", ""))  # of an option that there is not
+            key = flag.lstrip("-").replace("-", "_")
+            if key not in DEFAULTS:
+                raise
+            following = [word for before, word in zip(words, words[1:]) if before == flag and word[:1] != "-"]
+            joined = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+            value = ([*following, *joined] or ["true" if DEFAULTS[key] is False else "VALUE"])[0]
+            problem = f"{ctx.command_path} has no flag {flag}: what it may change is given by -s."
+            raise ShoalError("usage", problem, f"Write -s {key}={value}.") from error
