@@ -322,6 +322,12 @@ def test_an_unknown_key_gets_the_nearest_one(shoal_, words):
     assert_refused(said, said.kind, "Did you mean 'rounds'?")
 
 
+def test_a_bare_name_for_data_show_is_answered_with_its_keys(shoal_):
+    said = shoal_("data", "show", "digits")
+    assert_refused(said, "bad-recipe", "'digits' is not of the form key=value", "shoal data show data=digits")
+    assert "-s " not in said.err
+
+
 def test_a_name_like_no_other_gets_the_whole_list(shoal_):
     assert_refused(shoal_("run", "--data", "zzzz"), "unknown-name", "Known names: cifar10")
     assert_refused(shoal_("list", "unicorns"), "unknown-name")

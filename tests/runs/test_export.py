@@ -389,6 +389,11 @@ def test_what_the_command_prints(run, command, tmp_path):
     ]
 
 
+def test_a_run_that_is_not_there_is_told_before_a_file_that_is(refused, tmp_path):
+    (tmp_path / "model.safetensors").write_text("mine")
+    refused("no-run", [tmp_path / "nowhere", tmp_path / "model.safetensors"], "nowhere")
+
+
 def test_a_file_that_is_there(run, command, refused, tmp_path):
     run("mlp")
     target = tmp_path / "model.safetensors"

@@ -49,7 +49,9 @@ def show_split_command(
     from shoal.report.plots import draw_split
     from shoal.runs.recipe_data import describe_split
 
-    values = split_by_known_owners({"sample": 1} | parse_recipe_pairs(sets or []) | given)
+    values = split_by_known_owners(
+        {"sample": 1} | parse_recipe_pairs(sets or [], "shoal data show data=digits devices=20") | given
+    )
     recipe = Recipe().with_values(**values)
     split = describe_split(recipe)
     draw_split(split, out)

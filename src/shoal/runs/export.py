@@ -16,6 +16,7 @@ from shoal.runs.export_formats import (
 )
 from shoal.runs.given_objects import hand_over_again
 from shoal.runs.session import Result
+from shoal.runs.store import RunFolder
 from shoal.runs.trained_model import BATCHES, TrainedModel, load_trained_model
 from shoal.storage.files import explain_disk_errors, write_bytes
 
@@ -77,6 +78,8 @@ def export(
     if merged and write is not export_safetensors:
         problem = f"{path} is a program, in which adapters are computed beside the weights."
         raise ShoalError("bad-value", problem, "Leave merged out, or end the name with .safetensors.")
+    with explain_disk_errors(folder):
+        RunFolder.open(folder, to_write=False)
     refuse_overwrite(path, folder, force)
     if write is export_onnx:
         require_onnx()

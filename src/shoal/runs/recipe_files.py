@@ -38,9 +38,9 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
     return keys
 
 
-def parse_recipe_pairs(pairs: list[str]) -> dict[str, Any]:
+def parse_recipe_pairs(pairs: list[str], example: str = "-s rounds=50") -> dict[str, Any]:
     """`key=value` words, as they follow -s on the command line; the field's type decides how a value is read."""
-    texts = split_pairs(pairs)
+    texts = split_pairs(pairs, example)
     return {key: parse_value(key, text, DEFAULTS[key]) if key in DEFAULTS else text for key, text in texts.items()}
 
 
