@@ -193,3 +193,34 @@ def test_positions_beyond_the_embedding_are_not_blamed_on_tokens():
     said = refuse(lambda: shoal.run(data=(x, torch.arange(60) % 3), model=PositionModel(), **SMALL))
     assert "index out of range" in said or "embedding with 4 rows is asked for the rows 0 to 5" in said
     assert "tokens" not in said
+
+
+def test_a_column_that_no_row_has_is_refused_with_the_nearest():
+    history = shoal.run(**SMALL).history
+    assert "There is no column called 'acuracy'. Did you mean 'accuracy'?" in refuse(lambda: history["acuracy"])
+    assert history["accuracy"] == [history.last("accuracy")] and history["void"] == history["top3"] == [None]
+    assert "no column called '0'" in refuse(lambda: list(history))  # a history has columns by name
+
+
+def test_a_part_that_acts_nowhere_is_told(caplog):
+    @dataclass(frozen=True)
+    class Idle(shoal.Part):
+        mu: float = 0.1
+
+        def compute_penalty(self, params):
+            return self.mu
+
+    shoal.run(Idle(), **SMALL)
+    told = [record.getMessage() for record in caplog.records]
+    assert [line for line in told if line.startswith("The part idle acts at no point of a round and changes nothing.")]
+
+
+def test_a_point_of_another_form_gets_the_wanted_one():
+    @dataclass(frozen=True)
+    class Bare(shoal.Part):
+        def serve(self, params, state):
+            return params, state
+
+    said = refuse(lambda: shoal.run(Bare(), **SMALL))
+    assert "bare breaks a rule at serve" in said and "Define it as serve(self, params, state, round)." in said
+    assert "Correct it there" not in said

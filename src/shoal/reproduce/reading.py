@@ -77,14 +77,14 @@ class Reading:
     """Whether the best round, which is picked by test data as well, is read where it was published."""
 
     def read_value(self, history: History, column: str) -> float | None:
-        values = [value for value in history[column] if value is not None]
+        values = [row[column] for row in history.rows if row.get(column) is not None]
         if not values:
             return None
         return float(max(self.smooth_curve(values)) if self.maximum else mean(values[-self.last :]))
 
     def cut_at_target(self, history: History, column: str, target: float) -> History | None:
         """The rounds until the curve of a column first reached a target; None if it never did."""
-        places = [at for at, value in enumerate(history[column]) if value is not None]
+        places = [at for at, row in enumerate(history.rows) if row.get(column) is not None]
         curve = self.smooth_curve([history.rows[at][column] for at in places])
         return next((history.cut(at + 1) for at, value in zip(places, curve) if value >= target), None)
 

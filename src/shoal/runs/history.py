@@ -6,8 +6,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from shoal.core.errors import unknown_name_error
 from shoal.core.ledger import Row
-from shoal.core.metric import METRICS, Metric
+from shoal.core.metric import COLUMNS, METRICS, Metric
 from shoal.display.curve_style import make_axes
 from shoal.display.data_frame import make_data_frame
 from shoal.runs.headline import is_at_least, pick_best
@@ -48,7 +49,16 @@ class History:
         return len(self.rows)
 
     def __getitem__(self, column: str) -> list[Any]:
-        return [row.get(column) for row in self.rows]
+        """The values of a column, None in rounds that have none; a name that no metric and no row has is refused."""
+        values = [row.get(column) for row in self.rows]
+        if all(value is None for value in values) and column not in (known := self.list_known_columns()):
+            raise unknown_name_error("column", str(column), known)
+        return values
+
+    def list_known_columns(self) -> list[str]:
+        """What may be asked for: the columns of the rows, those of metrics, and others that a row may have."""
+        own = (key for row in self.rows for key in row)
+        return [*dict.fromkeys((*own, *self.metrics, self.headline, *METRICS, *COLUMNS))]
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Columns by name; None where a round has no value."""
