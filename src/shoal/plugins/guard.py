@@ -144,7 +144,18 @@ def blame_part(part: Part, point: str) -> Iterator[None]:
         raise
     except Exception as error:
         why = f"raises {describe_error(error)}{describe_line(error, type(part))}"
-        raise broken_rule_error(part, point, why, "Correct it there.") from error
+        form = "" if describe_line(error, type(part)) else find_wanted_form(part, point)
+        raise broken_rule_error(part, point, why, f"Define it as {form}." if form else "Correct it there.") from error
+
+
+def find_wanted_form(part: Part, point: str) -> str:
+    """The parameters of a point as they are called, where the part's own cannot be called so; "" where they can."""
+    wanted = [name for name in signature(getattr(Part, point)).parameters]
+    try:
+        signature(getattr(type(part), point)).bind(*wanted)
+    except TypeError:
+        return f"{point}({', '.join(wanted)})"
+    return ""
 
 
 def list_leaves(node: Any) -> list:

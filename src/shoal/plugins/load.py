@@ -12,7 +12,7 @@ from typing import Any
 from shoal.core.compose import Method
 from shoal.core.errors import ShoalError, describe_error
 from shoal.core.expression import parse_method
-from shoal.core.part import Part
+from shoal.core.part import POINTS, Part
 from shoal.engines.part_faults import list_foreign_parts, make_part_error
 from shoal.parts import PRESETS, find_parts_in, find_shipped_parts
 from shoal.plugins.smoke_run import SmokeSetup, smoke_test_part
@@ -47,7 +47,14 @@ def smoke_test_user_parts(method: Method, kind: str, setting: Callable[[], Smoke
     for part in list_foreign_parts(method):
         key = (type(part), str(part), kind)
         if key not in PROBED_PARTS:
-            for wrong, right in find_misspelt_names(type(part)):
+            misspelt = list(find_misspelt_names(type(part)))
+            if not (misspelt or part.keeps_slots or any(map(part.acts_at, POINTS))):
+                wording = (
+                    "The part %s acts at no point of a round and changes nothing. Define one, such as "
+                    "serve(self, params, state, round)."
+                )
+                log.warning(wording, part.name())
+            for wrong, right in misspelt:
                 wording = "The part %s defines `%s`, which nothing calls or reads. Did you mean `%s`?"
                 log.warning(wording, part.name(), wrong, right)
             smoke_test_part(part, setting())
