@@ -242,5 +242,5 @@ def test_what_is_probably_a_mistake_is_told_before_the_run(give, words, tmp_path
 def test_data_without_a_mistake_get_no_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "shoal"):
         shoal.run(data=(X, Y), **TINY)
-        shoal.run(**{**TINY, **csv(GOOD, owner="hospital")(tmp_path)})
+        shoal.run(**{**TINY, **csv(GOOD, owner="hospital", normalise=True)(tmp_path)})
     assert not caplog.records

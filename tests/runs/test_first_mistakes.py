@@ -224,3 +224,22 @@ def test_a_point_of_another_form_gets_the_wanted_one():
     said = refuse(lambda: shoal.run(Bare(), **SMALL))
     assert "bare breaks a rule at serve" in said and "Define it as serve(self, params, state, round)." in said
     assert "Correct it there" not in said
+
+
+def list_warnings(caplog: Any, call: Any) -> list[str]:
+    caplog.clear()
+    call()
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_loss_far_above_guessing_or_the_first_one_is_told_in_one_line(caplog):
+    told = list_warnings(caplog, lambda: shoal.run(lr=1000, **{**SMALL, "rounds": 2}))
+    assert len(told) == 1 and told[0].startswith("fedavg: The loss is ") and "that of guessing is 2.3" in told[0]
+    assert "Give a smaller lr" in told[0]
+    told = list_warnings(caplog, lambda: shoal.compare(["fedavg"], seeds=2, lr=1000, **SMALL))
+    assert len(told) == 1 and "fedavg (2 of 2 seeds): The loss" in told[0]
+    frame = (torch.randn(60, 4), torch.randn(60))
+    keys: dict[str, Any] = dict(data=frame, split="iid", lr=1.5, steps="4", task="regress", **{**SMALL, "rounds": 6})
+    told = list_warnings(caplog, lambda: shoal.run(model=nn.Linear(4, 1), **keys))
+    assert len(told) == 1 and "The loss rose from" in told[0] and "after round 6" in told[0]
+    assert list_warnings(caplog, lambda: shoal.run(**{**SMALL, "rounds": 3})) == []

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import log
 from typing import TYPE_CHECKING
 
 from shoal.core.errors import ShoalError
@@ -45,6 +46,28 @@ def explain_failure(history: History) -> tuple[str, str] | None:
     return problem, ADVICE["its update is not finite"]
 
 
+FAR = 10
+"""A last loss of so many times the first one, or the loss of guessing, is told."""
+
+
+def explain_grown_loss(result: "Result") -> tuple[str, str] | None:
+    """What is odd about a last loss that is far above the first or that of guessing; None where nothing is.
+
+    The loss of guessing is known of the cross-entropy of classes alone; a loss below it is never told.
+    """
+    losses = [(number, row["loss"]) for number, row in enumerate(result.history.rows, 1) if row.get("loss") is not None]
+    if not losses:
+        return None
+    (begin, first), (end, last) = losses[0], losses[-1]
+    guess = log(max(2, result.net.classes)) if result.net.task.has_class_logits and not result.recipe.loss else 0.0
+    advice = ADVICE["its update is not finite"]
+    if last > FAR * first and last > guess:
+        return f"The loss rose from {first:.3g} after round {begin} to {last:.3g} after round {end}.", advice
+    if guess and last > FAR * guess:
+        return f"The loss is {last:.3g} after round {end}, and that of guessing is {guess:.3g}.", advice
+    return None
+
+
 def explain_void_rounds(history: History) -> tuple[str, str]:
     """Why all rounds were void, by the most frequent reason, and what may help."""
     dropped = [reply for row in history.rows for reply in row.get("dropped", ())]
@@ -60,11 +83,12 @@ def explain_void_rounds(history: History) -> tuple[str, str]:
 
 
 def warn_of_failed_runs(runs: Mapping[str, Sequence["Result"]], unless_all_void: bool = False) -> None:
-    """Log one warning for each method whose runs failed to learn, with the number of seeds that did."""
+    """Log one warning for each method whose runs failed to learn or have a loss that rose, with the number of seeds."""
     if unless_all_void and all(are_all_rounds_void(r.history) for results in runs.values() for r in results):
         return
     for label, results in runs.items():
-        failures = [why for why in (explain_failure(result.history) for result in results) if why]
+        explained = (explain_failure(result.history) or explain_grown_loss(result) for result in results)
+        failures = [why for why in explained if why]
         if failures:
             problem, advice = failures[0]
             seeds = f" ({len(failures)} of {len(results)} seeds)" if len(results) > 1 else ""
