@@ -199,7 +199,6 @@ def test_a_column_that_no_row_has_is_refused_with_the_nearest():
     history = shoal.run(**SMALL).history
     assert "There is no column called 'acuracy'. Did you mean 'accuracy'?" in refuse(lambda: history["acuracy"])
     assert history["accuracy"] == [history.last("accuracy")] and history["void"] == history["top3"] == [None]
-    assert "no column called '0'" in refuse(lambda: list(history))  # a history has columns by name
 
 
 def test_a_part_that_acts_nowhere_is_told(caplog):
@@ -243,3 +242,18 @@ def test_a_loss_far_above_guessing_or_the_first_one_is_told_in_one_line(caplog):
     told = list_warnings(caplog, lambda: shoal.run(model=nn.Linear(4, 1), **keys))
     assert len(told) == 1 and "The loss rose from" in told[0] and "after round 6" in told[0]
     assert list_warnings(caplog, lambda: shoal.run(**{**SMALL, "rounds": 3})) == []
+
+
+@pytest.mark.parametrize(
+    "typed, told",
+    [
+        ("acuracy", "The nearest is accuracy, which every run tells: leave it out of metrics."),
+        ("acc", "The nearest is accuracy, which"),
+        ("los", "The nearest is loss, which"),
+        ("aurocc", "Did you mean 'auroc'?"),
+        ("balanced_acuracy", "Did you mean 'balanced_accuracy'?"),
+    ],
+)
+def test_a_misspelt_metric_that_is_always_told_is_named_as_such(typed, told):
+    said = refuse(lambda: shoal.run(metrics=[typed], **SMALL))
+    assert f"There is no metric called {typed!r}." in said and told in said

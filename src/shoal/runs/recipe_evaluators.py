@@ -1,6 +1,7 @@
 """What judges a run of a recipe: its metrics and headline, evaluators on both halves, and the tests of devices."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.learning_task import LearningTask
 from shoal.core.measures.device_tests import list_device_test_metrics
 from shoal.core.measures.evaluate import Evaluator, EvaluatorOfBothHalves
-from shoal.core.metric import ASKED, METRICS, Metric, is_own_metric, list_run_metrics
+from shoal.core.metric import ASKED, COSTS, METRICS, Metric, is_own_metric, list_run_metrics
 from shoal.core.types import Work
 from shoal.data.dataset import Dataset
 from shoal.data.device_samples import DeviceSamples
@@ -75,7 +76,7 @@ def build_evaluator(
             problem = f"The metric {metric} need not be asked for: it is told of every run that has it."
             raise ShoalError("bad-value", problem, "Leave it out of metrics.")
         if not is_own_metric(metric) and metric not in ASKED:
-            raise unknown_name_error("metric", metric, ASKED)
+            raise unknown_metric_error(metric, task)
         if not is_own_metric(metric) and metric not in task.words:
             problem = f"The metric {metric} means nothing for the task {task.name}."
             raise ShoalError("bad-value", problem, f"It knows {', '.join(task.words) or 'no further ones'}.")
@@ -88,6 +89,17 @@ def build_evaluator(
     index = torch.arange(len(dataset.test_targets))
     samples = Samples(dataset.test_inputs, dataset.test_targets, index)
     return Evaluator(samples, classes, names, by_device, metrics)
+
+
+def unknown_metric_error(name: str, task: LearningTask) -> ShoalError:
+    """The error for a metric that nobody knows; the nearest one may be one that every run tells."""
+    told = [metric.name for metric in (*task.metrics, *COSTS) if metric.is_in_every_row]
+    near = get_close_matches(name.lower(), [*told, *ASKED], n=1, cutoff=0.75)
+    near = near or [other for other in told if len(name) > 1 and other.startswith(name.lower())]
+    if not near or near[0] in ASKED:
+        return unknown_name_error("metric", name, ASKED)
+    advice = f"The nearest is {near[0]}, which every run tells: leave it out of metrics."
+    return ShoalError("unknown-name", f"There is no metric called {name[:80]!r}.", advice)
 
 
 def build_device_tester(
