@@ -134,7 +134,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     # methods
     ({"method": "fedpox"}, "no method called 'fedpox'", "'fedprox'"),
     ({"method": "FedProx(0.1)"}, "cannot be read: values of", "mu=0.1"),
-    ({"method": "fedprox(mu=-1)"}, "fedprox needs mu >= 0, got mu=-1.0", "in that range"),
+    ({"method": "fedprox(mu=-1)"}, "fedprox needs mu >= 0, got mu=-1.0", "Give another value"),
     ({"method": "fedprox(nu=1)"}, "no value of fedprox called 'nu'", "'mu'"),
     ({"method": "fedprox("}, "its brackets, commas or plus signs", "+ between them"),
     ({"method": ["fedavg", "fedprox"]}, "method lists the texts 'fedavg', 'fedprox'", 'Write "fedavg+fedprox"'),
