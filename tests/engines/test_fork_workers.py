@@ -127,15 +127,14 @@ def test_nobody_to_train():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 6), st.integers(1, 5))
-def test_chunks_are_whole_or_keep_everybody_busy(steps, width, workers):
+def test_every_worker_gets_as_many_chunks_of_as_many_devices(steps, width, workers):
     chunks = split_into_chunks(steps, width, workers)
     flat = [i for chunk in chunks for i in chunk]
     assert sorted(flat) == list(range(len(steps))) and all(chunks)
     assert all(steps[a] >= steps[b] for a, b in pairwise(flat))
-    if len(steps) >= width * workers:
-        assert all(len(chunk) == width for chunk in chunks[:-1])
-    else:
-        assert len(chunks) == min(workers, len(steps)) and all(len(chunk) <= width for chunk in chunks)
+    sizes = [len(chunk) for chunk in chunks]
+    assert all(size <= width for size in sizes) and max(sizes, default=0) - min(sizes, default=0) <= 1
+    assert len(steps) < workers or len(chunks) % workers == 0 or max(sizes) == 1
 
 
 # what may happen --------------------------------------------------------------------------------------------------

@@ -8,15 +8,13 @@ MIN_CHUNK_SECONDS, MAX_CHUNK_SECONDS = 0.06, 0.2
 
 
 def split_into_chunks(steps: Sequence[float], width: int, workers: int) -> list[list[int]]:
-    """Chunks of `width` task numbers, the longest tasks first; smaller chunks where a worker would get none.
+    """Chunks of at most `width` task numbers, the longest tasks first: as many chunks for one worker as for another.
 
     `steps` is the estimated number of local steps of each task.
     """
     order = sorted(range(len(steps)), key=lambda i: -steps[i])
-    if len(order) >= width * workers:
-        ends = [*range(0, len(order), width), len(order)]
-    else:
-        ends = [-(-len(order) * n // workers) for n in range(workers + 1)]
+    chunks = max(1, workers * ceil(len(order) / (width * workers)))
+    ends = [-(-len(order) * n // chunks) for n in range(chunks + 1)]
     return [order[a:b] for a, b in zip(ends, ends[1:]) if a < b]
 
 
