@@ -83,6 +83,9 @@ def test_odd_data_are_told_once_in_a_run_and_once_in_a_comparison(warned, data, 
         assert len(lines) == 1 and all(words in lines[0] for words in says)
 
 
+THREE_DEVICES = [(torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2)] * 3
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -93,8 +96,8 @@ def test_odd_data_are_told_once_in_a_run_and_once_in_a_comparison(warned, data, 
         {"data": samples([0, 1], count=30), "devices": 30},
         {"data": samples([0, 1], count=30), "devices": 300, "split": "virtual:5"},
         {"split": "dirichlet:0.1", "devices": 100},
-        {"data": [(torch.randn(40, 5), torch.arange(40) % 2)] * 3},
-        {"data": [(torch.randn(40, 5), torch.arange(40) % 2)] * 3, "split": "owner", "devices": 0},
+        {"data": THREE_DEVICES},
+        {"data": THREE_DEVICES, "split": "owner", "devices": 0},
         {"data": "noise-cifar100"},
         {"data": "noise-ptb", "model": "lstm"},
     ],
