@@ -49,7 +49,7 @@ def find_experiments() -> dict[str, list[Experiment]]:
     for file in list_ledger_files(FOLDER):
         name = file.name.removesuffix(LEDGER_SUFFIX)
         groups: dict[str, dict[str, list[LedgerRun]]] = {}
-        judged = [run for run in read_runs(name) if not run.parsed_recipe.validation]  # the others are of a tuning
+        judged = [run for run in read_runs(name) if has_curve(run)]
         for run in sorted(judged, key=lambda run: run.seed):
             groups.setdefault(describe_setting(run), {}).setdefault(run.method, []).append(run)
         for methods in groups.values():
@@ -58,6 +58,12 @@ def find_experiments() -> dict[str, list[Experiment]]:
                     base = methods.get("fedavg") or find_base_elsewhere(runs)
                     found.setdefault(page, []).append(Experiment(name, method, runs, base))
     return {page: experiments for page, experiments in found.items() if page != "fedavg"}
+
+
+def has_curve(run: LedgerRun) -> bool:
+    """Whether a run was looked at more than once, and on the test half; a tuning looks at validation samples."""
+    looks = sum(row.get("accuracy") is not None for row in run.rows)
+    return looks > 1 and not run.parsed_recipe.validation
 
 
 def find_base_elsewhere(runs: Sequence[LedgerRun]) -> list[LedgerRun]:

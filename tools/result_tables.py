@@ -7,7 +7,7 @@ from statistics import mean
 
 from ledger import FOLDER, format_command, format_interval, group_by_method, read_runs
 from markers import ROOT, format_table
-from paper_tables import show_uploads
+from paper_tables import show_pruned_sizes, show_uploads
 
 from shoal.plugins.load import load_method
 from shoal.reproduce.ledger import LedgerRun
@@ -289,6 +289,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "feddum rounds": partial(show_rounds, (FEDDUM, FEDDUMAP), (10, 20, 29, 30, 31, 40, 60, 90, 120, 150, 180)),
     "feddum command": partial(format_command, FEDDUM),
     "feddumap": partial(show_pruning, {FEDDUMAP: ("CNN", "2.7")}),
+    "pruned sizes": partial(show_pruned_sizes, "feddumap-10", "feddumap-11", "feddumap-13"),
     "niid-bench": partial(compare_unequal_lengths, NIID_BENCH, 5),
     "niid-bench command": partial(format_command, NIID_BENCH),
     "fedacd": show_fedacd,
