@@ -55,7 +55,7 @@ def smoke_test_user_parts(method: Method, kind: str, setting: Callable[[], Smoke
                 )
                 log.warning(wording, part.name())
             for wrong, right in misspelt:
-                wording = "The part %s defines `%s`, which nothing calls or reads. Did you mean `%s`?"
+                wording = "The part %s defines `%s`, which no round calls by itself. Did you mean `%s`?"
                 log.warning(wording, part.name(), wrong, right)
             smoke_test_part(part, setting())
             PROBED_PARTS.add(key)

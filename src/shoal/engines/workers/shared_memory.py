@@ -112,33 +112,33 @@ class ReplyBuffer(SharedBuffer):
 
     def __init__(self):
         super().__init__()
-        self.step = ReplyState.FREE
+        self.phase = ReplyState.FREE
         """The state but for READ, which begins and ends with the tensors."""
 
     @property
     def state(self) -> ReplyState:
-        return ReplyState.READ if self.is_read else self.step
+        return ReplyState.READ if self.is_read else self.phase
 
     def ask_reply(self) -> None:
         """Note that the other process is told to write a reply to the buffer."""
         assert self.state is ReplyState.FREE, self.state
-        self.step = ReplyState.ASKED
+        self.phase = ReplyState.ASKED
 
     def accept_reply(self) -> None:
         """Note that the reply has come."""
         assert self.state is ReplyState.ASKED, self.state
-        self.step = ReplyState.UNREAD
+        self.phase = ReplyState.UNREAD
 
     def read_object(self, message: bytes, copy: bool) -> Any:
         """The reply, once: `reader` could not tell of a second one whether its tensors are in use."""
         assert self.state is ReplyState.UNREAD, self.state
-        self.step = ReplyState.FREE
+        self.phase = ReplyState.FREE
         return super().read_object(message, copy)
 
     def drop_reply(self, state: ReplyState) -> None:
         """Free the buffer where it is in that state: its reply will not come, or nobody will read it."""
-        if self.step is state:
-            self.step = ReplyState.FREE
+        if self.phase is state:
+            self.phase = ReplyState.FREE
 
 
 def align_size(size: int) -> int:
