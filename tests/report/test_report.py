@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -17,7 +18,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.metric import Metric, encode_metrics
 from shoal.parts import find_shipped_parts
 from shoal.report.citations import ENTRIES, FEDAVG_KEY, cite_method
-from shoal.report.plots import draw_split, find_tallest_stack
+from shoal.report.plots import draw_curves, draw_split, find_tallest_stack, open_canvas
 from shoal.report.write import write_report
 from shoal.runs.loggers import KINDS, flatten_numbers, open_logger
 from shoal.runs.recipe import Recipe
@@ -474,3 +475,29 @@ def test_wandb_gets_every_number(tmp_path, monkeypatch):
     while b"accuracy" not in found.read_bytes() and time.monotonic() < until:
         time.sleep(0.2)
     assert b"accuracy" in found.read_bytes()
+
+
+def test_a_long_title_stays_beside_its_own_panel(monkeypatch, tmp_path):
+    """Of the four panels two have a label; each is no higher than its panel, so that neither runs into the other."""
+    pytest.importorskip("matplotlib")
+    heights = []
+
+    @contextmanager
+    def measure_canvas(*given, **more):
+        with open_canvas(*given, **more) as (figure, panels):
+            yield figure, panels
+            figure.draw_without_rendering()
+            for panel in (panels[0], panels[2]):
+                heights.append((panel.yaxis.label.get_window_extent().height, panel.bbox.height))
+
+    monkeypatch.setattr("shoal.report.plots.open_canvas", measure_canvas)
+    curve = {cost: [1, 2] for cost in ("rounds", "seconds", "bytes", "macs")}
+    group = {
+        "label": "a",
+        "seeds": [0, 1, 2],
+        "curves": {"m": curve | {k: [1.0, 2.0] for k in ("mean", "low", "high")}},
+    }
+    draw_curves(
+        [group], "m", "scaffold: drift of devices: norm of what a round changes in c_k, mean", (), tmp_path / "m.png"
+    )
+    assert all(label <= panel for label, panel in heights) and len(heights) == 2

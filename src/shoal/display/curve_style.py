@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from textwrap import wrap
 from typing import Any
 
 from shoal.core.errors import ShoalError
@@ -63,3 +64,8 @@ def format_label(label: str, longest: int = 60) -> str:
     """Text as matplotlib shows it literally: no formulas, no hidden legend entries."""
     label = label if len(label) <= longest else label[: longest - 1] + "…"
     return (" " if label.startswith("_") else "") + label.replace("$", r"\$")
+
+
+def format_axis_title(title: str) -> str:
+    """A title for an axis, in lines that are no longer than the panels of our pictures are high."""
+    return "\n".join(wrap(format_label(title, 120), 42))

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from shoal.display.curve_style import COLOURS, COSTS, format_label, pick_line_style, require_matplotlib, use_style
+from shoal.display.curve_style import (
+    COLOURS,
+    COSTS,
+    format_axis_title,
+    format_label,
+    pick_line_style,
+    require_matplotlib,
+    use_style,
+)
 from shoal.storage.files import explain_disk_errors
 
 
@@ -68,7 +76,6 @@ def draw_curves(
     groups: Sequence[dict[str, Any]], metric: str, title: str, targets: Sequence[float], path: Path
 ) -> None:
     """One metric against rounds, time, bytes and computation: the mean over seeds, and the band they lie in."""
-    axis = format_label(title, 80)
     seeds = max(len(group["seeds"]) for group in groups)
     with open_canvas(path, 2, 2, (11, 8), sharey=True) as (_, panels):
         for panel, (cost, (cost_title, unit)) in zip(panels, COSTS.items()):
@@ -85,8 +92,8 @@ def draw_curves(
             panel.grid(alpha=0.25)
             for target in targets:
                 panel.axhline(target, color="#777777", linewidth=1, linestyle=(0, (4, 3)))
-        panels[0].set_ylabel(axis + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
-        panels[2].set_ylabel(axis)
+        panels[0].set_ylabel(format_axis_title(title + (f", mean and range of {seeds} seeds" if seeds > 1 else "")))
+        panels[2].set_ylabel(format_axis_title(title))
         panels[3].legend(frameon=False, fontsize=9)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from shoal.core.errors import unknown_name_error
 from shoal.core.metric import find_metric
-from shoal.display.curve_style import COSTS, format_label, pick_line_style
+from shoal.display.curve_style import COSTS, format_axis_title, format_label, pick_line_style
 from shoal.runs.history import History
 
 SPENT_COLUMNS = {"seconds": ("sim_seconds",), "bytes": ("bytes_down", "bytes_up"), "macs": ("macs_work",)}
@@ -59,7 +59,7 @@ def draw_histories(
     metric, seeds = find_metric(column, metrics), max((len(s) for s in runs.values()), default=1)
     title = metric.title if metric else column
     ax.set_xlabel(COSTS[cost][0])
-    ax.set_ylabel(format_label(title, 80))
+    ax.set_ylabel(format_axis_title(title))
     ax.set_xlim(left=0)
     if cost == "rounds":
         ax.xaxis.get_major_locator().set_params(integer=True)
