@@ -21,11 +21,12 @@ from shoal.display.curve_style import make_axes
 from shoal.display.data_frame import make_data_frame
 from shoal.engines.part_faults import list_foreign_parts
 from shoal.plugins.load import load_method
-from shoal.runs.build import DatasetCache, assemble_run
+from shoal.runs.build import assemble_run
 from shoal.runs.curves import draw_histories
 from shoal.runs.engine_choice import EngineChoice, build_engine
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
 from shoal.runs.headline import pick_best
+from shoal.runs.prepared_data import DatasetCache
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, is_run_over, play_runs
 from shoal.runs.start import (

@@ -9,7 +9,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.metric import encode_metrics
 from shoal.core.server_state import ServerState
 from shoal.runs.best_model import read_best_model
-from shoal.runs.build import DatasetCache, assemble_run
+from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import (
     EngineChoice,
     build_engine,
@@ -21,6 +21,7 @@ from shoal.runs.engine_choice import (
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects, save_first_weights
 from shoal.runs.model_content import note_model_content, refuse_changed_config, refuse_changed_content
 from shoal.runs.patience import describe_end_of_patience
+from shoal.runs.prepared_data import DatasetCache
 from shoal.runs.profile import RunProfiler
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs

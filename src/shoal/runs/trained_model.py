@@ -22,11 +22,12 @@ from shoal.core.streams import RandomStreams
 from shoal.core.version import VERSION
 from shoal.data.dataset import has_moments
 from shoal.runs.best_model import BestModel, read_best_model
-from shoal.runs.build import DatasetCache, assemble_run
+from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import EngineChoice, parse_engine_choice, use_engine_settings
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects
 from shoal.runs.history import History
 from shoal.runs.model_content import refuse_changed_config
+from shoal.runs.prepared_data import DatasetCache
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_data import load_recipe_dataset
 from shoal.runs.session import Result, blame_user_parts

@@ -16,11 +16,13 @@ from shoal.data.dataset import has_moments
 from shoal.engines.threads import use_threads
 from shoal.remote.device_tests import RemoteDeviceTester
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES, RemoteDevices, RemoteEngine, Transport
-from shoal.runs.build import assemble_run, load_recipe_dataset, set_precision
+from shoal.runs.build import assemble_run
 from shoal.runs.engine_choice import EngineChoice
 from shoal.runs.given_objects import is_handed_over
 from shoal.runs.model_content import MODEL_NOTE, note_model_content, refuse_changed_content
 from shoal.runs.recipe import Recipe
+from shoal.runs.recipe_data import load_recipe_dataset
+from shoal.runs.recipe_model import set_precision
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
 from shoal.runs.store import RunFolder
 from shoal.service.run_description import build_run_description
