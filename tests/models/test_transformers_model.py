@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.engines.batched.engine import BatchedEngine
-from shoal.models.transformers_model import TransformersModel, build_attention_mask
+from shoal.models.attention_masks import build_attention_mask
+from shoal.models.transformers_model import TransformersModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -63,7 +64,45 @@ def build_llama(dropout: float) -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-BUILDERS = {"bert": build_encoder, "gpt2": build_gpt2, "llama": build_llama}
+def build_windowed(kind: str, dropout: float, **settings: Any) -> nn.Module:
+    """A model that has layers in which a token sees few others."""
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=8,
+        intermediate_size=12,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        num_labels=CLASSES,
+        attention_dropout=dropout,
+        **SMALL | settings,
+    )
+    head = "SequenceClassification" if kind == "ModernBert" else "CausalLM"
+    return getattr(transformers, f"{kind}For{head}")(config)
+
+
+def build_mistral(dropout: float) -> nn.Module:
+    return build_windowed("Mistral", dropout, num_hidden_layers=1, num_key_value_heads=1, sliding_window=3)
+
+
+def build_qwen2(dropout: float) -> nn.Module:
+    layers = dict(num_hidden_layers=2, max_window_layers=1, use_sliding_window=True, sliding_window=3)
+    return build_windowed("Qwen2", dropout, num_key_value_heads=1, tie_word_embeddings=False, **layers)
+
+
+def build_modernbert(dropout: float) -> nn.Module:
+    words = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    sizes = dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=2)
+    return build_windowed("ModernBert", dropout, **sizes, **words)
+
+
+BUILDERS = {
+    "bert": build_encoder,
+    "gpt2": build_gpt2,
+    "llama": build_llama,
+    "mistral": build_mistral,
+    "qwen2": build_qwen2,
+    "modernbert": build_modernbert,
+}
+ENCODERS = ("bert", "modernbert")
 
 
 def build_wrapped(kind: str, dropout: float = 0.0) -> TransformersModel:
@@ -77,11 +116,11 @@ def make_sentences(kind: str) -> tuple[dict[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(1, WORDS, (COUNT, LENGTH), generator=generator)
     mask = torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (COUNT, 1), generator=generator)
-    targets = ids.roll(-1, 1) if kind != "bert" else torch.randint(0, CLASSES, (COUNT,), generator=generator)
+    targets = ids.roll(-1, 1) if kind not in ENCODERS else torch.randint(0, CLASSES, (COUNT,), generator=generator)
     return {"input_ids": ids * mask, "attention_mask": mask}, targets
 
 
-QUICK = [("bert", 0.2), ("gpt2", 0.0), ("llama", 0.2)]
+QUICK = [("bert", 0.2), ("gpt2", 0.0), ("llama", 0.2), ("qwen2", 0.0), ("modernbert", 0.2)]
 OTHERS = [(kind, dropout) for kind in BUILDERS for dropout in (0.0, 0.2) if (kind, dropout) not in QUICK]
 
 
@@ -130,12 +169,12 @@ def test_what_stands_in_the_padding_leaves_no_trace(kind):
     wide = {key: nn.functional.pad(value.long(), (0, 3)) for key, value in inputs.items()}
     with torch.no_grad():
         plain, other, longer = model(inputs), model(inputs | {"input_ids": noise}), model(wide)
-    if kind != "bert":
+    if kind not in ENCODERS:
         plain, other, longer = plain[mask], other[mask], longer[:, :LENGTH][mask]
     assert torch.allclose(plain, other, 0, 1e-12) and torch.allclose(plain, longer, 0, 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", sorted(BUILDERS.keys() - set(ENCODERS)))
 def test_a_decoder_sees_nothing_that_comes_after(kind):
     model = build_wrapped(kind).double().eval()
     ids = torch.randint(1, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(2))
@@ -152,7 +191,7 @@ def test_the_mask_of_four_dimensions_is_what_the_model_makes_of_the_usual_one(ki
     mask = inputs["attention_mask"]
     with torch.no_grad():
         expected, found = model.model(**inputs | {"attention_mask": mask.long()}).logits, model(inputs)
-    if kind != "bert":
+    if kind not in ENCODERS:
         expected, found = expected[mask], found[mask]
     assert torch.allclose(expected, found, 0, 1e-9)
 
@@ -179,6 +218,36 @@ def test_the_mask_by_hand():
     assert mask.tolist() == [[[[0.0, least, least], [0.0, 0.0, least], [0.0, 0.0, least]]]]
     mask = build_attention_mask(torch.tensor([[True, False]]), causal=False, dtype=torch.float32)
     assert mask.tolist() == [[[[0.0, least], [0.0, least]]]]
+
+
+@pytest.mark.parametrize(
+    "reach, causal, seen",
+    [
+        ({"window": 2}, True, ["1000", "1100", "0110", "0011"]),  # itself and the one before
+        ({"window": 1}, False, ["1100", "1110", "0111", "0011"]),  # one to each side
+        ({"chunk": 2}, True, ["1000", "1100", "0010", "0011"]),
+        ({"chunk": 3}, False, ["1110", "1110", "1110", "0001"]),
+    ],
+)
+def test_masks_of_layers_that_see_few_positions_by_hand(reach, causal, seen):
+    mask = build_attention_mask(torch.ones(1, 4, dtype=torch.bool), causal, torch.float32, **reach)
+    assert ["".join(str(int(value == 0)) for value in row) for row in mask[0, 0].tolist()] == seen
+    present = torch.tensor([[False, True, True, True, True]])  # padding in front moves the pieces
+    padded = build_attention_mask(present, causal, torch.float32, **reach)[:, :, 1:, 1:]
+    assert torch.equal(padded, mask)
+
+
+def test_a_model_that_reads_the_mask_otherwise_is_refused():
+    class SeesEverything(transformers.BertForSequenceClassification):
+        def forward(self, input_ids=None, attention_mask=None, **others):
+            own = attention_mask if attention_mask is None or attention_mask.dim() == 2 else None
+            return super().forward(input_ids=input_ids, attention_mask=own, **others)
+
+    config = build_encoder(0.0).config
+    words = "SeesEverything computes other logits with an attention mask of four dimensions, .* such as BERT or GPT-2"
+    with pytest.raises(ShoalError, match=words) as error:
+        shoal.run(data=make_sentences("bert"), model=SeesEverything(config), **RECIPE)
+    assert "\n" not in str(error.value)
 
 
 def test_a_module_without_a_config_is_refused():

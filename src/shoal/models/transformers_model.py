@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
+from shoal.models.attention_masks import build_attention_masks
 
 CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 """How the names of classes end that predict the next token at every position."""
@@ -18,6 +19,10 @@ CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 
 COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "esm")
 """Kinds of models whose first position is numbered one above the token of padding."""
+
+
+ROUNDINGS = 100
+"""Roundings of the largest logit by which logits may differ that are the same."""
 
 
 class TransformersModel(nn.Module):
@@ -64,7 +69,11 @@ class TransformersModel(nn.Module):
         if self.padding is not None and "attention_mask" in inputs:  # by it decoders find the end of a sentence
             tokens = torch.where(present, tokens, self.padding)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-        mask = present.long() if flat_mask else build_attention_mask(present, self.causal, dtype)
+        mask = (
+            present.long()
+            if flat_mask
+            else build_attention_masks(present, self.causal, dtype, find_base_model(self.model).config)
+        )
         given = inputs | {"input_ids": tokens, "attention_mask": mask}
         if "position_ids" in self.accepts and self.causal:  # encoders number them in ways of their own
             given.setdefault("position_ids", (present.long().cumsum(-1) - 1).clamp(min=0))
@@ -82,11 +91,48 @@ def find_mask_fault(module: nn.Module, inputs: Any) -> str:
         module.compute_logits(inputs, flat_mask=True)
     except Exception:
         return ""
-    kind = type(find_base_model(module.model)).__name__
     return (
-        f"{kind} computes with an attention mask of two dimensions and not with one of four, which devices side by "
-        "side need"
+        f"{name_model_class(module)} computes with an attention mask of two dimensions and not with one of four, which "
+        "devices side by side need"
     )
+
+
+def find_mask_difference(module: nn.Module, inputs: Any) -> str:
+    """Why a model cannot be trained, if the mask of four dimensions changes its outputs on these inputs; else nothing.
+
+    The token numbers are replaced by unequal ones, and the second half of the last text by padding.
+    """
+    if not isinstance(module, TransformersModel):
+        return ""
+    inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
+    embedding: Any = find_base_model(module.model).get_input_embeddings()
+    tokens, words = inputs["input_ids"], getattr(embedding, "num_embeddings", 0)
+    if not words:
+        return ""
+    present = torch.ones_like(tokens)
+    present[-1, (tokens.shape[-1] + 1) // 2 :] = 0
+    tokens = (7 * torch.arange(tokens.numel(), device=tokens.device) % words).reshape(tokens.shape)
+    given = inputs | {"input_ids": tokens, "attention_mask": present}
+    try:
+        with torch.no_grad():
+            own, flat = module.compute_logits(given), module.compute_logits(given, flat_mask=True)
+    except Exception:  # that a model fails is told elsewhere
+        return ""
+    if own.dim() == 3 and own.shape[1] == tokens.shape[-1]:
+        own, flat = own[present != 0], flat[present != 0]
+    own, flat = own[flat.isfinite()], flat[flat.isfinite()]
+    if not flat.numel() or torch.allclose(
+        own, flat, 0, ROUNDINGS * torch.finfo(flat.dtype).eps * float(flat.abs().max())
+    ):
+        return ""
+    return (
+        f"{name_model_class(module)} computes other logits with an attention mask of four dimensions, which devices "
+        "side by side need, than with one of two"
+    )
+
+
+def name_model_class(module: TransformersModel) -> str:
+    return type(find_base_model(module.model)).__name__
 
 
 class TransformersImageModel(nn.Module):
@@ -147,19 +193,6 @@ def is_decoder(config: Any) -> bool:
     return bool(getattr(config, "is_decoder", False)) or (
         can_predict and kind not in names.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     )
-
-
-def build_attention_mask(present: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """What is added to attention scores, (batch, 1, to, from): 0 where a token is seen, else the least number there is.
-
-    `present` is true for tokens and false for padding; `causal` hides what comes after a position.
-    """
-    length = present.shape[-1]
-    seen = present[:, None, None, :].expand(-1, 1, length, length)
-    if causal:
-        place = torch.arange(length, device=present.device)
-        seen = seen & (place[:, None] >= place)
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def has_dropout(model: Any) -> bool:

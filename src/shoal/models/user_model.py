@@ -16,7 +16,7 @@ from shoal.core.model.net import Net
 from shoal.core.model.outputs import read_logits
 from shoal.models.axes_trace import trace_axes
 from shoal.models.chain import find_blocks
-from shoal.models.transformers_model import TransformersModel, find_mask_fault, takes_token_dict
+from shoal.models.transformers_model import TransformersModel, find_mask_difference, find_mask_fault, takes_token_dict
 from shoal.models.user_call import call_model_maker, make_model_error
 from shoal.storage.python_file import load_named_object
 
@@ -110,6 +110,8 @@ def check_forward_pass(
         if isinstance(example, dict):
             advice = f"Let its forward take one dict, or arguments called {', '.join(example)}."
         raise make_model_error(name, why, advice) from error
+    if fault := find_mask_difference(module, inputs):
+        raise make_model_error(name, fault, "Give a model of another kind, such as BERT or GPT-2.")
     try:
         logits = read_logits(returned)
     except TypeError as error:
