@@ -271,6 +271,14 @@ def test_measures_of_a_hand_made_run():
     assert MEASURES["accuracy"].read(top3, 0, reading) == MeasuredValue(87.5)
 
 
+def test_traffic_of_a_recorded_run_that_counts_blocks_alike():
+    run = make_run("FedDH", 0, 0.5, "fair", rounds=4)
+    run = replace(run, rows=[row | {"fedbr.bytes_down_by_blocks": 2**29 - 10} for row in run.rows])
+    reading = LastRoundsReading()
+    assert MEASURES["traffic"].read(run, 0.0, reading) == MeasuredValue(2.0)
+    assert MEASURES["GB to target"].read(run, 0.5, reading) == MeasuredValue(0.5)
+
+
 # the list -------------------------------------------------------------------------------------------------------------
 def test_every_claim_names_cells_that_can_be_run_and_figures_that_were_published():
     claims = read_claims(RESULTS)

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import unknown_name_error
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.ledger import Row
 from shoal.core.metric import COLUMNS, METRICS, Metric
 from shoal.display.curve_style import make_axes
@@ -110,8 +110,12 @@ class History:
         return self.rows[-1].get("stopped", "") if self.rows else ""
 
     def total(self, *columns: str) -> float:
-        """The sum of these columns over all rounds."""
-        return sum(self._sums[c] for c in columns)
+        """The sum of these columns over all rounds; of what the registry does not know, as it stands in the rows."""
+        for column in columns:
+            if column in self.metrics and column not in self._sums:
+                problem = f"{column} is no amount that adds up over rounds."
+                raise ShoalError("bad-value", problem, f"Take history.last({column!r}), or the mean of some rounds.")
+        return sum(self._sums[c] if c in self._sums else sum(v or 0 for v in self[c]) for c in columns)
 
     def is_reached(self, target: float) -> bool:
         """Whether the headline of the newest round is as good as a target."""
