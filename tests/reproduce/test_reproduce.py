@@ -20,8 +20,10 @@ from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import draw_server_samples, draw_withheld_samples
 from shoal.reproduce.figures import Figure, find_published, make_figures, measure_metric, read_published
+from shoal.reproduce.ledger import LEFT_OUT
 from shoal.reproduce.metric_readers import NEVER, parse_published_value, parse_size
-from shoal.reproduce.run import reproduce_table
+from shoal.reproduce.reading import Reading
+from shoal.reproduce.run import Cell, make_cell_figures, reproduce_table
 from shoal.reproduce.sheet import (
     MEANINGLESS,
     SECONDS,
@@ -308,6 +310,18 @@ def test_figures_of_a_language_model_by_hand():
     assert measure_metric("rounds_to_top3_0.25", runs) == (2.0, None, 1)
     assert measure_metric("rounds_to_0.25", runs) == measure_metric("rounds_to_per_class_0.1", runs) == (NEVER, None, 0)
     assert measure_metric("time_s_local", runs) == (0.25, 0.0, 2)
+
+
+def test_upload_of_a_run_whose_history_does_not_list_devices():
+    """A ledger leaves them out; so many are then taken to answer as a round asks."""
+    kept = [{k: v for k, v in row.items() if k not in LEFT_OUT} for row in text_run(0.2, 0.3).rows]
+    assert measure_metric("upload_size", [History(kept)], Reading(asked=4)) == (500.0, None, 1)
+    assert measure_metric("upload_size", [History(kept)]) == (None, None, 0)
+    table = read_table("fedbiad-1").apply_protocol("fair")
+    column, row = table.columns[0], table.rows[0]
+    recipe = table.make_recipe(column, row, "full", {})
+    figures = make_cell_figures(table, column, row, Cell(column, row, (recipe,)), [History(kept)])
+    assert {f.metric: f.measured for f in figures}["upload_size"] == 2000 / recipe.sample
 
 
 def test_accuracy_and_target_are_of_the_three_likeliest_where_a_run_looked_at_them():

@@ -122,6 +122,7 @@ def make_cell_figures(
 ) -> list[Figure]:
     """What was published of a cell, and what was measured, where it ran."""
     published, reading = find_published(table, column, row), table.make_reading(column, row)
+    reading = replace(reading, asked=cell.recipes[0].sample) if cell else reading
     target = cell.recipes[0].target if cell else 0.0
     groups = cell.group_by_choice(runs) if cell and runs else []
     if len(groups) > 1:
