@@ -359,6 +359,27 @@ def test_a_ledger_keeps_what_was_recorded(tmp_path):
     assert tomllib.loads(first.recipe)["out"] == "" and first.machine and first.commit
 
 
+def test_of_two_records_of_a_run_the_one_that_says_more_is_kept(tmp_path):
+    """The longer one; of equal length the one with more metrics, without which the cell would stay missing."""
+    file = tmp_path / "feddhad-3.jsonl.gz"
+    short, long = (make_run("FedDH", 0, 0.5, "fair", rounds=n) for n in (3, 5))
+    assert record_runs(file, [long, short]) == 1 and read_ledger_file(file) == (long,)
+    judged = make_run("FedDH", 0, 0.5, "fair", rounds=5, metrics=("devices",))
+    assert record_runs(file, [judged]) == 1 and read_ledger_file(file) == (judged,)
+    assert record_runs(file, [long, short]) == 0 and read_ledger_file(file) == (judged,)
+
+
+def test_a_ledger_with_bits_that_fell_over_is_told(tmp_path):
+    file, runs = tmp_path / "x.jsonl.gz", [make_run("FedDH", seed, 0.5 + seed / 7, "fair", rounds=9) for seed in (0, 1)]
+    record_runs(file, runs)
+    whole = file.read_bytes()
+    for place in range(20, len(whole) - 20, 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(ShoalError) as refused:
+            read_ledger_file(file)
+        assert refused.value.kind.name == "damaged"
+
+
 def test_a_ledger_line_has_no_paths_and_none_of_the_large_columns(tmp_path):
     recipe = Recipe(out=str(tmp_path), data_dir=str(tmp_path), seed=3, method="fedprox(mu=1)")
     run = make_ledger_run(recipe, [{"round": 0, "devices": [1], "bytes_by": {}, "seconds_by": {}, "accuracy": 0.1}])

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import tomllib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -78,6 +79,11 @@ class LedgerRun:
         """The run until a round; None for all of it."""
         return self if rounds is None or rounds >= len(self.rows) else replace(self, rows=self.rows[:rounds])
 
+    def says_more(self, other: "LedgerRun") -> bool:
+        """Whether this is longer than another record of the run, or as long and with more metrics."""
+        own, others = set(self.parsed_recipe.metrics), set(other.parsed_recipe.metrics)
+        return (len(self.rows), own > others) > (len(other.rows), others > own)
+
     def is_of(self, recipe: Recipe) -> bool:
         """Whether this is a run of the recipe with the metrics that it asks for, whole or broken off."""
         return self.key == make_run_key(recipe) and set(recipe.metrics) <= set(self.parsed_recipe.metrics)
@@ -112,7 +118,7 @@ def read_ledger_file(file: Path) -> tuple[LedgerRun, ...]:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             return tuple(LedgerRun(**json.loads(line)) for line in lines)
-    except (OSError, EOFError, ValueError, TypeError) as error:
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise damaged_file_error(file, str(error)[:120]) from error
 
 
@@ -131,13 +137,14 @@ def write_ledger_file(file: Path, runs: Sequence[LedgerRun]) -> None:
 
 
 def record_runs(file: Path, runs: Iterable[LedgerRun]) -> int:
-    """Add the runs that a file lacks, or has shorter; how many those were."""
+    """Add the runs that a file lacks, or has shorter or with fewer metrics; how many those were."""
     known = {(run.key, run.protocol): run for run in (read_ledger_file(file) if file.exists() else ())}
-    new = {
-        (run.key, run.protocol): run
-        for run in runs
-        if (run.key, run.protocol) not in known or len(known[run.key, run.protocol].rows) < len(run.rows)
-    }
+    new: dict[tuple[str, str], LedgerRun] = {}
+    for run in runs:
+        key = run.key, run.protocol
+        other = new.get(key, known.get(key))
+        if other is None or run.says_more(other):
+            new[key] = run
     if new:
         write_ledger_file(file, list((known | new).values()))
     return len(new)
