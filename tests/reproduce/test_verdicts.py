@@ -25,6 +25,7 @@ from shoal.reproduce.ledger import (
     record_runs,
 )
 from shoal.reproduce.measures import LastRoundsReading, MeasuredValue
+from shoal.reproduce.run import attach_recorded_runs, make_cell_figures, make_cells, read_complete_histories
 from shoal.reproduce.table_file import read_table
 from shoal.reproduce.verdicts import (
     FAILS,
@@ -191,6 +192,22 @@ def test_runs_of_a_cell_are_found_by_their_recipe():
     assert judge_claim(CLAIM, make_files(("FedDH", 0.62), ("FedAvg", 0.56), lr=0.2)).text == OPEN
     assert judge_claim(CLAIM, make_files(("FedDH", 0.62), ("FedAvg", 0.56), rounds=499)).text == OPEN
     assert judge_claim(CLAIM, make_files(("FedDH", 0.62), ("FedAvg", 0.56), protocol="")).text == OPEN
+
+
+def test_further_metrics_of_a_run_do_not_change_what_is_compared():
+    """A run that also looked at the three likeliest classes has its accuracy compared, as the table's recipe says."""
+    plain, asked = (
+        make_files((name, 0.56), metrics=more)["feddhad-3"] for name, more in (("FedAvg", ()), ("FedDH", ("top3",)))
+    )
+    asked = [replace(run, rows=[row | {"top3": 0.9} for row in run.rows]) for run in asked]
+    verdict = judge_claim(CLAIM, {"feddhad-3": plain + asked})
+    assert (verdict.text, verdict.fair.estimate) == (FAILS, pytest.approx(0.0))
+    table = read_table("feddhad-3").apply_protocol("fair")
+    cells = attach_recorded_runs(make_cells(table, "full", 3, {}, Path()), asked, "fair")
+    (own,) = (cell for cell in cells if cell.recorded)
+    figures = make_cell_figures(table, own.column, own.row, own, read_complete_histories(own))
+    assert {f.metric: f.measured for f in figures}["acc"] == pytest.approx(0.561)
+    assert not any("top3" in f.metric for f in figures)
 
 
 def test_of_a_list_of_settings_the_authors_take_the_best():

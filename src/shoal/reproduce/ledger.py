@@ -19,6 +19,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
+from shoal.core.metric import METRICS
 from shoal.core.version import VERSION
 from shoal.plugins.load import load_method
 from shoal.runs.history import History
@@ -78,6 +79,13 @@ class LedgerRun:
     def cut(self, rounds: int | None) -> "LedgerRun":
         """The run until a round; None for all of it."""
         return self if rounds is None or rounds >= len(self.rows) else replace(self, rows=self.rows[:rounds])
+
+    def keep_metrics(self, asked: Sequence[str]) -> "LedgerRun":
+        """The run with those of the metrics it was asked for that are named here, as if the others had not been."""
+        unasked = {name for name, metric in METRICS.items() if metric.asked and metric.asked not in asked}
+        if not any(name in row for row in self.rows for name in unasked):
+            return self
+        return replace(self, rows=[{k: v for k, v in row.items() if k not in unasked} for row in self.rows])
 
     def says_more(self, other: "LedgerRun") -> bool:
         """Whether this is longer than another record of the run, or as long and with more metrics."""

@@ -136,7 +136,7 @@ def find_cell_runs(
             recipe = table.make_recipe(column, row, "full", {}, number)
             own = [(file, run) for file, run in pairs if run.is_of(recipe.with_values(seed=run.seed))]
             useful = [(file, run) for file, run in own if is_readable(claim.measure, run, recipe.rounds)]
-            settings.append(useful or own)
+            settings.append([(file, run.keep_metrics(recipe.metrics)) for file, run in useful or own])
         if settings and all(settings):
             found[name] = settings
     return found
