@@ -115,6 +115,17 @@ def test_a_target_that_was_never_reached_counts_with_what_was_spent():
     assert (neither.verdict, neither.why) == (OPEN, "no run reached the target")
 
 
+def test_a_run_that_never_reached_the_target_was_not_sooner():
+    """Pruned, its 500 rounds cost less than 480 of the other, which got there."""
+    claim = replace(CLAIM, measure_name="time to target", test="lower")
+    published = {"FedDH": 1426.0, "FedAvg": 2366.0}
+    never = seeds(300.0, 310.0, 320.0, complete=False)
+    judged = judge(never, seeds(480.0, 490.0, 500.0), claim, **published)
+    assert (judged.verdict, judged.estimate) == (FAILS, 0.0)
+    near = judge_values(replace(claim, test="near", than=()), {"FedDH": never}, {"FedDH": 310.0})
+    assert near.verdict == OPEN
+
+
 def test_no_worse_allows_a_point():
     claim = replace(CLAIM, test="no worse")
     base = seeds(60.0, 60.0, 60.0)
@@ -246,7 +257,7 @@ def test_runs_that_were_broken_off_show_what_needs_no_whole_run():
     """30 of 500 rounds: what a device uploads is known, a mean over all rounds is not; whole runs go first."""
     files = make_files(("FedDH", 0.62), ("FedAvg", 0.56), rounds=30)
     upload = judge_claim(replace(CLAIM, measure_name="upload", test="lower"), files).fair
-    assert (upload.seeds, upload.estimate, upload.why) == (3, 0.0, "the interval holds both 0 and what was published")
+    assert (upload.seeds, upload.estimate, upload.why) == (3, 0.0, "the interval holds 0")
     for waiting in (CLAIM, replace(CLAIM, test="near", than=(), measure_name="MACs")):
         waits = judge_claim(waiting, files).fair
         assert (waits.verdict, waits.why) == (OPEN, "30 of 500 rounds")
@@ -272,6 +283,20 @@ def test_a_method_that_was_not_run_cannot_have_been_beaten():
     verdict = judge_claim(claim, make_files(("FedDH", 0.62), ("FedAvg", 0.56)))
     assert (verdict.text, verdict.why) == (OPEN, "no runs of FedProx")
     assert judge_claim(claim, make_files(("FedDH", 0.50), ("FedAvg", 0.56))).text == FAILS
+
+
+def test_a_method_whose_runs_lack_the_figure_cannot_have_been_beaten():
+    claim = replace(CLAIM, than=("FedAvg", "FedProx"), measure_name="time to target", test="lower")
+    sooner, later, untimed = (
+        [
+            replace(run, rows=[row | {"sim_seconds": seconds} for row in run.rows])
+            for run in make_files(which)["feddhad-3"]
+        ]
+        for which, seconds in ((("FedDH", 0.62), 1.0), (("FedAvg", 0.62), 2.0), (("FedProx", 0.62), 0.0))
+    )
+    verdict = judge_claim(claim, {"feddhad-3": sooner + later + untimed})
+    assert (verdict.text, verdict.why) == (OPEN, "the runs of FedProx do not have this figure")
+    assert judge_claim(replace(claim, than=("FedAvg",)), {"feddhad-3": sooner + later}).text == HOLDS
 
 
 def test_measures_of_a_hand_made_run():
