@@ -90,6 +90,14 @@ class History:
         return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
 
     @property
+    def end(self) -> float | None:
+        """The headline at the end; None where the model had diverged at the last evaluation, so that it has none."""
+        evaluated = next((row for row in reversed(self.rows) if row.get("accuracy") is not None), None)
+        if evaluated is not None and evaluated.get("loss") is None and evaluated.get(self.headline) is None:
+            return None
+        return self.last(self.headline)
+
+    @property
     def best(self) -> float | None:
         """The best headline (accuracy, unless the recipe says otherwise) of any round."""
         return pick_best(self[self.headline], self.better)
