@@ -166,6 +166,16 @@ def test_a_trial_is_told_before_it_begins(caplog):
     assert caplog.records[0].getMessage() == "trial: up to 3 rounds of FedAvg, mlp on digits, to learn what one takes"
 
 
+@pytest.mark.parametrize("every, wanted", [(1, [True] * 3), (2, [False, True, True]), (10, [False, False, True])])
+def test_a_trial_evaluates_as_often_as_the_run(every, wanted, monkeypatch):
+    """Else half of the evaluations of a run that looks at every round would be missing from its plan."""
+    seen: list[Any] = []
+    play = costs.play_all_runs
+    monkeypatch.setattr(costs, "play_all_runs", lambda *given: seen.append(play(*given)) or seen[0])
+    measure_round([Recipe(devices=4, sample=2, steps="1", eval_every=every, rounds=50)], "FedAvg")
+    assert [a is not None for a in seen[0].results["FedAvg"][0].history["accuracy"]] == wanted
+
+
 def test_a_trial_without_data_costs_nothing_but_a_warning(caplog):
     assert measure_round([Recipe(data="cifar10", data_dir="/nowhere")], "FedAvg") is None
     assert "No trial could be played" in caplog.text
