@@ -197,6 +197,26 @@ def test_what_decides_a_claim_at_least_cost_runs_first(here):
     assert order_plans((), "small", None) == []
 
 
+def test_runs_under_authors_decide_only_what_does_not_hold_under_fair(here, monkeypatch):
+    """The verdict goes by `fair`: whatever the authors' runs say, a claim without runs under it stays open."""
+    (here / "recipes/small.toml").write_text(FILE + "[authors]\nseeds = 3\n")
+    (here / "results").mkdir()
+    (here / "results/claims.toml").write_text(CLAIMS)
+
+    def list_decided() -> set[str]:
+        plan = plan_table("small", seeds=3, results="results", with_trials=False, protocol="authors")
+        return {claim_id for p in plan.cells for claim_id in p.decides}
+
+    assert list_decided() == set()
+    judge = plans.judge_claims
+
+    def judge_as_failed(*given: Any) -> list[Any]:
+        return [plans.replace(v, fair=plans.replace(v.fair, verdict="does not hold", seeds=3)) for v in judge(*given)]
+
+    monkeypatch.setattr(plans, "judge_claims", judge_as_failed)
+    assert list_decided() == {"cheap", "dear"}
+
+
 def test_cells_of_which_no_seconds_are_known_come_last(here):
     (here / "results").mkdir()
     (here / "results/claims.toml").write_text(CLAIMS)
