@@ -92,7 +92,8 @@ def show_pruned_sizes(*names: str) -> str:
 
 
 def format_sizes(runs: Sequence[LedgerRun], published: float | None) -> list[str]:
-    first, last = runs[0].rows[0], [run.rows[-1] for run in sorted(runs, key=lambda run: run.seed)]
+    first = runs[0].rows[1]  # in the one before, devices also tell about themselves
+    last = [run.rows[-1] for run in sorted(runs, key=lambda run: run.seed)]
     after = [row["macs_forward"] / 1e6 for row in last]
     kilobytes = [row["bytes_up"] / run.parsed_recipe.sample / 1e3 for run, row in zip(runs, last)]
     return [

@@ -135,11 +135,14 @@ def show_rounds(names: tuple[str, ...], rounds: tuple[int, ...]) -> str:
 
 
 def show_pruning(files: dict[str, tuple[str, str]]) -> str:
-    """Before and after the pruning in round 30: operations, bytes of a reply, accuracies."""
+    """Before and after the pruning in round 30: operations, bytes of a reply, accuracies.
+
+    The first round is none of them: in it devices also tell about themselves.
+    """
     rows = []
     for name, (title, published) in files.items():
         for run in read_runs(name):
-            before, after, end = run.rows[0], run.rows[30], len(run.rows)
+            before, after, end = run.rows[1], run.rows[30], len(run.rows)
             rows.append(
                 [
                     f"{title}, {run.seed}",

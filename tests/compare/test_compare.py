@@ -66,6 +66,33 @@ def test_a_run_that_was_never_evaluated_does_not_count():
     assert Comparison({"m": [result(None)]}).table()[0]["accuracy"] is None
 
 
+def test_a_loss_from_before_a_run_diverged_is_not_its_end():
+    """A history has None in place of what is not finite; that of a round that is not evaluated says nothing."""
+    good, bad = result(0.5, 0.6, None), result(0.5, 0.1, None)
+    for r, losses in ((good, (1.5, 1.0, None)), (bad, (0.5, None, None))):
+        rows = [row | {"loss": loss} for row, loss in zip(r.history.rows, losses)]
+        object.__setattr__(r, "history", History(rows, headline="loss"))
+    rows = Comparison({"good": [good], "bad": [bad]}).table()
+    assert [row["accuracy"] for row in rows] == [1.0, None] and [row["best"] for row in rows] == [1.0, 0.5]
+    assert "loss" not in repr(bad.history).partition("(best")[0]
+
+
+def test_runs_of_another_headline_are_no_numbers_of_this_column():
+    other = result(0.5)
+    object.__setattr__(other, "history", History([other.history.rows[0] | {"mae": 3.0}], headline="mae"))
+    comparison = Comparison({"m": [result(0.25)], "n": [other]}, target=0.2)
+    first, second = comparison.table()
+    assert (first["accuracy"], second["accuracy"], second["best"], second["spread"]) == (0.25, None, None, None)
+    assert (first["reached"], second["reached"]) == (1, 0)
+    assert [at["accuracy"] for at in second["at_budgets"]] == [None, None]
+
+
+@pytest.mark.parametrize("vary", ["headline=accuracy,loss", "target=0.1,0.9"])
+def test_what_a_comparison_is_about_cannot_be_varied(vary):
+    with pytest.raises(shoal.ShoalError, match="cannot be varied"):
+        run_comparison(["fedavg"], RECIPE, vary=[vary])
+
+
 def test_the_table_is_made_from_the_histories():
     for row, (method, results) in zip(three().table(), three().results.items(), strict=True):
         ends = [r.history["accuracy"][-1] for r in results]

@@ -198,6 +198,16 @@ def test_the_edge_of_what_was_tried_is_named():
     assert shoal.tune(["fedavg"], ["lr=0.001,0.5,1e6"], **TINY).list_edges("fedavg") == []
 
 
+def test_whole_numbers_are_told_as_they_were_tried():
+    """A range gives 9.791, and the batch was 10."""
+    tuning = shoal.tune(["fedprox"], ["batch=uniform:8:16", "fedprox.mu=log:0.01:1"], tries=3, seed=1, **TINY)
+    for row, tried in zip(tuning.table(), tuning.tries["fedprox"], strict=True):
+        assert type(row["settings"]["batch"]) is int and row["settings"]["batch"] == tried.recipes[0].batch
+        assert row["settings"]["fedprox.mu"] == tried.settings["fedprox.mu"]
+    (winner,), best = tuning.to_dict()["winners"].values(), tuning.find_best("fedprox")
+    assert best and winner["settings"]["batch"] == best.recipes[0].batch
+
+
 def test_less_of_a_loss_wins():
     tuning = shoal.tune(["fedavg"], ["lr=0.0001,0.5"], headline="loss", **TINY)
     best = tuning.find_best("fedavg")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from math import exp, log, sqrt
+from math import exp, isnan, log, sqrt
 from typing import Any
 
 import pytest
@@ -161,6 +161,25 @@ def test_metrics_of_labels():
     # label 0: two found of three; label 1: one too many, one missed
     assert found["f1_macro"] == pytest.approx((2 * 2 / 5 + 0) / 2)
     assert found["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 2))
+
+
+def test_a_class_that_no_test_sample_has_is_left_out_of_means():
+    """Of three classes the third is not tested; one of three samples of class 0 is taken for it."""
+    logits = [[2.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 3.0, 0.0]]
+    asked = ("balanced_accuracy", "auroc", "average_precision")
+    found = judge(CLASSIFY, logits, [0, 0, 0, 1], *asked, classes=3)
+    assert found["balanced_accuracy"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found["auroc"] == found["average_precision"] == pytest.approx(1.0)
+    labels = judge(MULTILABEL, [[1.0, -1.0], [-1.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]], "auroc", "average_precision")
+    assert labels["auroc"] == labels["average_precision"] == pytest.approx(1.0)
+
+
+def test_where_nothing_can_be_ranked_there_is_no_number():
+    asked = ("balanced_accuracy", "auroc", "average_precision")
+    none = judge(BINARY, [[-2.0], [-1.0], [0.5], [3.0]], [0.0, 0.0, 0.0, 0.0], *asked, classes=2)
+    assert isnan(none["auroc"]) and isnan(none["average_precision"]) and none["balanced_accuracy"] == 0.5
+    every = judge(BINARY, [[-2.0], [3.0]], [1.0, 1.0], *asked, classes=2)
+    assert isnan(every["auroc"]) and every["average_precision"] == 1.0 and every["balanced_accuracy"] == 0.5
 
 
 def test_metrics_of_numbers():

@@ -14,6 +14,7 @@ from shoal.core.builtin_tasks import CLASSIFY
 from shoal.core.errors import ShoalError
 from shoal.data.dataset import read_digits
 from shoal.display.html import draw_sparkline, render_html_table
+from shoal.display.quantities import format_count, format_number, format_size
 from shoal.runs.history import History
 
 SMALL: dict[str, Any] = dict(devices=4, sample=2, rounds=6, split="iid", engine="serial")
@@ -255,3 +256,15 @@ for call in (result.plot, comparison.plot, comparison.to_pandas, result.history.
 def test_dataclasses_whose_fields_are_shortened_keep_all_of_them():
     plan = shoal.Plan()
     assert is_dataclass(plan) and all(f"{f.name}=" in repr(plan) for f in fields(plan))
+
+
+@pytest.mark.parametrize("value, size, count", [
+    (999.4, "999 B", "999"), (999.6, "1 kB", "1k"), (999_600, "1 MB", "1M"), (0, "0 B", "0"), (1e15, "1000 TB", "1P"),
+])  # fmt: skip
+def test_sizes_that_are_rounded_up_have_the_next_unit(value, size, count):
+    """1e+03 kB is no size."""
+    assert (format_size(value), format_count(value)) == (size, count)
+
+
+def test_a_number_that_is_rounded_to_zero_has_no_sign():
+    assert format_number(-0.00001, 4) == "0.0000" and format_number(-0.5, 1) == "-0.5"

@@ -15,6 +15,7 @@ from shoal.core.builtin_tasks import TASKS
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
 from shoal.core.measures.device_tests import (
+    DeviceScores,
     judge_stack,
     list_device_test_metrics,
     make_scores,
@@ -106,6 +107,13 @@ def test_errors_are_worst_where_they_are_largest():
     assert found["personal_mean"] == 2.5 and found["personal_worst"] == 4.0
     assert list_device_test_metrics(TASKS["regress"])["personal_mean"].better == "down"
     assert list_device_test_metrics(TASKS["classify"])["personal_mean"].better == "up"
+
+
+def test_a_device_whose_model_diverged_is_among_the_worst():
+    """Its error is no number, and so is the mean of the worst tenth; that of the others is none of it."""
+    sums, ones = np.array([1.0, np.nan, 3.0]), np.ones(3)
+    found = DeviceScores((0, 1, 2), sums, ones, sums, ones, "down").summarise()
+    assert np.isnan(found["personal_mean"]) and np.isnan(found["personal_worst"])
 
 
 def test_a_method_without_own_models_gets_the_accuracy_of_the_global_model_on_all_tests():

@@ -11,15 +11,20 @@ from html import unescape
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from shoal.compare.comparison import run_comparison
 from shoal.core.errors import ShoalError
+from shoal.core.measures.evaluate import summarise_device_accuracy
 from shoal.core.metric import Metric, encode_metrics
 from shoal.parts import find_shipped_parts
 from shoal.report.citations import ENTRIES, FEDAVG_KEY, cite_method
+from shoal.report.facts import summarise_devices
 from shoal.report.plots import draw_curves, draw_split, find_tallest_stack, open_canvas
+from shoal.report.run_groups import ReportedRun
 from shoal.report.write import write_report
+from shoal.runs.history import History
 from shoal.runs.loggers import KINDS, flatten_numbers, open_logger
 from shoal.runs.recipe import Recipe
 from shoal.runs.start import run_recipe
@@ -199,6 +204,34 @@ def test_the_headline_is_what_the_page_is_about(place, no_pictures):
     _, heads, row = table_of(page, "Results of every method")
     ends = [r["loss"] for r in rows(place / "slow" / "history.jsonl") if r["loss"] is not None]
     assert heads[3:5] == ["loss", "best"] and row[3:5] == [f"{ends[-1]:.4f}", f"{min(ends):.4f}"]
+
+
+def test_runs_with_several_headlines_are_not_put_in_one_column(place, no_pictures):
+    """A loss of 2.3 would stand under accuracy, and be the best."""
+    (place / "slow" / "recipe.toml").write_text(replace(TINY, headline="loss", target=0.0).to_toml())
+    told = refused("bad-value", [place / "both", place / "slow"], place / "report.html")
+    assert "slow" in told and "by loss" in told and "by accuracy" in told
+
+
+def test_of_two_folders_with_the_same_run_the_longer_is_shown_and_the_other_told(place, no_pictures, caplog):
+    whole = place / "slow"
+    shutil.copytree(whole, place / "again")
+    (place / "again" / "history.jsonl").write_bytes(
+        b"".join((whole / "history.jsonl").read_bytes().splitlines(True)[:2])
+    )
+    for folders in ([whole, place / "again"], [place / "again", whole]):
+        caplog.clear()
+        page = write_report(folders, place / "report.html")[0]
+        assert facts(page)["groups"][0]["rounds"] == 4
+        assert "again is left out" in caplog.text and "slow" in caplog.text
+
+
+def test_the_worst_tenth_is_that_of_histories():
+    """A tenth of 15 devices is one device, as in the columns device_worst and personal_worst."""
+    values = np.arange(15) / 15
+    runs = [ReportedRun(Path(), Recipe(), History(), None, values.tolist())]
+    found = summarise_devices(runs)
+    assert found and found["worst"] == summarise_device_accuracy(values)["device_worst"] == 0.0
 
 
 def test_runs_are_grouped_by_all_but_the_seed(place, no_pictures):

@@ -166,6 +166,16 @@ def test_a_trial_is_told_before_it_begins(caplog):
     assert caplog.records[0].getMessage() == "trial: up to 3 rounds of FedAvg, mlp on digits, to learn what one takes"
 
 
+@pytest.mark.parametrize("every, wanted", [(1, [True] * 3), (2, [False, True, True]), (10, [False, False, True])])
+def test_a_trial_evaluates_as_often_as_the_run(every, wanted, monkeypatch):
+    """Else half of the evaluations of a run that looks at every round would be missing from its plan."""
+    seen: list[Any] = []
+    play = costs.play_all_runs
+    monkeypatch.setattr(costs, "play_all_runs", lambda *given: seen.append(play(*given)) or seen[0])
+    measure_round([Recipe(devices=4, sample=2, steps="1", eval_every=every, rounds=50)], "FedAvg")
+    assert [a is not None for a in seen[0].results["FedAvg"][0].history["accuracy"]] == wanted
+
+
 def test_a_trial_without_data_costs_nothing_but_a_warning(caplog):
     assert measure_round([Recipe(data="cifar10", data_dir="/nowhere")], "FedAvg") is None
     assert "No trial could be played" in caplog.text
@@ -185,6 +195,26 @@ def test_what_decides_a_claim_at_least_cost_runs_first(here):
     reproduce_in_order("small", seeds=3, only=["FedDH"], results="results", record=True)
     assert [p.decides for p in plan_table("small", 3, results="results", with_trials=False).cells][0] == ()
     assert order_plans((), "small", None) == []
+
+
+def test_runs_under_authors_decide_only_what_does_not_hold_under_fair(here, monkeypatch):
+    """The verdict goes by `fair`: whatever the authors' runs say, a claim without runs under it stays open."""
+    (here / "recipes/small.toml").write_text(FILE + "[authors]\nseeds = 3\n")
+    (here / "results").mkdir()
+    (here / "results/claims.toml").write_text(CLAIMS)
+
+    def list_decided() -> set[str]:
+        plan = plan_table("small", seeds=3, results="results", with_trials=False, protocol="authors")
+        return {claim_id for p in plan.cells for claim_id in p.decides}
+
+    assert list_decided() == set()
+    judge = plans.judge_claims
+
+    def judge_as_failed(*given: Any) -> list[Any]:
+        return [plans.replace(v, fair=plans.replace(v.fair, verdict="does not hold", seeds=3)) for v in judge(*given)]
+
+    monkeypatch.setattr(plans, "judge_claims", judge_as_failed)
+    assert list_decided() == {"cheap", "dear"}
 
 
 def test_cells_of_which_no_seconds_are_known_come_last(here):

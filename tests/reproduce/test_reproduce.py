@@ -19,11 +19,21 @@ from shoal.cli.commands import run_command_line
 from shoal.core.measures.divergence import jensen_shannon_divergence
 from shoal.data.dataset import DATASETS
 from shoal.data.server_data import draw_server_samples, draw_withheld_samples
-from shoal.reproduce.figures import Figure, find_published, make_figures, measure_metric, read_published
+from shoal.reproduce.figures import (
+    Figure,
+    find_published,
+    make_figures,
+    make_figures_of_list,
+    measure_metric,
+    read_published,
+)
+from shoal.reproduce.ledger import LEFT_OUT
 from shoal.reproduce.metric_readers import NEVER, parse_published_value, parse_size
-from shoal.reproduce.run import reproduce_table
+from shoal.reproduce.reading import PLAIN, Reading
+from shoal.reproduce.run import Cell, make_cell_figures, reproduce_table
 from shoal.reproduce.sheet import (
     MEANINGLESS,
+    PUBLISHED_SPREAD,
     SECONDS,
     SIMULATED,
     SIZES,
@@ -310,6 +320,18 @@ def test_figures_of_a_language_model_by_hand():
     assert measure_metric("time_s_local", runs) == (0.25, 0.0, 2)
 
 
+def test_upload_of_a_run_whose_history_does_not_list_devices():
+    """A ledger leaves them out; so many are then taken to answer as a round asks."""
+    kept = [{k: v for k, v in row.items() if k not in LEFT_OUT} for row in text_run(0.2, 0.3).rows]
+    assert measure_metric("upload_size", [History(kept)], Reading(asked=4)) == (500.0, None, 1)
+    assert measure_metric("upload_size", [History(kept)]) == (None, None, 0)
+    table = read_table("fedbiad-1").apply_protocol("fair")
+    column, row = table.columns[0], table.rows[0]
+    recipe = table.make_recipe(column, row, "full", {})
+    figures = make_cell_figures(table, column, row, Cell(column, row, (recipe,)), [History(kept)])
+    assert {f.metric: f.measured for f in figures}["upload_size"] == 2000 / recipe.sample
+
+
 def test_accuracy_and_target_are_of_the_three_likeliest_where_a_run_looked_at_them():
     table = read_table("fedbiad-1")
     wiki, avg = table.columns[3], table.rows[0]
@@ -323,6 +345,9 @@ def test_accuracy_and_target_are_of_the_three_likeliest_where_a_run_looked_at_th
     assert heads == "method|top-3 %|paper|gap|s to 0.31|upload|paper|gap".split("|")
     assert lines[0][1:4] == ["31.00 ± 12.71", "31.86 ± 0.05", "-0.86"]
     assert SIZES in sheet.remarks and SIMULATED in sheet.remarks and SECONDS not in sheet.remarks
+    assert PUBLISHED_SPREAD in sheet.remarks  # 0.05 is no interval
+    plain = replace(sheet, figures=tuple(f for f in both if not f.metric.endswith("_std")))
+    assert PUBLISHED_SPREAD not in plain.remarks
 
 
 def judged_run(share: float) -> History:
@@ -340,6 +365,17 @@ def test_figures_of_local_models_by_hand():
     assert measure_metric("KL_P_Q", [history(0.4)]) == (None, None, 0)
     assert [format_head(m) for m in ("acc_uniform_test_pct", "local_model_risk")] == ["accuracy %", "local risk"]
     assert format_figure(Figure("A", "M", "KL_P_Q", 0.83, 4.5, 0.25, 2, 2)) == ["4.50 ± 0.25", "0.83", "+3.67"]
+
+
+def test_the_best_of_a_list_is_never_that_with_the_largest_error():
+    """Where a paper has nothing but a risk, the setting is chosen by the accuracy all the same."""
+    table = read_table("fedacd-3")
+    column, row = table.columns[0], replace(table.rows[0], run="fedprox(mu={0.1|1})")
+    told = {"local_model_risk": 0.3}
+    groups = [[judged_run(0.4)], [judged_run(0.5)]]  # risks of 0.6 and 0.5
+    figures = {f.metric: f for f in make_figures_of_list(column, row, told, groups, 0.3, PLAIN)}
+    assert figures["local_model_risk"].measured == 0.5 and "fedprox(mu=1)" in figures["local_model_risk"].note
+    assert figures["mean_of_list"].measured == pytest.approx(0.45)
 
 
 def test_what_devices_get_on_their_own_tests_stands_first_in_a_table_that_is_about_it():
@@ -386,6 +422,7 @@ def test_sizes_are_shown_in_one_unit():
     assert format_figure(Figure("A", "M", "upload_size", None, 29_819_200.0)) == ["29.8 MB", "-", "-"]
     assert format_figure(Figure("A", "M", "upload_size", None, 12.0))[0] == "12 B"
     assert format_figure(Figure("A", "M", "upload_size", 0.0, 12.0))[2] == "-"
+    assert format_figure(Figure("A", "M", "upload_size", 530_000.0, 529_992.0))[2] == "+0.0 %"
     assert format_head("time_s_to_top3_0.31") == "s to 0.31" and format_head("KL_{P}") == "KL_{P}"
 
 

@@ -25,6 +25,7 @@ from shoal.reproduce.ledger import (
     record_runs,
 )
 from shoal.reproduce.measures import LastRoundsReading, MeasuredValue
+from shoal.reproduce.run import attach_recorded_runs, make_cell_figures, make_cells, read_complete_histories
 from shoal.reproduce.table_file import read_table
 from shoal.reproduce.verdicts import (
     FAILS,
@@ -114,6 +115,17 @@ def test_a_target_that_was_never_reached_counts_with_what_was_spent():
     assert (neither.verdict, neither.why) == (OPEN, "no run reached the target")
 
 
+def test_a_run_that_never_reached_the_target_was_not_sooner():
+    """Pruned, its 500 rounds cost less than 480 of the other, which got there."""
+    claim = replace(CLAIM, measure_name="time to target", test="lower")
+    published = {"FedDH": 1426.0, "FedAvg": 2366.0}
+    never = seeds(300.0, 310.0, 320.0, complete=False)
+    judged = judge(never, seeds(480.0, 490.0, 500.0), claim, **published)
+    assert (judged.verdict, judged.estimate) == (FAILS, 0.0)
+    near = judge_values(replace(claim, test="near", than=()), {"FedDH": never}, {"FedDH": 310.0})
+    assert near.verdict == OPEN
+
+
 def test_no_worse_allows_a_point():
     claim = replace(CLAIM, test="no worse")
     base = seeds(60.0, 60.0, 60.0)
@@ -193,6 +205,22 @@ def test_runs_of_a_cell_are_found_by_their_recipe():
     assert judge_claim(CLAIM, make_files(("FedDH", 0.62), ("FedAvg", 0.56), protocol="")).text == OPEN
 
 
+def test_further_metrics_of_a_run_do_not_change_what_is_compared():
+    """A run that also looked at the three likeliest classes has its accuracy compared, as the table's recipe says."""
+    plain, asked = (
+        make_files((name, 0.56), metrics=more)["feddhad-3"] for name, more in (("FedAvg", ()), ("FedDH", ("top3",)))
+    )
+    asked = [replace(run, rows=[row | {"top3": 0.9} for row in run.rows]) for run in asked]
+    verdict = judge_claim(CLAIM, {"feddhad-3": plain + asked})
+    assert (verdict.text, verdict.fair.estimate) == (FAILS, pytest.approx(0.0))
+    table = read_table("feddhad-3").apply_protocol("fair")
+    cells = attach_recorded_runs(make_cells(table, "full", 3, {}, Path()), asked, "fair")
+    (own,) = (cell for cell in cells if cell.recorded)
+    figures = make_cell_figures(table, own.column, own.row, own, read_complete_histories(own))
+    assert {f.metric: f.measured for f in figures}["acc"] == pytest.approx(0.561)
+    assert not any("top3" in f.metric for f in figures)
+
+
 def test_of_a_list_of_settings_the_authors_take_the_best():
     """All settings must have been run; of FedDH the last is the best here."""
     table = read_table("feddhad-3").apply_protocol("authors")
@@ -229,7 +257,7 @@ def test_runs_that_were_broken_off_show_what_needs_no_whole_run():
     """30 of 500 rounds: what a device uploads is known, a mean over all rounds is not; whole runs go first."""
     files = make_files(("FedDH", 0.62), ("FedAvg", 0.56), rounds=30)
     upload = judge_claim(replace(CLAIM, measure_name="upload", test="lower"), files).fair
-    assert (upload.seeds, upload.estimate, upload.why) == (3, 0.0, "the interval holds both 0 and what was published")
+    assert (upload.seeds, upload.estimate, upload.why) == (3, 0.0, "the interval holds 0")
     for waiting in (CLAIM, replace(CLAIM, test="near", than=(), measure_name="MACs")):
         waits = judge_claim(waiting, files).fair
         assert (waits.verdict, waits.why) == (OPEN, "30 of 500 rounds")
@@ -257,6 +285,20 @@ def test_a_method_that_was_not_run_cannot_have_been_beaten():
     assert judge_claim(claim, make_files(("FedDH", 0.50), ("FedAvg", 0.56))).text == FAILS
 
 
+def test_a_method_whose_runs_lack_the_figure_cannot_have_been_beaten():
+    claim = replace(CLAIM, than=("FedAvg", "FedProx"), measure_name="time to target", test="lower")
+    sooner, later, untimed = (
+        [
+            replace(run, rows=[row | {"sim_seconds": seconds} for row in run.rows])
+            for run in make_files(which)["feddhad-3"]
+        ]
+        for which, seconds in ((("FedDH", 0.62), 1.0), (("FedAvg", 0.62), 2.0), (("FedProx", 0.62), 0.0))
+    )
+    verdict = judge_claim(claim, {"feddhad-3": sooner + later + untimed})
+    assert (verdict.text, verdict.why) == (OPEN, "the runs of FedProx do not have this figure")
+    assert judge_claim(replace(claim, than=("FedAvg",)), {"feddhad-3": sooner + later}).text == HOLDS
+
+
 def test_measures_of_a_hand_made_run():
     run = make_run("FedDH", 0, 0.5, "", rounds=40)
     rows = [row | {"accuracy": 0.125 if n < 20 else 0.75, "local_risk": 0.25} for n, row in enumerate(run.rows)]
@@ -269,6 +311,14 @@ def test_measures_of_a_hand_made_run():
     assert read["device accuracy"] is None
     top3 = replace(run, rows=[row | {"top3": 0.875} for row in rows])
     assert MEASURES["accuracy"].read(top3, 0, reading) == MeasuredValue(87.5)
+
+
+def test_traffic_of_a_recorded_run_that_counts_blocks_alike():
+    run = make_run("FedDH", 0, 0.5, "fair", rounds=4)
+    run = replace(run, rows=[row | {"fedbr.bytes_down_by_blocks": 2**29 - 10} for row in run.rows])
+    reading = LastRoundsReading()
+    assert MEASURES["traffic"].read(run, 0.0, reading) == MeasuredValue(2.0)
+    assert MEASURES["GB to target"].read(run, 0.5, reading) == MeasuredValue(0.5)
 
 
 # the list -------------------------------------------------------------------------------------------------------------
@@ -349,6 +399,27 @@ def test_a_ledger_keeps_what_was_recorded(tmp_path):
     assert read_ledger(tmp_path) == (longer, second)
     assert make_run("FedDH", 0, 0.5, "authors", rounds=3).protocol == "authors"
     assert tomllib.loads(first.recipe)["out"] == "" and first.machine and first.commit
+
+
+def test_of_two_records_of_a_run_the_one_that_says_more_is_kept(tmp_path):
+    """The longer one; of equal length the one with more metrics, without which the cell would stay missing."""
+    file = tmp_path / "feddhad-3.jsonl.gz"
+    short, long = (make_run("FedDH", 0, 0.5, "fair", rounds=n) for n in (3, 5))
+    assert record_runs(file, [long, short]) == 1 and read_ledger_file(file) == (long,)
+    judged = make_run("FedDH", 0, 0.5, "fair", rounds=5, metrics=("devices",))
+    assert record_runs(file, [judged]) == 1 and read_ledger_file(file) == (judged,)
+    assert record_runs(file, [long, short]) == 0 and read_ledger_file(file) == (judged,)
+
+
+def test_a_ledger_with_bits_that_fell_over_is_told(tmp_path):
+    file, runs = tmp_path / "x.jsonl.gz", [make_run("FedDH", seed, 0.5 + seed / 7, "fair", rounds=9) for seed in (0, 1)]
+    record_runs(file, runs)
+    whole = file.read_bytes()
+    for place in range(20, len(whole) - 20, 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(ShoalError) as refused:
+            read_ledger_file(file)
+        assert refused.value.kind.name == "damaged"
 
 
 def test_a_ledger_line_has_no_paths_and_none_of_the_large_columns(tmp_path):

@@ -58,6 +58,14 @@ def test_total_adds_columns():
     assert History(ROWS).total("bytes_down", "bytes_up") == 5 * 100 + 4 * 10 + 20
 
 
+def test_total_of_a_column_that_no_registry_sums():
+    """As of a part's traffic in a history that was read without the registry of its run."""
+    told = History([row(0, 0.1), row(1, None, **{"fedbr.bytes_down_by_blocks": 7}), row(2, 0.3)])
+    assert told.total("fedbr.bytes_down_by_blocks", "bytes_up") == 37
+    with pytest.raises(ShoalError, match="bytes_up"):
+        told.total("bytes_upp")
+
+
 def test_to_target_is_the_cost_until_the_first_round_that_reached_it():
     assert History(ROWS).cost_to_target(0.6) == {"rounds": 3, "sim_seconds": 1.5, "bytes": 340, "macs": 21}
     assert History(ROWS).cost_to_target(0.1) == {"rounds": 1, "sim_seconds": 0.5, "bytes": 110, "macs": 7}
@@ -90,7 +98,7 @@ def test_what_parts_tell_adds_up_where_the_registry_says_so():
     history = History(told, TOLD)
     assert history.total("damp.sent", "bytes_up") == 7 + 30 and history.last("damp.share") == 0.5
     assert history.cut(1).total("damp.sent") == 4
-    with pytest.raises(KeyError):
+    with pytest.raises(ShoalError, match="damp.share is no amount"):
         history.total("damp.share")
 
 

@@ -137,6 +137,7 @@ def make_tuning_table(tuning: "Tuning", method: str) -> Table:
         spread = f" ± {tried.spread:.3f}" if tried.spread is not None else ""
         score = "diverged" if tried.score is None else format_number(tried.score, 3) + spread
         score += f", given up after {tried.rounds}" if tried.is_stopped else ""
-        cells = [str(number), *(str(tried.settings[key]) for key in keys), score]
+        settings = tried.told_settings
+        cells = [str(number), *(str(settings[key]) for key in keys), score]
         table.add_row(*(Text(cell, style="bold" if tried is best else "") for cell in cells))
     return table

@@ -72,7 +72,8 @@ class Comparison:
     def table(self) -> list[dict[str, Any]]:
         """One row per method: end accuracy (or other headline) and its spread over seeds, costs, also to the target.
 
-        Metrics that are `compared` have a key where a history has them: the mean of their sums or last values.
+        Runs that are judged by another metric, as those of another task, have no headline here. Metrics that are
+        `compared` have a key where a history has them: the mean of their sums or last values.
         """
         at_budgets = self.at_budgets()
         return [
@@ -92,7 +93,10 @@ class Comparison:
             by_seed = [dict.fromkeys(self._seeds, budget) for budget in given] or [self._find_cheapest(kind)]
             budgets += [(kind, budget) for budget in by_seed]
         return {
-            method: [summarise_at_budget(results, *budget) for budget in budgets]
+            method: [
+                summarise_at_budget([r for r in results if r.history.headline == self.headline], *budget)
+                for budget in budgets
+            ]
             for method, results in self.results.items()
         }
 
@@ -138,13 +142,15 @@ class Comparison:
 
     def _summarise_method(self, method: str, results: Sequence[Result]) -> dict[str, Any]:
         histories = [r.history for r in results]
-        ends = [end for h in histories if (end := h.last(h.headline)) is not None]
+        judged = [h for h in histories if h.headline == self.headline]
+        ends = [end for h in judged if (end := h.end) is not None]
+        bests = [best for h in judged if (best := h.best) is not None]
         row: dict[str, Any] = {
             "method": method,
             "seeds": len(results),
             "accuracy": mean(ends) if ends else None,
             "spread": stdev(ends) if len(ends) > 1 else None,
-            "best": mean(h.best for h in histories if h.best is not None) if ends else None,
+            "best": mean(bests) if bests else None,
             "bytes": mean(h.total("bytes_down", "bytes_up") for h in histories),
             "macs": mean(h.total("macs_work") for h in histories),
             "sim_seconds": mean(h.total("sim_seconds") for h in histories),
@@ -156,7 +162,7 @@ class Comparison:
             if there:
                 row[column] = mean(h.total(column) if metric.total == "sum" else h.last(column) for h in there)
         if self.target:
-            reached = [h.cost_to_target(self.target) for h in histories]
+            reached = [h.cost_to_target(self.target) for h in judged]
             hits = [cost for cost in reached if cost is not None]
             row["reached"] = len(hits)
             for key in ("rounds", "sim_seconds", "bytes", "macs"):

@@ -148,6 +148,17 @@ def apply_settings(recipe: Recipe, settings: Settings) -> Recipe:
     return recipe.with_values(**keys, method="+".join(parts))
 
 
+def read_settings(recipe: Recipe, settings: Settings) -> Settings:
+    """The values of a try as its recipe has them: drawn ones may have been rounded to whole numbers."""
+    parts, found = load_method(recipe.method, recipe.parts).parts, dict[str, Any]()
+    for key, value in settings.items():
+        name, _, option = key.rpartition(".")
+        part = next((part for part in parts if part.name() == name), None)
+        tried = getattr(part, part.renamed_options.get(option, option), value) if part else DEFAULTS.get(key)
+        found[key] = fit_number(value, tried)
+    return found
+
+
 def change_options(part: Part, options: Mapping[str, Any]) -> Part:
     """The part with other values, checked as those of an expression are."""
     present = {f.name: getattr(part, f.name) for f in fields(part)}

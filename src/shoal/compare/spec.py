@@ -35,9 +35,9 @@ class ComparisonSpec:
                 "bad-value", f"A comparison cannot be made: {found}.", "Give different methods and 1 to 1000 seeds."
             )
         for key in self.varied_values:
-            if key in ("method", "seed", "out", "rounds") or len(set(self.varied_values[key])) < len(
-                self.varied_values[key]
-            ):
+            if key in ("method", "seed", "out", "rounds", "headline", "target") or len(
+                set(self.varied_values[key])
+            ) < len(self.varied_values[key]):
                 raise ShoalError(
                     "bad-value", f"{key} cannot be varied like this.", "Give different values of another recipe key."
                 )

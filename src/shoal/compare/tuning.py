@@ -13,7 +13,7 @@ from shoal.compare.comparison_summary import describe_tuning, format_text_table,
 from shoal.compare.optuna_samplers import OPTUNA_SAMPLERS, make_optuna_proposer
 from shoal.compare.propose import JudgedTry, Proposer, propose_grid, propose_grid_or_draws
 from shoal.compare.pruning import PRUNERS, list_rungs
-from shoal.compare.search_space import Settings, ValueList, apply_settings
+from shoal.compare.search_space import Settings, ValueList, apply_settings, read_settings
 from shoal.compare.tuning_spec import ON_TEST_HALF, TuningSpec, read_tuning_file, write_tuning_file
 from shoal.core.errors import ShoalError
 from shoal.display.data_frame import make_data_frame
@@ -48,6 +48,11 @@ class TuningTry:
     """Its score after so many rounds, where tries were compared then."""
     is_stopped: bool = False
     """Whether it was given up before its last round; it cannot win then."""
+
+    @property
+    def told_settings(self) -> Settings:
+        """Its values as its runs had them, whole numbers among them."""
+        return read_settings(self.recipes[0], self.settings)
 
     @property
     def rounds(self) -> int:
@@ -124,7 +129,7 @@ class Tuning:
             {
                 "method": method,
                 "expression": t.recipes[0].method,
-                "settings": dict(t.settings),
+                "settings": t.told_settings,
                 self.headline: t.score,
                 "spread": t.spread,
                 "seeds": list(t.scores),
@@ -156,7 +161,7 @@ class Tuning:
             if best:
                 winners[method] = {
                     "expression": self.make_recipe(method).method,
-                    "settings": dict(best.settings),
+                    "settings": best.told_settings,
                     self.headline: best.score,
                     "spread": best.spread,
                     "command": self.format_command(method),

@@ -52,14 +52,14 @@ def list_metrics(names: str, made: dict[str, Callable[..., Any]] | None = None) 
 
 CLASS_METRICS = "accuracy loss top3 perplexity device_mean device_worst device_spread local_risk class_kl"
 MULTICLASS = {
-    name: LibraryMetric(kind, "num_classes", settings, prepare=flatten_positions)
-    for name, kind, settings in (
-        ("balanced_accuracy", "MulticlassAccuracy", {"average": "macro"}),
-        ("f1_macro", "MulticlassF1Score", {"average": "macro"}),
-        ("f1_micro", "MulticlassF1Score", {"average": "micro"}),
-        ("auroc", "MulticlassAUROC", {}),
-        ("average_precision", "MulticlassAveragePrecision", {}),
-        ("calibration_error", "MulticlassCalibrationError", {"n_bins": 15}),
+    name: LibraryMetric(kind, "num_classes", settings, prepare=flatten_positions, needs=needs)
+    for name, kind, settings, needs in (
+        ("balanced_accuracy", "MulticlassAccuracy", {"average": "macro"}, "yes"),
+        ("f1_macro", "MulticlassF1Score", {"average": "macro"}, ""),
+        ("f1_micro", "MulticlassF1Score", {"average": "micro"}, ""),
+        ("auroc", "MulticlassAUROC", {}, "both"),
+        ("average_precision", "MulticlassAveragePrecision", {}, "yes"),
+        ("calibration_error", "MulticlassCalibrationError", {"n_bins": 15}, ""),
     )
 }
 CLASSIFIED = (
@@ -89,7 +89,7 @@ BINARY = LearningTask(
             "balanced_accuracy f1_macro f1_micro auroc average_precision calibration_error",
             {
                 "balanced_accuracy": LibraryMetric(
-                    "MulticlassAccuracy", settings=TWO | {"average": "macro"}, prepare=read_yes_or_no
+                    "MulticlassAccuracy", settings=TWO | {"average": "macro"}, prepare=read_yes_or_no, needs="yes"
                 ),
                 "f1_macro": LibraryMetric(
                     "MulticlassF1Score", settings=TWO | {"average": "macro"}, prepare=read_yes_or_no
@@ -97,8 +97,8 @@ BINARY = LearningTask(
                 "f1_micro": LibraryMetric(
                     "MulticlassF1Score", settings=TWO | {"average": "micro"}, prepare=read_yes_or_no
                 ),
-                "auroc": LibraryMetric("BinaryAUROC", prepare=read_probability),
-                "average_precision": LibraryMetric("BinaryAveragePrecision", prepare=read_probability),
+                "auroc": LibraryMetric("BinaryAUROC", prepare=read_probability, needs="both"),
+                "average_precision": LibraryMetric("BinaryAveragePrecision", prepare=read_probability, needs="yes"),
                 "calibration_error": LibraryMetric(
                     "BinaryCalibrationError", settings={"n_bins": 15}, prepare=read_probability
                 ),
@@ -121,12 +121,12 @@ MULTILABEL = LearningTask(
         *list_metrics(
             "f1_macro f1_micro auroc average_precision",
             {
-                name: LibraryMetric(kind, "num_labels", settings, prepare=read_probability)
-                for name, kind, settings in (
-                    ("f1_macro", "MultilabelF1Score", {"average": "macro"}),
-                    ("f1_micro", "MultilabelF1Score", {"average": "micro"}),
-                    ("auroc", "MultilabelAUROC", {}),
-                    ("average_precision", "MultilabelAveragePrecision", {}),
+                name: LibraryMetric(kind, "num_labels", settings, prepare=read_probability, needs=needs)
+                for name, kind, settings, needs in (
+                    ("f1_macro", "MultilabelF1Score", {"average": "macro"}, ""),
+                    ("f1_micro", "MultilabelF1Score", {"average": "micro"}, ""),
+                    ("auroc", "MultilabelAUROC", {}, "both"),
+                    ("average_precision", "MultilabelAveragePrecision", {}, "yes"),
                 )
             },
         ),

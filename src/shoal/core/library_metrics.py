@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from math import nan
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -24,6 +26,9 @@ class LibraryMetric:
     room: str = "classification"
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     """(predictions, targets) -> what the metric is given, where it wants them otherwise."""
+    needs: str = ""
+    """What a class, or a label, must have among the targets to be judged: "yes" those that are of it, "both" also
+    those that are not; "" where a class without any is no trouble."""
 
     def __call__(self, outputs: int) -> "PreparedMetric":
         if find_spec("torchmetrics") is None:
@@ -34,20 +39,46 @@ class LibraryMetric:
         metric = make(**sized, **self.settings)
         if self.room == "regression":
             metric.set_dtype(torch.float64)  # sums of squares lose too many digits in 32 bits
-        return PreparedMetric(metric, self.prepare)
+        return PreparedMetric(metric, self.prepare, self.needs)
 
 
 class PreparedMetric:
-    """A metric of torchmetrics in one evaluation, given predictions and targets in the form that it takes."""
+    """A metric of torchmetrics in one evaluation, given predictions and targets in the form that it takes.
 
-    def __init__(self, metric: Any, prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None):
-        self.metric, self.prepare = metric, prepare
+    torchmetrics gives a class that no target has a score of 0 in some means; here such a class is left out of them.
+    """
+
+    def __init__(self, metric: Any, prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None, needs: str = ""):
+        self.metric, self.prepare, self.needs = metric, prepare, needs
+        self.yes: Tensor | None = None
+        self.seen = 0
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self.metric.update(*(self.prepare(predictions, targets) if self.prepare else (predictions, targets)))
+        predictions, targets = self.prepare(predictions, targets) if self.prepare else (predictions, targets)
+        self.metric.update(predictions, targets)
+        if self.needs:
+            counts, seen = self.count_targets(targets)
+            self.yes, self.seen = counts if self.yes is None else self.yes + counts, self.seen + seen
+
+    def count_targets(self, targets: Tensor) -> tuple[Tensor, int]:
+        """By class or label how many targets are of it, and how many there are."""
+        if classes := getattr(self.metric, "num_classes", None):
+            return torch.bincount(targets.flatten(), minlength=classes), targets.numel()
+        labels = targets.reshape(-1, getattr(self.metric, "num_labels", None) or 1)
+        return labels.sum(0), len(labels)
 
     def compute(self) -> float:
-        return float(self.metric.compute())
+        if self.yes is None:
+            return float(self.metric.compute())
+        judged = (self.yes > 0) & ((self.yes < self.seen) | (self.needs != "both"))
+        if judged.all():
+            return float(self.metric.compute())
+        if not judged.any():
+            return nan
+        self.metric.average = "none"
+        with catch_warnings():
+            simplefilter("ignore")  # that there are classes without targets, whose scores are not looked at
+            return float(self.metric.compute()[judged].mean())
 
 
 def flatten_positions(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -119,16 +119,19 @@ EVALUATED = (
            about="how far those models are from doing equally well on each class of their own samples: the mean over "
            "classes of KL(P ‖ Q), P the mean probabilities by class, Q nearly the identity"),
     Metric("balanced_accuracy", "balanced accuracy", "share", "up", drawn=True, compared=True,
-           asked="balanced_accuracy", label="Balanced accuracy", about="the mean over classes of the accuracy on each"),
+           asked="balanced_accuracy", label="Balanced accuracy",
+           about="the mean of the accuracy on each class that the test set has"),
     Metric("f1_macro", "F1, mean over classes", "share", "up", drawn=True, compared=True, asked="f1_macro",
            label="F1 macro", about="the mean over classes, or labels, of the F1 score"),
     Metric("f1_micro", "F1 over all", "share", "up", drawn=True, compared=True, asked="f1_micro", label="F1 micro",
            about="the F1 score of all classes, or labels, counted together"),
     Metric("auroc", "area under the ROC curve", "share", "up", drawn=True, compared=True, asked="auroc", label="AUROC",
-           about="the area under the ROC curve; with several classes or labels, the mean over them"),
+           about="the area under the ROC curve; with several classes or labels, the mean over those that some test "
+           "samples have and others have not; null where there is none"),
     Metric("average_precision", "average precision", "share", "up", drawn=True, compared=True,
            asked="average_precision", label="Average precision",
-           about="the area under the curve of precision and recall; with several classes or labels, their mean"),
+           about="the area under the curve of precision and recall; with several classes or labels, the mean over "
+           "those that the test set has; null where it has none"),
     Metric("log_loss", "log loss", "", "down", drawn=True, compared=True, asked="log_loss", label="Log loss",
            about="the cross-entropy without label smoothing, focal exponent or class weights"),
     Metric("calibration_error", "calibration error", "share", "down", drawn=True, compared=True,

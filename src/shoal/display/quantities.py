@@ -1,14 +1,17 @@
 """Numbers as people read them: sizes, counts and durations in few digits."""
 
+ROUNDED_UP = 999.5
+"""What three digits make a thousand of, which has the next unit."""
+
 
 def format_number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def format_size(nbytes: float) -> str:
     """Decimal units, as in the papers."""
     for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
+        if nbytes < ROUNDED_UP:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.4g} TB"
@@ -16,7 +19,7 @@ def format_size(nbytes: float) -> str:
 
 def format_count(value: float) -> str:
     for unit in ("", "k", "M", "G", "T"):
-        if value < 1000:
+        if value < ROUNDED_UP:
             return f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:.4g}P"

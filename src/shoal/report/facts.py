@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from math import ceil
 from statistics import mean, pstdev
 from typing import Any, cast
 
@@ -149,7 +148,7 @@ def summarise_devices(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
         "sorted": shorten_numbers([pooled[i] for i in pick_evenly(len(pooled), POINTS)]),
         "count": len(accuracies[0]),
         "mean": mean(map(mean, accuracies)),
-        "worst": mean(mean(values[: ceil(len(values) / 10)]) for values in accuracies),
+        "worst": mean(mean(values[: max(1, len(values) // 10)]) for values in accuracies),
         "spread": mean(map(pstdev, accuracies)),
     }
 

@@ -57,22 +57,44 @@ class RunGroup:
 
 
 def read_groups(folders: Sequence[Path]) -> list[RunGroup]:
-    """The runs in these folders, by what they ran."""
+    """The runs in these folders, by what they ran; of two records of one run the longer."""
     kinds: dict[Recipe, list[ReportedRun]] = {}
     empty: list[Path] = []
+    doubled: list[tuple[ReportedRun, ReportedRun]] = []
     for run in (read_run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in list_run_folders(f))):
         same = kinds.setdefault(strip_seed_and_place(run.recipe), [])
         if not len(run.history):
             empty.append(run.path)
-        if len(run.history) and run.recipe.seed not in [r.recipe.seed for r in same]:
+            continue
+        other = next((r for r in same if r.recipe.seed == run.recipe.seed), None)
+        if other is not None:
+            kept, left = (run, other) if len(run.history) > len(other.history) else (other, run)
+            doubled.append((kept, left))
+            same[same.index(other)] = kept
+        else:
             same.append(run)
     kinds = {kind: sorted(runs, key=lambda r: r.recipe.seed) for kind, runs in kinds.items() if runs}
     if not kinds:
         told = ", ".join(map(str, folders)) or "No folder was given: it"
         raise ShoalError("no-run", f"{told} holds no round of any run.", "Give folders of runs or comparisons.")
+    refuse_several_headlines([run for runs in kinds.values() for run in runs])
     for path in empty:
         log.warning("%s has no round yet, and is left out of the report.", path)
+    for kept, left in doubled:
+        log.warning("%s is left out of the report: it has the same recipe and seed as %s.", left.path, kept.path)
     return [RunGroup(label, runs) for label, runs in zip(make_group_labels(list(kinds)), kinds.values())]
+
+
+def refuse_several_headlines(runs: Sequence[ReportedRun]) -> None:
+    """Raise where runs are judged by different metrics, which no column can hold together."""
+    first = runs[0]
+    other = next((run for run in runs if run.history.headline != first.history.headline), None)
+    if other is not None:
+        problem = (
+            f"{other.path} is judged by {other.history.headline} and {first.path} by {first.history.headline}, "
+            "and a report compares by one metric."
+        )
+        raise ShoalError("bad-value", problem, "Write a report for each, or run both with one --headline.")
 
 
 def list_run_folders(path: Path) -> list[Path]:

@@ -94,7 +94,7 @@ def measure_round(recipes: Sequence[Recipe], method: str) -> RoundCost | None:
     On a GPU all seeds are tried, since they cost less side by side; on a processor one stands for them.
     """
     tried = recipes[:1] if recipes[0].compute == "cpu" else recipes
-    trial = [replace(recipe, rounds=TRIAL_ROUNDS, eval_every=TRIAL_ROUNDS, out="") for recipe in tried]
+    trial = [replace(recipe, rounds=TRIAL_ROUNDS, out="") for recipe in tried]
     end = perf_counter() + TRIAL_SECONDS
 
     def stop_in_time(*_: Any) -> Stop | None:

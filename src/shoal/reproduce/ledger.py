@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import tomllib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
+from shoal.core.metric import METRICS
 from shoal.core.version import VERSION
 from shoal.plugins.load import load_method
 from shoal.runs.history import History
@@ -78,6 +80,18 @@ class LedgerRun:
         """The run until a round; None for all of it."""
         return self if rounds is None or rounds >= len(self.rows) else replace(self, rows=self.rows[:rounds])
 
+    def keep_metrics(self, asked: Sequence[str]) -> "LedgerRun":
+        """The run with those of the metrics it was asked for that are named here, as if the others had not been."""
+        unasked = {name for name, metric in METRICS.items() if metric.asked and metric.asked not in asked}
+        if not any(name in row for row in self.rows for name in unasked):
+            return self
+        return replace(self, rows=[{k: v for k, v in row.items() if k not in unasked} for row in self.rows])
+
+    def says_more(self, other: "LedgerRun") -> bool:
+        """Whether this is longer than another record of the run, or as long and with more metrics."""
+        own, others = set(self.parsed_recipe.metrics), set(other.parsed_recipe.metrics)
+        return (len(self.rows), own > others) > (len(other.rows), others > own)
+
     def is_of(self, recipe: Recipe) -> bool:
         """Whether this is a run of the recipe with the metrics that it asks for, whole or broken off."""
         return self.key == make_run_key(recipe) and set(recipe.metrics) <= set(self.parsed_recipe.metrics)
@@ -112,7 +126,7 @@ def read_ledger_file(file: Path) -> tuple[LedgerRun, ...]:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             return tuple(LedgerRun(**json.loads(line)) for line in lines)
-    except (OSError, EOFError, ValueError, TypeError) as error:
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise damaged_file_error(file, str(error)[:120]) from error
 
 
@@ -131,13 +145,14 @@ def write_ledger_file(file: Path, runs: Sequence[LedgerRun]) -> None:
 
 
 def record_runs(file: Path, runs: Iterable[LedgerRun]) -> int:
-    """Add the runs that a file lacks, or has shorter; how many those were."""
+    """Add the runs that a file lacks, or has shorter or with fewer metrics; how many those were."""
     known = {(run.key, run.protocol): run for run in (read_ledger_file(file) if file.exists() else ())}
-    new = {
-        (run.key, run.protocol): run
-        for run in runs
-        if (run.key, run.protocol) not in known or len(known[run.key, run.protocol].rows) < len(run.rows)
-    }
+    new: dict[tuple[str, str], LedgerRun] = {}
+    for run in runs:
+        key = run.key, run.protocol
+        other = new.get(key, known.get(key))
+        if other is None or run.says_more(other):
+            new[key] = run
     if new:
         write_ledger_file(file, list((known | new).values()))
     return len(new)

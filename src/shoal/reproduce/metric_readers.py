@@ -83,9 +83,15 @@ def read_forward_macs(history: History, rest: str, reading: Reading = PLAIN) -> 
 
 
 def read_upload_bytes(history: History, rest: str, reading: Reading = PLAIN) -> float | None:
-    """Bytes that a device sent in a round that it took part in; what it tells of itself once, before, is no part."""
+    """Bytes that a device sent in a round that it took part in; what it tells of itself once, before, is no part.
+
+    Histories of a ledger list neither: there every device that is asked is taken to answer, with all bytes.
+    """
     once = sum((by or {}).get("up", {}).get("enrol", 0) for by in history["bytes_by"])
-    asked = sum(device != SERVER for devices in history["devices"] for device in devices or ())
+    if history.last("devices") is None:
+        asked = reading.asked * len(history)
+    else:
+        asked = sum(device != SERVER for devices in history["devices"] for device in devices or ())
     return (history.total("bytes_up") - once) / asked if asked else None
 
 

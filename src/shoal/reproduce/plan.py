@@ -35,7 +35,7 @@ from shoal.reproduce.run import (
 )
 from shoal.reproduce.sheet import Sheet
 from shoal.reproduce.table_file import read_table
-from shoal.reproduce.verdicts import OPEN, judge_claims
+from shoal.reproduce.verdicts import FAILS, OPEN, Verdict, judge_claims
 from shoal.runs.failed_runs import warn_of_failed_runs
 from shoal.runs.session import Watcher
 from shoal.runs.store import count_rows_on_disk, refuse_nonempty_folder
@@ -127,7 +127,7 @@ def plan_table(
     cells = [cell for cell in cells if (cell.column.name, cell.row.method) in requested]
     plans = [inspect_cell(cell) for cell in cells]
     plans = estimate_costs(plans, ledger, with_trials)
-    ordered = tuple(order_plans(plans, table.name, place))
+    ordered = tuple(order_plans(plans, table.name, place, protocol))
     says = {claim.id: claim.says for claim in read_claims(place)} if place else {}
     decided = dict.fromkeys(claim_id for plan in ordered for claim_id in plan.decides)
     return TablePlan(table.name, ordered, table.heading, {claim_id: says[claim_id] for claim_id in decided})
@@ -161,7 +161,7 @@ def estimate_costs(plans: Sequence[CellPlan], ledger: Sequence[LedgerRun], with_
     return [replace(plan, cost=None if plan.place else find_cost(plan.cell)) for plan in plans]
 
 
-def order_plans(plans: Sequence[CellPlan], table: str, ledger: Path | None) -> list[CellPlan]:
+def order_plans(plans: Sequence[CellPlan], table: str, ledger: Path | None, protocol: str = FAIR) -> list[CellPlan]:
     """Cells that are there first; then those of the open claim that is cheapest to decide, and so on; then the rest."""
     by_place = {(plan.cell.column.name, plan.cell.row.method): plan for plan in plans}
     needs: list[tuple[str, list[tuple[str, str]]]] = []
@@ -169,7 +169,7 @@ def order_plans(plans: Sequence[CellPlan], table: str, ledger: Path | None) -> l
         claim = verdict.claim
         wanted = [(claim.column, row) for row in claim.rows]
         missing = [key for key in wanted if key in by_place and not by_place[key].place]
-        if verdict.text == OPEN and missing:
+        if is_decided_by_runs(verdict, protocol) and missing:
             needs.append((claim.id, missing))
     needs.sort(key=lambda need: weigh_plans([by_place[key] for key in need[1]]))
     decides: dict[tuple[str, str], list[str]] = {}
@@ -180,6 +180,13 @@ def order_plans(plans: Sequence[CellPlan], table: str, ledger: Path | None) -> l
     there = [plan for plan in marked.values() if plan.place]
     rest = [plan for key, plan in marked.items() if not plan.place and key not in decides]
     return [*there, *(marked[key] for key in decides), *rest]
+
+
+def is_decided_by_runs(verdict: Verdict, protocol: str) -> bool:
+    """Whether runs under a protocol can change a verdict: those of authors count only where `fair` says no."""
+    if protocol == FAIR:
+        return verdict.text == OPEN
+    return verdict.fair.verdict == FAILS and verdict.authors.verdict == OPEN
 
 
 def weigh_plans(plans: Sequence[CellPlan]) -> tuple[int, float]:

@@ -75,6 +75,8 @@ class Reading:
     clock: Clock | None = None
     best_round: bool = False
     """Whether the best round, which is picked by test data as well, is read where it was published."""
+    asked: int = 0
+    """Devices that a round asks, for histories of a ledger, which do not list those that took part; 0: not known."""
 
     def read_value(self, history: History, column: str) -> float | None:
         values = [row[column] for row in history.rows if row.get(column) is not None]

@@ -122,6 +122,7 @@ def make_cell_figures(
 ) -> list[Figure]:
     """What was published of a cell, and what was measured, where it ran."""
     published, reading = find_published(table, column, row), table.make_reading(column, row)
+    reading = replace(reading, asked=cell.recipes[0].sample) if cell else reading
     target = cell.recipes[0].target if cell else 0.0
     groups = cell.group_by_choice(runs) if cell and runs else []
     if len(groups) > 1:
@@ -200,8 +201,9 @@ def attach_recorded_runs(cells: Sequence[Cell], ledger: Sequence[LedgerRun], pro
 
 
 def find_recorded_run(recipe: Recipe, by_key: Mapping[str, Sequence[LedgerRun]]) -> LedgerRun | None:
-    """The first run of a ledger that is one of this recipe."""
-    return next((run for run in by_key.get(make_run_key(recipe), ()) if run.covers(recipe)), None)
+    """The first run of a ledger that is one of this recipe, with the metrics that the recipe asks for."""
+    found = next((run for run in by_key.get(make_run_key(recipe), ()) if run.covers(recipe)), None)
+    return None if found is None else found.keep_metrics(recipe.metrics)
 
 
 def finish_cells(cells: Sequence[Cell], folder: Path, watch: Watcher | None, workers: int = 1) -> None:

@@ -44,6 +44,7 @@ CHOSEN = (
 ON_OWN_TESTS, TO_TARGET, AT_EQUAL_COST = ", on devices' own tests", ", to the target", ", at equal cost"
 """Behind the name of a column, where it has further sections."""
 INTERVAL = "± is half of a 95 % interval of the mean over seeds."
+PUBLISHED_SPREAD = "Beside a published figure, ± is the deviation over seeds that the paper gives, and no interval."
 EQUAL_COST = (
     "At equal cost every method is read where the cheapest one with its seed ends; "
     "minus FedAvg is the mean of the differences seed by seed."
@@ -97,6 +98,8 @@ class Sheet:
         chosen = [f"{f.column}, {f.method}: {f.note}." for f in self.figures if f.metric == MEAN_OF_LIST]
         lists = [CHOSEN, *chosen] if chosen else []
         spread = [INTERVAL] if any(f.interval is not None for f in self.figures) else []
+        deviations = (f for f in self.figures if f.metric.endswith(DEVIATION) and isinstance(f.published, float))
+        spread += [PUBLISHED_SPREAD] if any(deviations) else []
         equal = [EQUAL_COST] if any(is_side_by_side(f.metric) for f in self.figures) else []
         seeds = f"Means over {self.seeds} seeds." if self.seeds > 1 else "One seed."
         own = [MEANINGLESS] if self.scale == "smoke" else []
@@ -227,7 +230,9 @@ def format_gap(figure: Figure) -> str:
         and isinstance(figure.published, float)
         and find_reader(figure.metric)[0].gap == "per cent"
     ):
-        return f"{100 * figure.gap / figure.published:+.1f} %" if figure.published else "-"
+        if not figure.published:
+            return "-"
+        return f"{round(100 * figure.gap / figure.published, 1) + 0.0:+.1f} %"
     return format_value(figure.gap, figure.metric, "+")
 
 

@@ -136,7 +136,7 @@ def find_cell_runs(
             recipe = table.make_recipe(column, row, "full", {}, number)
             own = [(file, run) for file, run in pairs if run.is_of(recipe.with_values(seed=run.seed))]
             useful = [(file, run) for file, run in own if is_readable(claim.measure, run, recipe.rounds)]
-            settings.append(useful or own)
+            settings.append([(file, run.keep_metrics(recipe.metrics)) for file, run in useful or own])
         if settings and all(settings):
             found[name] = settings
     return found
@@ -188,8 +188,10 @@ def judge_runs(
     judged = replace(judge_values(claim, values, published), files=files)
     if is_cut and judged.seeds:
         return replace(judged, verdict=OPEN, why=f"{shortest} of {recipe.rounds} rounds")
-    if absent and judged.verdict == HOLDS:
-        return replace(judged, verdict=OPEN, why=describe_absent(absent))
+    untold = [row for row in claim.than if row in runs and not values[row]]
+    if (absent or untold) and judged.verdict == HOLDS:
+        why = describe_absent(absent) if absent else f"the runs of {untold[0]} do not have this figure"
+        return replace(judged, verdict=OPEN, why=why)
     return judged
 
 
@@ -204,7 +206,7 @@ def judge_values(claim: Claim, values: Mapping[str, Values], published: Mapping[
     """The verdict by the values of every row: beside the published figure, or beside each of the other rows."""
     own = values[claim.row]
     if claim.test == "near":
-        return judge_nearness([reached.value for reached in own.values()], published.get(claim.row))
+        return judge_nearness([v.value for v in own.values() if v.complete], published.get(claim.row))
     judged = []
     for other in claim.than:
         if values.get(other):
@@ -234,7 +236,7 @@ def judge_difference(claim: Claim, own: Values, other: Values, gap: float | None
     """Whether one row is better than another by the seeds that both have; `gap` is the published advantage."""
     pairs = [(own[seed], other[seed]) for seed in sorted(own.keys() & other.keys())]
     decided = [(a, b) for a, b in pairs if a.complete or b.complete]
-    gains = [find_advantage(claim.measure, claim.test, a.value, b.value) for a, b in decided]
+    gains = [find_pair_advantage(claim, a, b) for a, b in decided]
     if not gains:
         return Judgement(seeds=len(pairs), against=name, why="no run reached the target" if pairs else "no common seed")
     estimate, interval = mean(gains), compute_interval(gains)
@@ -247,8 +249,15 @@ def judge_difference(claim: Claim, own: Values, other: Values, gap: float | None
         why = "" if verdict != OPEN else "the interval holds a loss of a point"
     else:
         verdict = HOLDS if low > 0 else FAILS if high < (0 if gap is None else gap) else OPEN
-        why = "" if verdict != OPEN else "the interval holds both 0 and what was published"
+        both = "the interval holds 0" if gap is None else "the interval holds both 0 and what was published"
+        why = "" if verdict != OPEN else both
     return Judgement(verdict, estimate, interval, len(gains), name, why)
+
+
+def find_pair_advantage(claim: Claim, own: MeasuredValue, other: MeasuredValue) -> float:
+    """The advantage with one seed; a run that never reached its target has none over one that did."""
+    gain = find_advantage(claim.measure, claim.test, own.value, other.value)
+    return gain if own.complete else min(gain, 0.0)
 
 
 def find_advantage(measure: Measure, test: str, own: float, other: float) -> float:

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import unknown_name_error
+from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.core.ledger import Row
 from shoal.core.metric import COLUMNS, METRICS, Metric
 from shoal.display.curve_style import make_axes
@@ -90,6 +90,14 @@ class History:
         return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
 
     @property
+    def end(self) -> float | None:
+        """The headline at the end; None where the model had diverged at the last evaluation, so that it has none."""
+        evaluated = next((row for row in reversed(self.rows) if row.get("accuracy") is not None), None)
+        if evaluated is not None and evaluated.get("loss") is None and evaluated.get(self.headline) is None:
+            return None
+        return self.last(self.headline)
+
+    @property
     def best(self) -> float | None:
         """The best headline (accuracy, unless the recipe says otherwise) of any round."""
         return pick_best(self[self.headline], self.better)
@@ -110,8 +118,12 @@ class History:
         return self.rows[-1].get("stopped", "") if self.rows else ""
 
     def total(self, *columns: str) -> float:
-        """The sum of these columns over all rounds."""
-        return sum(self._sums[c] for c in columns)
+        """The sum of these columns over all rounds; of what the registry does not know, as it stands in the rows."""
+        for column in columns:
+            if column in self.metrics and column not in self._sums:
+                problem = f"{column} is no amount that adds up over rounds."
+                raise ShoalError("bad-value", problem, f"Take history.last({column!r}), or the mean of some rounds.")
+        return sum(self._sums[c] if c in self._sums else sum(v or 0 for v in self[c]) for c in columns)
 
     def is_reached(self, target: float) -> bool:
         """Whether the headline of the newest round is as good as a target."""

@@ -18,7 +18,7 @@ SHOWN_COLUMNS = ("loss", "train_loss", "bytes_down", "bytes_up", "sim_seconds")
 
 def describe_history(history: "History") -> str:
     """Rounds, last and best headline, bytes and simulated time."""
-    last, best = history.last(history.headline), history.best
+    last, best = history.end, history.best
     judged = f", {history.headline} {last:.4f}" if last is not None else ""
     judged += f" (best {best:.4f})" if best is not None and best != last else ""
     sent = format_size(history.total("bytes_down", "bytes_up"))

@@ -43,6 +43,7 @@ class DeviceScores:
         if not len(self.devices):
             return {}
         ranked = np.sort(self.values) if self.better == "up" else -np.sort(-self.values)
+        ranked = np.roll(ranked, np.isnan(ranked).sum())  # sorted to the end, and worse than any number
         return {
             "personal_mean": float(ranked.mean()),
             "personal_pooled": float(self.sums.sum() / max(self.counts.sum(), 1)),
