@@ -31,11 +31,12 @@ from shoal.remote.messages import MESSAGE_VERSION, RequestStamp, TrainRequest, d
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
-from shoal.runs.start import load_result
+from shoal.runs.start import load_result, run_recipe
 from shoal.service.client import DeviceClient
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
 from shoal.service.run_description import is_described_form
-from shoal.service.supervisor import read_played_rows
+from shoal.service.server_run import play_server_run
+from shoal.service.supervisor import prepare_run_folder, read_played_rows
 
 METHODS = {
     "fedavg": {"normalise": True},
@@ -162,6 +163,44 @@ def test_a_run_on_real_devices_says_so_and_is_not_simulated_on(tmp_path):
     with pytest.raises(ShoalError, match="real devices") as refusal:
         shoal.resume(tmp_path / "run", rounds=4)
     assert "shoal server" in refusal.value.advice
+
+
+def test_a_server_goes_on_for_more_rounds_and_takes_none_back(tmp_path):
+    """The budgets of its recipe are those of the run; they were passed over once the folder was there."""
+    clients = make_clients(tmp_path)
+    for rounds in (2, 4):
+        path, lock = prepare_run_folder(make_recipe("scaffold", tmp_path / "run", rounds=rounds))
+        lock.close()
+        played = play_server_run(path, InProcessTransport(clients), 60, 1e6, 1)
+        assert len(played.history) == played.recipe.rounds == rounds
+    whole = play_with_devices(
+        make_recipe("scaffold", tmp_path / "whole", rounds=4), InProcessTransport(make_clients(tmp_path))
+    )
+    assert history_rows(played) == history_rows(whole)
+    with pytest.raises(ShoalError, match="has played 4 rounds, and the model after round 3 is not kept"):
+        prepare_run_folder(make_recipe("scaffold", tmp_path / "run", rounds=3))
+    with pytest.raises(ShoalError, match="holds a run of another recipe"):
+        prepare_run_folder(make_recipe("fedavg", tmp_path / "run", rounds=4))
+    prepare_run_folder(make_recipe("scaffold", tmp_path / "run", rounds=5))[1].close()
+
+
+def test_a_server_with_more_patience_goes_on(tmp_path):
+    """The word that a run was stopped is taken back, as by `shoal resume`."""
+    clients, values = make_clients(tmp_path, validation=0.2), {"validation": 0.2, "lr": 1e-6, "rounds": 5}
+    ends = []
+    for patience in (1, 9):
+        recipe = make_recipe("fedavg", tmp_path / "run", patience=patience, **values)
+        path, lock = prepare_run_folder(recipe)
+        lock.close()
+        ends.append(len(play_server_run(path, InProcessTransport(clients), 60, 1e6, 1).history))
+    assert ends[0] < 5 == ends[1]
+
+
+def test_real_devices_do_not_go_on_with_a_simulated_run(tmp_path):
+    recipe = make_recipe("scaffold", tmp_path / "run", rounds=4)
+    run_recipe(recipe.with_values(rounds=2))
+    with pytest.raises(ShoalError, match="was simulated, and real devices remember nothing of it"):
+        prepare_run_folder(recipe)
 
 
 def test_a_device_that_lost_its_memory_is_left_out_and_said_so(tmp_path):

@@ -22,6 +22,7 @@ from shoal.runs.given_objects import is_handed_over
 from shoal.runs.model_content import MODEL_NOTE, note_model_content, refuse_changed_content
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
+from shoal.runs.start import drop_outdated_stop
 from shoal.runs.store import RunFolder
 from shoal.service.run_description import build_run_description
 
@@ -95,6 +96,7 @@ def play_server_run(
         folder.write_note("metrics", encode_metrics(assembly.metrics))
         folder.write_note("task", assembly.task_note)
         history = folder.roll_back(checkpoint, assembly.memory)
+        drop_outdated_stop(folder, recipe, history)  # only its patience stops such a run
         sizes = collect_sample_counts(folder, remote_devices, recipe.devices, enrol_timeout)
         for device in np.flatnonzero(sizes > max_samples):
             log.warning(
