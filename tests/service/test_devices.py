@@ -411,6 +411,7 @@ def test_commands_say_what_is_missing(tmp_path):
         "every device would number": lambda: federation.join_command("h:1", str(named), tmp_path / "d", insecure=True),
         "has no ca.crt": lambda: federation.server_command(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
         "0 devices": lambda: federation.keys_command(tmp_path / "keys", devices=0),
+        "cannot be good for": lambda: federation.keys_command(tmp_path / "keys", days=10**20),
         "0.0.0.0 can be reached": lambda: federation.server_command(
             tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"
         ),
@@ -421,6 +422,33 @@ def test_commands_say_what_is_missing(tmp_path):
     for problem, command in tries.items():
         with pytest.raises(ShoalError, match=problem):
             command()
+
+
+@pytest.mark.parametrize("name", ["patience", "wait", "bound"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
+def test_a_limit_that_no_device_could_keep_is_refused(name, value, tmp_path):
+    """A device's timer takes no infinity, and nothing is below a bound that is no number."""
+    (tmp_path / "r.toml").write_text("devices = 3\nsample = 3\n")
+    with pytest.raises(ShoalError, match=f"--{name} is"):
+        federation.server_command(tmp_path / "r.toml", tmp_path / "run", tmp_path, **{name: value})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("host", ["fl.exämple.org", "a b", "a..b", "-x", "*", "x" * 64, '"', "a/b", "10.0.0.1:443"])
+def test_a_host_that_no_certificate_can_name_is_refused(host, tmp_path):
+    pytest.importorskip("cryptography")
+    with pytest.raises(ShoalError, match="neither the name of a host nor an address"):
+        make_keys(tmp_path / "keys", f"good.example.org,{host}", 1)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_hosts_are_names_and_addresses_with_commas_between_them(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509")
+    hosts = ["fl.example.org", "localhost", "*.example.org", "a_b-c.x", "10.0.0.1", "::1", "127.0.0.1"]
+    make_keys(tmp_path / "keys", ", ".join(hosts[:-1]), 1)
+    made = x509.load_pem_x509_certificate((tmp_path / "keys" / "server.pem").read_bytes())
+    named = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in named] == hosts
 
 
 def test_other_machines_reach_a_server_by_a_proxy(tmp_path):
