@@ -502,6 +502,30 @@ def test_a_file_in_the_place_of_a_folder(shoal_):
     assert "resume" not in said.err
 
 
+LONG = "x" * 300
+"""A name that no file system takes."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["resume", LONG],
+        ["report", LONG],
+        ["predict", LONG, LONG],
+        ["run", "--out", LONG],
+        ["run", "--model", f"{LONG}.py:Net"],
+        ["run", "--data", LONG],
+        ["data", "show", "--data", LONG],
+        ["proxy", "--keys", LONG],
+        ["join", "--server", "h:1", "--data", "x.csv", "--key", LONG],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_that_is_too_long_is_no_bug(shoal_, words):
+    told = shoal_(*words)
+    assert told.code in (14, 16, 24) and "bug" not in told.err and "too long" in told.err
+
+
 def test_a_program_that_is_not_there(shoal_):
     assert_refused(shoal_("predict", "runs/nowhere", "rows.csv"), "no-data", "no file or folder runs/nowhere")
 

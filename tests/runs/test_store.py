@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -19,11 +20,13 @@ from safetensors.torch import save
 
 import shoal
 from shoal.core.errors import ERROR_KINDS
+from shoal.core.model.tree import pack_tree
 from shoal.report.run_groups import read_run
+from shoal.report.write import write_report
 from shoal.runs.checkpoint import RESERVED
 from shoal.runs.start import load_result
 from shoal.runs.store import RunFolder
-from shoal.storage.files import read_tree, write_tree
+from shoal.storage.files import read_tree, tree_as_bytes, write_tree
 
 TINY: dict[str, Any] = {"method": "scaffold", "devices": 4, "sample": 2, "steps": "2", "batch": 8}
 PACKAGE = Path(shoal.__file__).parent
@@ -129,6 +132,54 @@ def test_a_checkpoint_that_is_a_folder_is_refused(folder):
 def test_a_hostile_header_is_refused(folder, header):
     (folder / "checkpoint.safetensors").write_bytes(save({}, {"shoal": header}))
     assert refusal(folder) == "damaged"
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "memory/*/*.safetensors", "best-*.safetensors"])
+def test_a_changed_bit_of_a_tree_is_refused(name, tmp_path):
+    """In the header it could be another structure, in a tensor another model; both were gone on with."""
+    small: dict = {"devices": 4, "sample": 2, "steps": "1", "memory_mb": 0, "checkpoint_every": 1}
+    small |= {"validation": 0.1, "keep_best": True}
+    shoal.run("scaffold", rounds=2, out=str(tmp_path / "x"), **small)
+    bits = random.Random(name)
+    for file in sorted((tmp_path / "x").glob(name))[:2]:
+        whole = file.read_bytes()
+        assert read_tree(file)
+        for _ in range(300):
+            spoilt = bytearray(whole)
+            spoilt[bits.randrange(8, len(whole))] ^= 1 << bits.randrange(8)
+            file.write_bytes(spoilt)
+            try:
+                found = read_tree(file)
+            except shoal.ShoalError as error:
+                assert error.kind.name == "damaged"
+                continue
+            assert tree_as_bytes(found) == whole  # a bit of the padding, or of a name that nobody reads
+        file.write_bytes(whole)
+    assert len(shoal.resume(tmp_path / "x", rounds=3).history) == 3
+
+
+def test_a_tree_of_a_former_version_has_no_checksum(tmp_path):
+    plain, tensors = pack_tree({"a": torch.ones(2), "b": [1, "x"]})
+    (tmp_path / "old").write_bytes(save(tensors, {"shoal": json.dumps(plain)}))
+    found = read_tree(tmp_path / "old")
+    assert found["a"].tolist() == [1, 1] and found["b"] == [1, "x"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (0, 3)])
+def test_a_tree_is_read_as_it_was_written(dtype, shape, tmp_path):
+    value = torch.ones(shape).to(dtype)
+    write_tree(tmp_path / "tree", {"x": value, "turned": torch.ones(2, 3).T})
+    found = read_tree(tmp_path / "tree")
+    assert found["x"].dtype == dtype and torch.equal(found["x"], value) and found["turned"].shape == (3, 2)
+
+
+def test_a_headline_that_no_metric_has_is_refused(tmp_path):
+    shoal.run("fedavg", rounds=1, devices=2, sample=1, steps="1", out=str(tmp_path / "x"))
+    (tmp_path / "x" / "task.json").write_text('{"headline": "nothing"}')
+    for read in (load_result, lambda path: write_report([path], tmp_path / "page.html")):
+        with pytest.raises(shoal.ShoalError, match="headline is none of the run's metrics"):
+            read(tmp_path / "x")
 
 
 KEYS = ("format", "recipe", "rounds", "params", "states", "cards", "cuts", "memory")

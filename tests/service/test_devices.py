@@ -31,11 +31,12 @@ from shoal.remote.messages import MESSAGE_VERSION, RequestStamp, TrainRequest, d
 from shoal.runs.build import assemble_run
 from shoal.runs.recipe import Recipe
 from shoal.runs.session import Result
-from shoal.runs.start import load_result
+from shoal.runs.start import load_result, run_recipe
 from shoal.service.client import DeviceClient
 from shoal.service.flower_bundle import build_app_bundle, check_app_bundle
 from shoal.service.run_description import is_described_form
-from shoal.service.supervisor import read_played_rows
+from shoal.service.server_run import play_server_run
+from shoal.service.supervisor import prepare_run_folder, read_played_rows
 
 METHODS = {
     "fedavg": {"normalise": True},
@@ -162,6 +163,44 @@ def test_a_run_on_real_devices_says_so_and_is_not_simulated_on(tmp_path):
     with pytest.raises(ShoalError, match="real devices") as refusal:
         shoal.resume(tmp_path / "run", rounds=4)
     assert "shoal server" in refusal.value.advice
+
+
+def test_a_server_goes_on_for_more_rounds_and_takes_none_back(tmp_path):
+    """The budgets of its recipe are those of the run; they were passed over once the folder was there."""
+    clients = make_clients(tmp_path)
+    for rounds in (2, 4):
+        path, lock = prepare_run_folder(make_recipe("scaffold", tmp_path / "run", rounds=rounds))
+        lock.close()
+        played = play_server_run(path, InProcessTransport(clients), 60, 1e6, 1)
+        assert len(played.history) == played.recipe.rounds == rounds
+    whole = play_with_devices(
+        make_recipe("scaffold", tmp_path / "whole", rounds=4), InProcessTransport(make_clients(tmp_path))
+    )
+    assert history_rows(played) == history_rows(whole)
+    with pytest.raises(ShoalError, match="has played 4 rounds, and the model after round 3 is not kept"):
+        prepare_run_folder(make_recipe("scaffold", tmp_path / "run", rounds=3))
+    with pytest.raises(ShoalError, match="holds a run of another recipe"):
+        prepare_run_folder(make_recipe("fedavg", tmp_path / "run", rounds=4))
+    prepare_run_folder(make_recipe("scaffold", tmp_path / "run", rounds=5))[1].close()
+
+
+def test_a_server_with_more_patience_goes_on(tmp_path):
+    """The word that a run was stopped is taken back, as by `shoal resume`."""
+    clients, values = make_clients(tmp_path, validation=0.2), {"validation": 0.2, "lr": 1e-6, "rounds": 5}
+    ends = []
+    for patience in (1, 9):
+        recipe = make_recipe("fedavg", tmp_path / "run", patience=patience, **values)
+        path, lock = prepare_run_folder(recipe)
+        lock.close()
+        ends.append(len(play_server_run(path, InProcessTransport(clients), 60, 1e6, 1).history))
+    assert ends[0] < 5 == ends[1]
+
+
+def test_real_devices_do_not_go_on_with_a_simulated_run(tmp_path):
+    recipe = make_recipe("scaffold", tmp_path / "run", rounds=4)
+    run_recipe(recipe.with_values(rounds=2))
+    with pytest.raises(ShoalError, match="was simulated, and real devices remember nothing of it"):
+        prepare_run_folder(recipe)
 
 
 def test_a_device_that_lost_its_memory_is_left_out_and_said_so(tmp_path):
@@ -372,6 +411,7 @@ def test_commands_say_what_is_missing(tmp_path):
         "every device would number": lambda: federation.join_command("h:1", str(named), tmp_path / "d", insecure=True),
         "has no ca.crt": lambda: federation.server_command(tmp_path / "r.toml", tmp_path / "run", tmp_path / "keys"),
         "0 devices": lambda: federation.keys_command(tmp_path / "keys", devices=0),
+        "cannot be good for": lambda: federation.keys_command(tmp_path / "keys", days=10**20),
         "0.0.0.0 can be reached": lambda: federation.server_command(
             tmp_path / "r.toml", tmp_path / "run", host="0.0.0.0"
         ),
@@ -382,6 +422,33 @@ def test_commands_say_what_is_missing(tmp_path):
     for problem, command in tries.items():
         with pytest.raises(ShoalError, match=problem):
             command()
+
+
+@pytest.mark.parametrize("name", ["patience", "wait", "bound"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
+def test_a_limit_that_no_device_could_keep_is_refused(name, value, tmp_path):
+    """A device's timer takes no infinity, and nothing is below a bound that is no number."""
+    (tmp_path / "r.toml").write_text("devices = 3\nsample = 3\n")
+    with pytest.raises(ShoalError, match=f"--{name} is"):
+        federation.server_command(tmp_path / "r.toml", tmp_path / "run", tmp_path, **{name: value})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("host", ["fl.exämple.org", "a b", "a..b", "-x", "*", "x" * 64, '"', "a/b", "10.0.0.1:443"])
+def test_a_host_that_no_certificate_can_name_is_refused(host, tmp_path):
+    pytest.importorskip("cryptography")
+    with pytest.raises(ShoalError, match="neither the name of a host nor an address"):
+        make_keys(tmp_path / "keys", f"good.example.org,{host}", 1)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_hosts_are_names_and_addresses_with_commas_between_them(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509")
+    hosts = ["fl.example.org", "localhost", "*.example.org", "a_b-c.x", "10.0.0.1", "::1", "127.0.0.1"]
+    make_keys(tmp_path / "keys", ", ".join(hosts[:-1]), 1)
+    made = x509.load_pem_x509_certificate((tmp_path / "keys" / "server.pem").read_bytes())
+    named = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in named] == hosts
 
 
 def test_other_machines_reach_a_server_by_a_proxy(tmp_path):

@@ -6,6 +6,8 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -295,11 +297,23 @@ app.command("report")(read_only.report_command)
 app.add_typer(read_only.data, name="data")
 
 
+@contextmanager
+def explain_path_errors() -> Iterator[None]:
+    """Inside, an OSError about a path, such as one with a name that is too long, becomes a "disk" error."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        problem = f"{error.filename} could not be written or read: {error.strerror or error}."
+        raise ShoalError("disk", problem, "Check the path, make room or allow access.") from error
+
+
 def run_command_line() -> None:
     """Run the command line; whatever goes wrong ends in a sentence, an advice and an exit code."""
     errors = make_console(stderr=True)
     try:
-        with stop_on_sigterm():
+        with stop_on_sigterm(), explain_path_errors():
             app()
     except ShoalError as error:
         errors.print(Text(f"{error.kind.name}:", "red"), end=" ")

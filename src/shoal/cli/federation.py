@@ -25,6 +25,8 @@ from shoal.storage.files import explain_disk_errors
 Keys = Annotated[Path, typer.Option(help="The folder that `shoal keys` made.", metavar="FOLDER")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without encryption and keys: for a try on one machine.")]
 PORT = 8443
+MOST_OF_A_LIMIT = 1e9
+"""The most seconds that a server waits, and the largest norm that it lets pass: devices set a timer by the first."""
 
 
 def keys_command(
@@ -63,7 +65,7 @@ def server_command(
     out: Annotated[Path, typer.Option(help="The folder of the run; if it is there, the run goes on.")],
     keys: Keys = Path("keys"),
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N")] = PORT,
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535)] = PORT,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for an answer.", min=1)] = 600,
     wait: Annotated[float, typer.Option(help="Seconds that a new run waits for its devices.", min=1)] = 600,
     bound: Annotated[float, typer.Option(help="The largest norm of a tensor that a device may send.")] = 1e6,
@@ -85,6 +87,9 @@ def server_command(
         problem = f"--host {host} can be reached from other machines, and a server is not to be reached directly."
         advice = "Leave it out and let devices in by `shoal proxy`; --behind-proxy is for a proxy on another machine."
         raise ShoalError("bad-value", problem, advice)
+    for name, value in (("patience", patience), ("wait", wait), ("bound", bound)):
+        if not 0 < value <= MOST_OF_A_LIMIT:
+            raise ShoalError("bad-value", f"--{name} is {value:g}.", f"Give a number up to {MOST_OF_A_LIMIT:g}.")
     settings = Recipe().with_values(**read_recipe_file(recipe) | parse_recipe_pairs(sets or []) | {"out": str(out)})
     settings = adapt_recipe_to_devices(settings)
     key_folder = None if insecure else check_key_folder(keys, settings.devices)

@@ -1,6 +1,7 @@
 """Keys of a federation: a certificate authority, the server's certificate, and a key pair for every device."""
 
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +21,11 @@ else:
 
 AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
 YEARS = 2
+MOST_DAYS = 100 * 365
+"""How long certificates are good at most."""
+HOST_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST_NAME = re.compile(rf"(?:\*\.)?{HOST_LABEL}(?:\.{HOST_LABEL})*\.?")
+"""Labels of letters, digits and dashes with dots between them; a star before them stands for all names below."""
 
 
 def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) -> list[Path]:
@@ -32,6 +38,10 @@ def make_keys(folder: Path, host: str, devices: int, days: int = 365 * YEARS) ->
         raise ShoalError("missing-extra", problem, 'Install it: pip install "shoal[flower]".')
     if not 0 < devices <= 10**5:
         raise ShoalError("bad-value", f"{devices} devices were asked for.", "Give a number from 1 to 100000.")
+    if abs(days) > MOST_DAYS:
+        raise ShoalError("bad-value", f"Certificates cannot be good for {days} days.", f"Give at most {MOST_DAYS}.")
+    for name in split_hosts(host):
+        refuse_host(name)
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -70,7 +80,7 @@ def make_certificates(folder: Path, host: str, days: int) -> list[Path]:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA384())
     )
-    hosts = list(dict.fromkeys([*filter(None, host.split(",")), "localhost", "127.0.0.1"]))
+    hosts = list(dict.fromkeys([*split_hosts(host), "localhost", "127.0.0.1"]))
     certificate = (
         build_certificate(build_x509_name(hosts[0]), issuer, server, days)
         .add_extension(x509.SubjectAlternativeName([build_general_name(name) for name in hosts]), critical=False)
@@ -105,6 +115,22 @@ def build_certificate(subject, issuer, key, days: int):
 
 def build_x509_name(name: str):
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def split_hosts(text: str) -> list[str]:
+    """The names and addresses in a text with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def refuse_host(name: str) -> None:
+    """Refuse what is neither an address nor a name that a certificate can hold."""
+    try:
+        ip_address(name)
+    except ValueError:
+        if not HOST_NAME.fullmatch(name) or len(name) > 253:
+            problem = f"{name[:80]!r} is neither the name of a host nor an address."
+            advice = "Write names as in fl.example.org, with letters of ASCII, and commas between several."
+            raise ShoalError("bad-value", problem, advice) from None
 
 
 def build_general_name(host: str):

@@ -1,6 +1,6 @@
 """Messages between a server and a device: requests and replies as bytes, checked field by field before use."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,8 +15,11 @@ from shoal.core.types import Job, Outcome, Work
 from shoal.core.wire import Message
 from shoal.remote.tree_bytes import is_finite_and_bounded, make_message_error, tree_from_bytes, tree_to_bytes
 
-MESSAGE_VERSION = 2
-"""The version of messages. A request of version 1, which had none, is read; one of a later version is refused."""
+MESSAGE_VERSION = 3
+"""The version of messages. A request of version 1, which had none, is read; one of a later version is refused.
+
+Devices of versions 1 and 2 passed over what they did not know of a run; those of 3 refuse it.
+"""
 REPLY_SLACK_BYTES = 1 << 16
 """Bytes that a reply may have beside what a model accounts for."""
 MAX_MODEL_MULTIPLE = 4
@@ -26,7 +29,8 @@ DEVICE_PROBLEMS = {
     "data": "its data are missing or do not fit",
     "disk": "its disk is full or out of reach",
     "memory": "it has lost what it remembered",
-    "unread": "it could not read what it was sent",
+    "unread": "it could not read what it was sent, perhaps since its shoal is older than the server's",
+    "unknown": "it does not know all that the run uses, in its version of shoal or among its parts",
     "time": "its time was up",
     "model": "its frozen tensors are not those of the run",
     "absent": "it does not have the model of the run",
@@ -68,6 +72,10 @@ class RequestStamp:
             )
 
 
+UNREAD_STAMP = RequestStamp("unknown", -1, -1, "unknown")
+"""What a device answers with in place of the stamp of a request that it cannot read."""
+
+
 @dataclass(frozen=True, eq=False)
 class TrainRequest:
     """A job with everything that a device needs for it."""
@@ -102,6 +110,8 @@ class TrainRequest:
         """The request in some bytes; bytes that hold no request are refused."""
         content = tree_from_bytes(payload, max_bytes)
         try:
+            refuse_other_keys(content, ("stamp", "setup", "job", "cuts", "since", "seconds"))
+            refuse_other_keys(content["job"], ("work", "plan", "body", "beside"))
             stamp, job = RequestStamp.from_dict(content["stamp"]), content["job"]
             message = Message(job["body"], job["beside"])
             read_job = Job(stamp.device, stamp.round, plan_from_dict(job["plan"]), message, Work(**job["work"]))
@@ -112,12 +122,19 @@ class TrainRequest:
             raise make_message_error("is no order") from error
 
 
+def refuse_other_keys(fields: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse what this version does not know: passed over, it could mean that a device trains in another way."""
+    if not set(fields) <= set(known):
+        raise make_message_error("has parts that this version does not know")
+
+
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     sent = None if plan.sent is None else sorted(plan.sent)
     return {"kept": dict(plan.kept), "masks": dict(plan.masks), "sent": sent, "known": plan.known, "level": plan.level}
 
 
 def plan_from_dict(fields: Mapping[str, Any]) -> Plan:
+    refuse_other_keys(fields, ("kept", "masks", "sent", "known", "level"))
     sent = None if fields["sent"] is None else frozenset(fields["sent"])
     return Plan(fields["kept"], fields["masks"], sent, bool(fields["known"]), bool(fields["level"]))
 
@@ -154,9 +171,7 @@ def decode_score_bytes(
     payload: bytes, stamp: RequestStamp, max_samples: int, max_targets: int, max_value: float
 ) -> DeviceTestScore:
     """The score in a device's reply; refused unless it can be one of so many samples, targets of each, and values."""
-    content = tree_from_bytes(payload, REPLY_SLACK_BYTES)
-    if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
-        raise make_message_error("answers another question")
+    content = read_stamped_reply(payload, stamp, REPLY_SLACK_BYTES)
     if content.get("problem") in tuple(DEVICE_PROBLEMS):
         raise make_message_error(f"says that {DEVICE_PROBLEMS[content['problem']]}")
     fields = content.get("score")
@@ -178,6 +193,20 @@ def problem_to_bytes(stamp: RequestStamp, code: str) -> bytes:
     return tree_to_bytes({"stamp": stamp.to_dict(), "problem": code})
 
 
+def read_stamped_reply(payload: bytes, stamp: RequestStamp, max_bytes: int) -> dict[str, Any]:
+    """The contents of a reply to the request with this stamp; replies to others, and what is none, are refused.
+
+    A device that cannot read the stamp, such as that of a later version, says so under UNREAD_STAMP.
+    """
+    content = tree_from_bytes(payload, max_bytes)
+    if isinstance(content, dict) and content.get("stamp") == stamp.to_dict():
+        return content
+    own = content.get("stamp") if isinstance(content, dict) else None
+    if isinstance(own, dict) and own | {"version": 1} == vars(UNREAD_STAMP) | {"version": 1}:
+        raise make_message_error(f"says that {DEVICE_PROBLEMS['unread']}")
+    raise make_message_error("answers another question")
+
+
 def compute_max_reply_bytes(net: Net) -> int:
     """The most bytes that a reply about this model may have."""
     return MAX_MODEL_MULTIPLE * tree.count_tree_bytes(net.initial) + REPLY_SLACK_BYTES * (1 + len(net.initial))
@@ -190,9 +219,7 @@ def decode_reply_bytes(
 
     With `has_codecs` the body is checked by the codecs that decode it; otherwise it must be the plan's slice.
     """
-    content = tree_from_bytes(payload, compute_max_reply_bytes(net))
-    if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
-        raise make_message_error("answers another question")
+    content = read_stamped_reply(payload, stamp, compute_max_reply_bytes(net))
     if "problem" in content:
         if content["problem"] not in tuple(DEVICE_PROBLEMS):
             raise make_message_error("has an unknown excuse")
@@ -264,9 +291,7 @@ def read_enrolment_bytes(
     payload: bytes, stamp: RequestStamp, max_bytes: int, max_samples: int
 ) -> tuple[int, dict[str, Tensor]]:
     """The number of samples that a device claims, and its enrolment card; anything else is refused."""
-    content: Tree = tree_from_bytes(payload, max_bytes)
-    if not isinstance(content, dict) or content.get("stamp") != stamp.to_dict():
-        raise make_message_error("answers another question")
+    content: Tree = read_stamped_reply(payload, stamp, max_bytes)
     if content.get("problem") in tuple(DEVICE_PROBLEMS):
         raise make_message_error(f"says that {DEVICE_PROBLEMS[content['problem']]}")
     size, card = content.get("size"), content.get("card")

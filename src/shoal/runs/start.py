@@ -19,6 +19,7 @@ from shoal.runs.engine_choice import (
     use_engine_settings,
 )
 from shoal.runs.given_objects import describe_way_to_resume, refuse_missing_objects, save_first_weights
+from shoal.runs.history import History
 from shoal.runs.model_content import note_model_content, refuse_changed_config, refuse_changed_content
 from shoal.runs.patience import describe_end_of_patience
 from shoal.runs.prepared_data import DatasetCache
@@ -126,15 +127,20 @@ def prepare_resumed_run(
         history = folder.roll_back(checkpoint, assembly.memory)
         if changes:
             folder.replace_recipe(recipe)
-            if history.stop_reason and not describe_end_of_patience(recipe, history):
-                del history.rows[-1]["stopped"]
-                folder.replace_history(history)
+            drop_outdated_stop(folder, recipe, history)
         pick = restore_engine_choice(folder.read_note("engine"), assembly)
         folder.write_note("engine", pick.to_dict())
     except BaseException:
         folder.close()
         raise
     return ActiveRun(assembly, pick, folder, checkpoint.server_state if checkpoint else None, history, watch)
+
+
+def drop_outdated_stop(folder: RunFolder, recipe: Recipe, history: History) -> None:
+    """Let a run that was stopped go on, unless its patience is at an end with the budgets of now."""
+    if history.stop_reason and not describe_end_of_patience(recipe, history):
+        del history.rows[-1]["stopped"]
+        folder.replace_history(history)
 
 
 def change_budgets(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

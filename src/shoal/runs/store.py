@@ -140,7 +140,11 @@ class RunFolder:
     def read_headline(self, recipe: Recipe) -> str:
         """The metric that this run is about: the recipe's, or that of its task as noted when it began."""
         noted = (self.read_note("task") or {}).get("headline")
-        return recipe.headline or (noted if isinstance(noted, str) else "accuracy")
+        if recipe.headline or not isinstance(noted, str):
+            return recipe.headline or "accuracy"
+        if noted not in self.read_metrics():
+            raise damaged_file_error(self.path / "task.json", "its headline is none of the run's metrics")
+        return noted
 
     def append_row(self, row: Row) -> None:
         """Append a row to the history, unsynced: a power cut may lose it until the next checkpoint repeats it."""

@@ -36,10 +36,12 @@ from shoal.models.hf_folder import (
     is_hf_model,
 )
 from shoal.remote.messages import (
+    UNREAD_STAMP,
     DeviceTestScore,
     RequestStamp,
     TrainRequest,
     problem_to_bytes,
+    refuse_other_keys,
     reply_to_bytes,
     score_to_bytes,
 )
@@ -47,7 +49,9 @@ from shoal.remote.tree_bytes import tree_from_bytes, tree_to_bytes
 from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_text import make_text_reading
 from shoal.runs.task_targets import derive_labels
+from shoal.service.run_compatibility import refuse_unknown_keys
 from shoal.service.run_description import (
+    KNOWN_KEYS,
     ModelAbsent,
     are_described_targets,
     build_device_setup,
@@ -65,7 +69,14 @@ from shoal.storage.python_file import load_named_object
 log = logging.getLogger("shoal")
 MAX_REQUEST_BYTES = 1 << 31
 """The most bytes that a request may have."""
-REASON_CODES = {"no-data": "data", "disk": "disk", "damaged": "unread", "other-recipe": "model"}
+REASON_CODES = {
+    "no-data": "data",
+    "disk": "disk",
+    "damaged": "unread",
+    "other-recipe": "model",
+    "unknown-name": "unknown",
+    "bad-expression": "unknown",
+}
 
 
 class TimeLimitExceeded(Exception):
@@ -87,7 +98,7 @@ class DeviceClient:
 
     def answer_request(self, payload: bytes, kind: str) -> bytes:
         """The reply to a request of this kind (enrol, train or judge); of an exception only a code is sent."""
-        stamp = RequestStamp("unknown", -1, -1, "unknown")
+        stamp = UNREAD_STAMP
         try:
             stamp = RequestStamp.from_dict(tree_from_bytes(payload, MAX_REQUEST_BYTES)["stamp"])
             if kind == "enrol":
@@ -100,7 +111,9 @@ class DeviceClient:
 
     def answer_enrolment(self, stamp: RequestStamp, payload: bytes) -> bytes:
         """The reply to an enrolment request: the number of samples, and what the parts' `enrol` computes from them."""
-        run_description = tree_from_bytes(payload, MAX_REQUEST_BYTES)["setup"]
+        content = tree_from_bytes(payload, MAX_REQUEST_BYTES)
+        refuse_other_keys(content, ("stamp", "setup"))
+        run_description = content["setup"]
         with use_threads(read_thread_count(run_description)):
             samples, _ = self.prepare_halves(run_description, stamp.device)
             card = build_device_setup(run_description, samples, self.models).enrol(stamp.device)
@@ -180,6 +193,7 @@ class DeviceClient:
 
     def prepare_halves(self, run_description: dict[str, Any], device: int) -> tuple[Samples, Samples]:
         """What the device trains on, and what it tests on: none, or the share of its samples that the run asks for."""
+        refuse_unknown_keys(run_description, KNOWN_KEYS)
         samples = self.prepare_samples(run_description)
         share = Recipe().with_values(local_test=run_description.get("local_test", 0.0)).local_test
         labels, _ = derive_labels(read_device_task(run_description), samples.targets)

@@ -4,7 +4,7 @@ Descriptions are untrusted: they hold names and numbers, and nothing that could 
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,11 @@ from shoal.models.hf_folder import (
 )
 from shoal.models.hf_model import refuse_unknown_tokens
 from shoal.plugins.load import load_method
-from shoal.runs.recipe import Recipe
+from shoal.runs.recipe import Recipe, is_unset
 from shoal.runs.recipe_optimiser import OPTIMISER_KEYS, make_optimiser
 from shoal.runs.recipe_task import CLASS_OPTIONS, apply_loss, build_task, parse_class_weights
 from shoal.runs.task_targets import count_outputs, find_target_problem
+from shoal.service.run_compatibility import describe_device_parts, refuse_other_parts
 
 SETUP_KEYS = ("method", "model", "seed", "momentum", "weight_decay", "clip", "augment", "precision")
 """The recipe's values that devices are sent: names and numbers, nothing that could be run."""
@@ -48,7 +49,15 @@ LATER_SETUP_KEYS = (
     *("task", "loss", *CLASS_OPTIONS, "gradient_checkpointing"),
     "local_test",
 )
-"""Those that servers of the first version do not send; they trained with their defaults."""
+"""Those that servers of the first version do not send; they trained with their defaults.
+
+A value that means the same as a key that is not there is not sent, so that a device that does not know the key yet can
+take part in a run that does not use it.
+"""
+KNOWN_KEYS = frozenset(SETUP_KEYS + LATER_SETUP_KEYS) | set(
+    "threads model_digest model_config skips_padding outputs device_parts shape example classes words mean std".split()
+)
+"""All that a description may have; a device refuses what it does not know."""
 
 
 class ModelAbsent(Exception):
@@ -119,6 +128,7 @@ def build_device_setup(run_description: dict[str, Any], samples: Samples, models
         raise ShoalError("damaged", "The server names a Python file.", "Devices run nothing that they are sent.")
     recipe = Recipe().with_values(**settings)
     method: Method = load_method(recipe.method, recipe.parts)
+    refuse_other_parts(run_description, method)
     streams = RandomStreams(recipe.seed)
     example = run_description.get("example")
     shape = tuple(run_description["shape"]) if example is None else get_input_shape(example)
@@ -177,8 +187,11 @@ def build_run_description(
     tensors only the digest is sent: a device has its own, and refuses to train on others.
     """
     mean, std = moments or (None, None)
+    keys = {key.name: key for key in fields(recipe)}
     settings = {key: getattr(recipe, key) for key in (*SETUP_KEYS, *LATER_SETUP_KEYS)}
+    settings = {k: v for k, v in settings.items() if not (keys[k].metadata.get("later") and is_unset(keys[k], v))}
     settings |= {"threads": recipe.threads, "model_digest": digest}
+    settings["device_parts"] = describe_device_parts(load_method(recipe.method, recipe.parts))
     if is_hf_model(recipe.model):
         settings |= {"model": get_public_name(recipe.model), "model_config": fingerprint_hf_config(recipe.model)}
     task = build_task(recipe, dataset)

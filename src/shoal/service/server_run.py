@@ -24,6 +24,7 @@ from shoal.runs.recipe import Recipe
 from shoal.runs.recipe_data import load_recipe_dataset
 from shoal.runs.recipe_model import set_precision
 from shoal.runs.session import ActiveRun, Result, Watcher, play_runs
+from shoal.runs.start import drop_outdated_stop
 from shoal.runs.store import RunFolder
 from shoal.service.run_description import build_run_description
 
@@ -97,6 +98,7 @@ def play_server_run(
         folder.write_note("metrics", encode_metrics(assembly.metrics))
         folder.write_note("task", assembly.task_note)
         history = folder.roll_back(checkpoint, assembly.memory)
+        drop_outdated_stop(folder, recipe, history)  # only its patience stops such a run
         sizes = collect_sample_counts(folder, remote_devices, recipe.devices, enrol_timeout)
         for device in np.flatnonzero(sizes > max_samples):
             log.warning(

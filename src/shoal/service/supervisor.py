@@ -15,7 +15,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.ledger import Row
 from shoal.remote.engine import MAX_CLAIMED_SAMPLES
 from shoal.remote.keys import AUTHORITY, CERTIFICATE, SERVER_KEY, device_key_name
+from shoal.runs.engine_choice import parse_engine_choice
 from shoal.runs.recipe import Recipe
+from shoal.runs.start import CHANGEABLE_KEYS, refuse_fewer_rounds
 from shoal.runs.store import RunFolder, lock_folder
 from shoal.service.processes import FlowerServer, end_processes
 from shoal.storage.durable import remove_strays
@@ -180,13 +182,29 @@ def prepare_run_folder(recipe: Recipe) -> tuple[Path, IO[bytes]]:
         RunFolder.create(recipe).close()
     (path / FLOWER_FOLDER).mkdir(exist_ok=True)
     lock = lock_folder(path / FLOWER_FOLDER)
-    remove_strays(path / FLOWER_FOLDER)
-    kill_leftover_loop(path)
-    with RunFolder.open(path) as folder:
-        if folder.read_recipe().fingerprint() != recipe.fingerprint():
-            lock.close()
-            raise ShoalError("other-recipe", f"{path} holds a run of another recipe.", "Give another --out.")
+    try:
+        remove_strays(path / FLOWER_FOLDER)
+        kill_leftover_loop(path)
+        with RunFolder.open(path) as folder:
+            take_over_budgets(folder, recipe)
+    except BaseException:
+        lock.close()
+        raise
     return path, lock
+
+
+def take_over_budgets(folder: RunFolder, recipe: Recipe) -> None:
+    """Store a recipe's budgets in the folder of its run; refuse the run of another recipe, and a simulated one."""
+    stored, engine = folder.read_recipe(), parse_engine_choice(folder.read_note("engine"))
+    if stored.fingerprint() != recipe.fingerprint():
+        raise ShoalError("other-recipe", f"{folder.path} holds a run of another recipe.", "Give another --out.")
+    if engine and engine.engine != "flower":
+        problem = f"The run in {folder.path} was simulated, and real devices remember nothing of it."
+        raise ShoalError("bad-value", problem, "Give another --out, or go on with it by `shoal resume`.")
+    changes = {key: getattr(recipe, key) for key in CHANGEABLE_KEYS if getattr(recipe, key) != getattr(stored, key)}
+    if changes:
+        refuse_fewer_rounds(folder.path, stored, changes)
+        folder.replace_recipe(stored.with_values(**changes))
 
 
 def check_key_folder(keys: Path, devices: int) -> Path:

@@ -3,11 +3,12 @@
 import errno
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -15,6 +16,9 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.model.tree import Tree, pack_tree, unpack_tree
 from shoal.storage.durable import make_folders, replace_file, sync_paths
+
+CHECKSUM = "crc32"
+"""The tensor of a tree's file that tells damage, down to a single bit; all others have numbers for names."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -30,7 +34,18 @@ def tree_as_bytes(tree: Tree) -> bytes:
     """A tree as the bytes of a safetensors file; structure and plain values go into its header as JSON."""
     plain, flat = pack_tree(tree)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
-    return save(tensors, {"shoal": json.dumps(plain)})
+    description = json.dumps(plain)
+    tensors[CHECKSUM] = torch.tensor(compute_tree_checksum(description, tensors))
+    return save(tensors, {"shoal": description})
+
+
+def compute_tree_checksum(description: str, tensors: dict[str, Tensor]) -> int:
+    """The CRC-32 of a tree's description, and of the shapes, types and bytes of its tensors."""
+    checksum = zlib.crc32(description.encode())
+    for name, value in sorted(tensors.items()):
+        checksum = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), checksum)
+        checksum = zlib.crc32(value.flatten().view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 def write_tree(path: Path, tree: Tree) -> None:
@@ -42,8 +57,12 @@ def read_tree(path: Path) -> Tree:
     """The tree in a file that `write_tree` wrote; a "damaged" error for any other file."""
     try:
         with explain_disk_errors(path), safe_open(path, framework="pt") as file:
-            plain: Any = json.loads((file.metadata() or {})["shoal"])
-            return unpack_tree(plain, {k: file.get_tensor(k) for k in file.keys()})
+            description = (file.metadata() or {})["shoal"]
+            tensors = {k: file.get_tensor(k) for k in file.keys()}
+        checksum = tensors.pop(CHECKSUM, None)  # files of former versions have none
+        if checksum is not None and checksum.tolist() != compute_tree_checksum(description, tensors):
+            raise ValueError("its contents are not those that were written")
+        return unpack_tree(json.loads(description), tensors)
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise damaged_file_error(path, error) from error
 
