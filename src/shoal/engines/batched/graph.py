@@ -23,6 +23,7 @@ from shoal.engines.batched.fx_trace import Trace, trace_function
 from shoal.engines.batched.gpu_conv import choose_convolution_forms
 from shoal.engines.batched.native_ops import use_native_kernels
 from shoal.engines.batched.torchscript import compile_torchscript
+from shoal.engines.batched.trace_checks import refuse_unrepeatable_operations
 
 log = logging.getLogger("shoal")
 
@@ -70,6 +71,7 @@ def trace_step(
     module = trace(call_step, example, fake)
     if module is None:
         return run_untraced(call_step, example, len(fixed))
+    refuse_unrepeatable_operations(module.graph)
     remove_no_ops(module.graph, find_inputs_without_ignored(module.graph, example))
     graph = share_subexpressions(module.graph)
     fuse_biases(graph)
