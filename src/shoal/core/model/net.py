@@ -22,6 +22,7 @@ from shoal.core.model.frozen import (
 from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.inputs import Inputs, InputShape, repeat_example
 from shoal.core.model.module_call import call_module, find_call_form
+from shoal.core.model.module_constants import digest_constants
 from shoal.core.model.module_copy import copy_module, set_module_tensors, update_layer_sizes
 from shoal.core.model.module_in_use import note_first_tensors, restore_first_parameters
 from shoal.core.model.module_slots import ModuleSlots
@@ -117,6 +118,11 @@ class Net:
     def digest(self) -> str:
         """A hash of the frozen tensors, by which two sides know that they have the same; "" without any."""
         return compute_digest(self.frozen)
+
+    @cached_property
+    def constants_digest(self) -> str:
+        """A hash of what the module computes with beside tensors of this net; runs that share programs share it."""
+        return digest_constants(self.module)
 
     @cached_property
     def initial(self) -> Params:

@@ -92,7 +92,14 @@ def describe_step(stack: DeviceStack, padded: bool, example: Sequence[Tensor]) -
     net = setup.net
     of_net = {f.name: getattr(net, f.name) for f in fields(net) if f.name not in ("example", "task")}
     of_task = (net.task.loss, net.task.mixes_batch, net.task.skips_padding, net.task.has_class_logits)
-    more = (net.ties, net.trainable, net.head_name, tree.outline_tree(dict(net.frozen)), tree.outline_tree(net.example))
+    more = (
+        net.constants_digest,
+        net.ties,
+        net.trainable,
+        net.head_name,
+        tree.outline_tree(dict(net.frozen)),
+        tree.outline_tree(net.example),
+    )
     training = first.training
     structure = tree.outline_tree([training.state, first.fixed, first.first_draws])
     samples = tree.outline_tree(training.device.samples.inputs)
