@@ -213,6 +213,7 @@ class Net:
             else:
                 logits = read_logits(call_module(self.module, inputs, self.call_form))
         self._taps.record_into({})
+        buffers = self._slots.read_buffers(buffers)
         features = tapped[FEATURES_TAP] if FEATURES_TAP in tapped else collect_tensors(inputs)[0]
         return logits, features, {k: tapped[k] for k in taps}, buffers
 
