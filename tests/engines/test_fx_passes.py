@@ -87,3 +87,23 @@ def test_an_update_that_turns_the_weight_around_is_read_before_it_is_overwritten
     expected = weight - weight.t() / 2
     (found,), _ = trace_step(step, [weight], [half], [], in_place=True)(weight, half)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("bias", [torch.ones(1, 3, 3), torch.ones(1, 3, 3, dtype=torch.int64), torch.ones(3).double()])
+def test_a_bias_of_another_type_is_added_to_its_product(bias):
+    def step(carried, fixed, frame):
+        return [carried[0] + torch.bmm(frame[0], frame[0])], carried[0].sum()
+
+    matrices = torch.arange(9.0, dtype=torch.float64).view(1, 3, 3)
+    (found,), _ = trace_step(step, [bias], [], [matrices], in_place=True)(bias, matrices)
+    assert torch.equal(found, bias + matrices @ matrices)
+
+
+def test_a_product_with_1_that_makes_another_form_is_kept():
+    def step(carried, fixed, frame):
+        wide = torch.ops.aten.mul.Scalar(carried[0].expand(3, 3), 1)
+        return [wide.view(-1), torch.ops.aten.mul.Scalar(frame[0], 1.0)], carried[0].sum()
+
+    given = [torch.arange(3.0), torch.zeros(2)], [], [torch.arange(2)]
+    (wide, real), _ = trace_step(step, *given, in_place=True)(*given[0], *given[2])
+    assert torch.equal(wide, torch.arange(3.0).repeat(3)) and real.dtype == torch.float32

@@ -31,7 +31,7 @@ def remove_no_ops(graph: fx.Graph, without_ignored: Collection[fx.Node] = ()) ->
             node.replace_all_uses_with(source)
         elif node.target in TRANSPOSE_OPS and isinstance(twin, fx.Node) and node.args[1:] == source.args[1:]:
             node.replace_all_uses_with(twin)
-        elif node.target is aten.mul.Scalar and node.args[1] == 1 and have_same_shape(node, source):
+        elif node.target is aten.mul.Scalar and node.args[1] == 1 and have_same_form(node, source):
             node.replace_all_uses_with(source)
         elif is_ignore_check(node, without_ignored) and have_same_shape(node, node.args[1]):
             node.replace_all_uses_with(node.args[1])
@@ -60,7 +60,7 @@ def fuse_biases(graph: fx.Graph) -> None:
             continue
         for bias, product in (node.args, node.args[::-1]):
             if isinstance(product, fx.Node) and product.target is aten.bmm.default and len(product.users) == 1:
-                if isinstance(bias, fx.Node) and have_same_shape(node, product):
+                if isinstance(bias, fx.Node) and have_same_shape(node, product) and have_same_type(bias, product):
                     with graph.inserting_before(node):
                         made = graph.call_function(aten.baddbmm.default, (bias, *product.args))
                     made.meta = dict(node.meta)
@@ -141,6 +141,16 @@ def list_carried_outputs(graph: fx.Graph) -> Sequence[Any]:
     """What a program carries on."""
     made = next(n for n in graph.nodes if n.op == "output").args[0]
     return made[0] if isinstance(made, (tuple, list)) else ()
+
+
+def have_same_form(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two tensors have the same shape, type and strides: what follows one, as a view, can follow the other."""
+    return have_same_shape(a, b) and have_same_type(a, b) and a.meta["val"].stride() == b.meta["val"].stride()
+
+
+def have_same_type(a: fx.Node, b: fx.Node) -> bool:
+    one, two = (n.meta.get("val") for n in (a, b))
+    return isinstance(one, Tensor) and isinstance(two, Tensor) and one.dtype == two.dtype
 
 
 def have_same_shape(a: Any, b: Any) -> bool:
