@@ -65,6 +65,86 @@ def test_layers_count_with_settings_and_shapes_and_not_with_values():
     )
 
 
+HEADER = """
+from dataclasses import dataclass
+from functools import wraps
+import torch.nn.functional as F
+from torch import nn
+"""
+HIDDEN = {
+    "a wrapper with the name of a function of torch": """
+@wraps(F.relu)
+def act(x):
+    return F.relu(x) * FACTOR
+class Own(nn.Module):
+    def forward(self, x):
+        return act(x)
+made = Own()""",
+    "a class that torch made of another": """
+class Twice(nn.Module):
+    def forward(self, weight):
+        return weight * 2
+class Own(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * FACTOR
+made = nn.utils.parametrize.register_parametrization(Own(2, 2), "weight", Twice())""",
+    "an attribute of a function": """
+def act(x):
+    return x * act.factor
+act.factor = FACTOR
+class Own(nn.Module):
+    def forward(self, x):
+        return act(x)
+made = Own()""",
+    "a method that dataclass would have made": """
+@dataclass
+class Setting:
+    number: int = 1
+    def __eq__(self, other):
+        return FACTOR
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.setting = Setting()
+    def forward(self, x):
+        return x * (self.setting == 1)
+made = Own()""",
+    "a metaclass": """
+class Meta(type):
+    def scale(cls, x):
+        return x * FACTOR
+class Scale(metaclass=Meta):
+    pass
+class Own(nn.Module):
+    def forward(self, x):
+        return Scale.scale(x)
+made = Own()""",
+    "a list with methods": """
+def make():
+    class Scales(list):
+        def scale(self, x):
+            return x * FACTOR
+    return Scales()
+class Own(nn.Module):
+    def __init__(self, scales):
+        super().__init__()
+        self.scales = scales
+    def forward(self, x):
+        return self.scales.scale(x)
+made = Own(make())""",
+}
+
+
+@pytest.mark.parametrize("source", HIDDEN.values(), ids=HIDDEN)
+def test_code_counts_wherever_it_is(source):
+    def describe(factor: int) -> str:
+        names: dict = {"__name__": "elsewhere"}
+        exec(compile(HEADER + source.replace("FACTOR", str(factor)), "model.py", "exec"), names)
+        return describe_values(names["made"])
+
+    assert describe(2) == describe(2) != describe(3)
+
+
 class Reader(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * len(open("/etc/hostname").read())

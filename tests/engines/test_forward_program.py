@@ -33,6 +33,13 @@ class DrawsNoise(BranchesOnData):
         return self.head(x + torch.randn_like(x))
 
 
+class ReadsPastTorch(BranchesOnData):
+    """All images of a test set may have the same brightest pixel, and then no half of them tells it from a constant."""
+
+    def forward(self, x):
+        return self.head(self.conv(x).mean((2, 3))) * float(x.numpy()[:, 0, 0, 0].max())
+
+
 class NormalisesByBatch(BranchesOnData):
     def __init__(self):
         super().__init__()
@@ -129,6 +136,16 @@ def test_normalisation_over_the_batch_is_seen_while_the_last_layer_is_all_zeros(
         calls = count_model_calls(monkeypatch)
         torch.testing.assert_close(forward_pass(net, net.initial, images), run_model(net, net.initial, images))
     assert calls == ([] if is_traced else [len(images)])
+
+
+def test_a_number_that_the_trace_read_from_the_images_is_seen():
+    net, images = make_net(ReadsPastTorch()), torch.rand(2 * ROWS, 3, 12, 12, dtype=torch.float64)
+    images[::8, 0, 0, 0], images[ROWS:, 0, 0, 0] = 3.0, 2.0
+    forward_pass = NativeForwardPass()
+    with torch.no_grad(), use_threads(1):
+        forward_pass(net, net.initial, images[:ROWS])
+        found = forward_pass(net, net.initial, images[ROWS:])
+        assert torch.equal(found, run_model(net, net.initial, images[ROWS:]))
 
 
 def test_tensors_may_come_in_any_order(monkeypatch):

@@ -184,6 +184,31 @@ def test_training_with_the_kernels_is_training(model, method, width):
     assert_trees_close(results[SerialEngine].params, results[OpenEngine].params, 1e-9, "kernels")
 
 
+class FrozenFilters(nn.Module):
+    """Convolutions with frozen filters and a bias that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Linear(5, 10)
+        self.first.weight.requires_grad_(False)
+        self.second.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.first(x).relu()).mean((2, 3)))
+
+
+@needs_kernels
+def test_a_bias_is_trained_where_the_filters_are_frozen():
+    module = FrozenFilters().to(memory_format=IMAGES)
+    values = hand_over_objects(SMALL | dict(data=make_data(), model=module, precision="float64"))
+    with use_threads(1):
+        expected, found = (
+            play_runs([prepare_new_run(Recipe().with_values(**values))], engine)[0]
+            for engine in (SerialEngine(), BatchedEngine(1, native=True))
+        )
+    assert_trees_close(expected.params, found.params, 1e-9, "kernels")
+
+
 def test_long_runs_alone_ask_for_the_kernels():
     """By the sizes of a run, never by the clock or by what was built before."""
     values = hand_over_objects(SMALL | dict(data=make_data(32), model="lenet", engine="batched"))

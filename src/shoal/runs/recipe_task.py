@@ -17,6 +17,7 @@ from shoal.core.losses import compute_binary_cross_entropy
 from shoal.core.model import tree
 from shoal.core.model.inputs import Inputs, concat_inputs, scale_pixels, take_rows
 from shoal.core.model.net import Net
+from shoal.core.model.tree import Params
 from shoal.data.dataset import Dataset
 from shoal.models.user_call import make_model_error
 from shoal.runs.recipe import Recipe
@@ -180,7 +181,7 @@ def check_step_on_model(net: Net, dataset: Dataset, name: str) -> None:
     leaves = {k: net.initial[k].detach().requires_grad_() for k in net.trainable}
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            outputs = net.forward(net.initial | leaves, scale_pixels(samples), training=True)[0]
+            outputs = run_and_watch_constants(net, net.initial | leaves, scale_pixels(samples), name)
             loss = net.task.compute_sample_losses(outputs, targets).sum()
             torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     except ShoalError:
@@ -191,6 +192,23 @@ def check_step_on_model(net: Net, dataset: Dataset, name: str) -> None:
         raise make_model_error(name, f"a step with it raises {describe_error(error)}", STEP_ADVICE) from error
     finally:
         net.reset_slots()
+
+
+def run_and_watch_constants(net: Net, params: Params, samples: Inputs, name: str) -> Tensor:
+    """The outputs in training; a model that writes to a buffer which is in no state dict is refused.
+
+    Every device would go on with what the one before it left there. One that puts another tensor there may: what it
+    keeps so, as for longer texts, follows from its settings.
+    """
+    holders = {id(layer._buffers): layer for layer in net.module.modules()}.values()
+    kept = [(layer, key, layer._buffers.get(key)) for layer in holders for key in layer._non_persistent_buffers_set]
+    before = [None if tensor is None else tensor.clone() for _, _, tensor in kept]
+    outputs = net.forward(params, samples, training=True)[0]
+    for (_, key, tensor), copy in zip(kept, before):
+        if tensor is not None and copy is not None and not torch.equal(tensor.nan_to_num(), copy.nan_to_num()):
+            why = f"its forward writes to the buffer {key}, which is in no state_dict, and devices would share it"
+            raise make_model_error(name, why, "Register it with persistent=True: then each device has its own.")
+    return outputs
 
 
 def find_token_fault(net: Net, samples: Inputs, dataset: Dataset) -> tuple[str, str] | None:

@@ -47,6 +47,19 @@ class ModuleSlots:
             norm.training = False
         return buffers
 
+    def read_buffers(self, buffers: Params) -> Params:
+        """The buffers that `fill` returned, after the pass; where it put another tensor in place of one, that."""
+        for holder, key, name in self.slots if buffers else ():
+            if name in buffers and holder[key] is not buffers[name]:
+                buffers[name] = self.take_assigned(holder[key], buffers[name])
+        return buffers
+
+    def take_assigned(self, assigned: Tensor | None, before: Tensor) -> Tensor:
+        """What a pass put in place of a buffer; what has another form is no new value of it, but made for the pass."""
+        if assigned is None or assigned.shape != before.shape or assigned.dtype != before.dtype:
+            return before
+        return assigned
+
     def reset(self) -> None:
         """Put the initial and the frozen tensors back into the module, in place of what the last call left there."""
         self.filled = None

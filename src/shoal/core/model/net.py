@@ -22,6 +22,7 @@ from shoal.core.model.frozen import (
 from shoal.core.model.half_precision import use_half_precision
 from shoal.core.model.inputs import Inputs, InputShape, repeat_example
 from shoal.core.model.module_call import call_module, find_call_form
+from shoal.core.model.module_constants import digest_constants
 from shoal.core.model.module_copy import copy_module, set_module_tensors, update_layer_sizes
 from shoal.core.model.module_in_use import note_first_tensors, restore_first_parameters
 from shoal.core.model.module_slots import ModuleSlots
@@ -119,6 +120,11 @@ class Net:
         return compute_digest(self.frozen)
 
     @cached_property
+    def constants_digest(self) -> str:
+        """A hash of what the module computes with beside tensors of this net; runs that share programs share it."""
+        return digest_constants(self.module)
+
+    @cached_property
     def initial(self) -> Params:
         """Parameters and buffers that are not frozen, as they were when the net was made."""
         return {
@@ -207,6 +213,7 @@ class Net:
             else:
                 logits = read_logits(call_module(self.module, inputs, self.call_form))
         self._taps.record_into({})
+        buffers = self._slots.read_buffers(buffers)
         features = tapped[FEATURES_TAP] if FEATURES_TAP in tapped else collect_tensors(inputs)[0]
         return logits, features, {k: tapped[k] for k in taps}, buffers
 

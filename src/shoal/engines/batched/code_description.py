@@ -27,6 +27,8 @@ UNCERTAIN_NAMES = frozenset(
 )
 """Names in code from elsewhere by which it may depend on more than its own text."""
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+CONTENT_TYPES = (*PLAIN_TYPES, list, tuple, set, frozenset, Mapping)
+"""Values that count by what they hold."""
 SKIPPED_ATTRIBUTES = frozenset(
     "__module__ __dict__ __weakref__ __doc__ __annotations__ __dataclass_fields__ __dataclass_params__ __match_args__ "
     "__parameters__ __orig_bases__ __abstractmethods__ _abc_impl __static_attributes__ __firstlineno__ __qualname__ "
@@ -54,6 +56,8 @@ class Describer:
 
     def describe(self, value: Any) -> None:
         """Add a value to the description."""
+        if isinstance(value, CONTENT_TYPES) and not is_known(type(value).__module__):
+            self.describe(type(value))  # which may have methods
         if isinstance(value, PLAIN_TYPES):
             self.lines.append(f"{type(value).__name__} {value!r}")
         elif isinstance(value, (list, tuple, torch.Size)):
@@ -106,10 +110,13 @@ class Describer:
 
     def describe_class(self, cls: type) -> None:
         self.lines.append(f"class {cls.__module__ if is_known(cls.__module__) else ''} {cls.__qualname__}")
-        if is_known(cls.__module__):
+        if not is_known(type(cls).__module__):
+            self.describe(type(cls))
+        if is_known(cls.__module__):  # torch makes classes of those of users, as of parametrised layers
+            self.describe_all("of", [base for base in cls.__mro__ if not is_known(base.__module__)])
             return
         for name, value in sorted(vars(cls).items()):
-            if name in SKIPPED_ATTRIBUTES or (is_dataclass(cls) and name in DATACLASS_METHODS):
+            if name in SKIPPED_ATTRIBUTES or (is_dataclass(cls) and comes_of_dataclass(name, value)):
                 continue
             functions = find_functions(value)
             self.lines.append(name)
@@ -118,13 +125,13 @@ class Describer:
         self.describe_all("bases", cls.__bases__)
 
     def describe_function(self, function: FunctionType) -> None:
-        if is_known(function.__module__ or ""):
+        if is_known(function.__module__ or "") and is_known(function.__globals__.get("__name__", "")):
             self.lines.append(f"function {function.__module__} {function.__qualname__}")
             self.describe_all("in", [cell.cell_contents for cell in function.__closure__ or ()])
             return
         self.describe_code(function.__code__, function.__globals__)
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        self.describe_all("with", (function.__defaults__, function.__kwdefaults__, *cells))
+        self.describe_all("with", (function.__defaults__, function.__kwdefaults__, vars(function), *cells))
 
     def describe_code(self, code: CodeType, names: Mapping[str, Any]) -> None:
         """Bytecode, constants, and what its names stand for in the module or among Python's own."""
@@ -165,6 +172,12 @@ class Describer:
 
 def is_known(module: str) -> bool:
     return module.partition(".")[0] in KNOWN_PACKAGES
+
+
+def comes_of_dataclass(name: str, value: Any) -> bool:
+    """Whether a method is what `dataclass` made of the fields, and not one that was written."""
+    code = getattr(value, "__code__", None)
+    return name == "__repr__" or (name in DATACLASS_METHODS and (code is None or code.co_filename == "<string>"))
 
 
 def find_functions(value: Any) -> list[Any] | None:

@@ -33,6 +33,7 @@ from shoal.engines.batched.memory import (
     get_memory_budget,
     raise_not_vectorisable,
 )
+from shoal.engines.batched.padding_check import LeavesPaddingTrace, refuse_padding_trace
 from shoal.engines.batched.slot import DeviceSlot
 from shoal.engines.batched.stack import DeviceStack
 from shoal.engines.batched.stages import WORTHWHILE_MACS, Stage, plan_stages
@@ -131,13 +132,16 @@ class BatchedEngine:
                     results |= zip(group, self.train_stack(sharing_key, [slots[i] for i in group], hyperparams))
             except NotVectorisable as error:
                 same_tasks = {i: tasks[i] for i in indices}
-                branching = self.find_branching_hyperparams(sharing_key, slots[indices[0]], hyperparams)
+                is_final = isinstance(error.__cause__, LeavesPaddingTrace)  # which no other trace would help
+                branching = (
+                    [] if is_final else self.find_branching_hyperparams(sharing_key, slots[indices[0]], hyperparams)
+                )
                 if branching:
                     results |= self.train_group(
                         same_tasks, [hyperparam for hyperparam in hyperparams if hyperparam not in branching]
                     )
                     continue
-                if sharing_key not in self.channels_first:
+                if sharing_key not in self.channels_first and not is_final:
                     self.channels_first.add(sharing_key)
                     results |= self.train_group(same_tasks, hyperparams)
                     continue
@@ -234,6 +238,8 @@ class BatchedEngine:
             if self.compiled:
                 keep_compiled_code()
             with raise_not_vectorisable(stack):
+                if padded:
+                    refuse_padding_trace(stack)
                 trace = trace_function if self.compiled else make_cached_trace(stack, padded)
                 program = trace_step(
                     build_step(stack, padded),

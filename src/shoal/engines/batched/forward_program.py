@@ -90,8 +90,8 @@ def trace_forward(net: Net, tensors: Sequence[Tensor], images: Tensor) -> Forwar
     """The program of a forward pass of a net's own and frozen tensors.
 
     Raises where it cannot be traced, draws random numbers, normalises over the batch, or gives other outputs than the
-    model for half of the images at a time: a model whose outputs depend on what else is in a call must not be called in
-    pieces. That comparison alone sees nothing while the last layer is all zeros.
+    model for half of other images at a time: a model whose outputs depend on what else is in a call must not be called
+    in pieces. That comparison alone sees nothing while the last layer is all zeros.
     """
     names = list(net.initial)
 
@@ -113,8 +113,9 @@ def trace_forward(net: Net, tensors: Sequence[Tensor], images: Tensor) -> Forwar
     module.graph = graph
     program = pick_fastest_call(module)
     with torch.no_grad(), optimized_execution(False):
-        found = program(*tensors, images)[0][0]
-        halves = images.split(-(-len(images) // 2))
+        others = put_channels_last(images.flip(0) / 2)  # what the trace has of these images is wrong for others
+        found = program(*tensors, others)[0][0]
+        halves = others.split(-(-len(images) // 2))
         wanted = torch.cat([run_model(net, dict(zip(names, tensors)), half) for half in halves])
     tolerance = 1e-3 if wanted.dtype == torch.float32 else 1e-9
     if found.shape != wanted.shape or not torch.allclose(found, wanted, tolerance, tolerance, equal_nan=True):

@@ -22,7 +22,7 @@ def trace_function(function: Callable[..., Any], example: Sequence[Tensor], fake
     try:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        tracer = make_fx(function, tracing_mode="fake" if fake else "real")
+        tracer = make_fx(function, tracing_mode="fake" if fake else "real", _allow_non_fake_inputs=fake)
     except (ImportError, AttributeError, TypeError):
         log_fallback("torch.fx.experimental.proxy_tensor.make_fx", "steps run as they are written")
         return None

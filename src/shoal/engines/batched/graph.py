@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from shoal.core.losses import IGNORED_TARGET
 from shoal.core.model.made_bytes import count_made_bytes
 from shoal.core.model.torch_fallback import log_fallback
 from shoal.engines.batched.fx_cse import share_subexpressions
@@ -22,6 +23,7 @@ from shoal.engines.batched.fx_trace import Trace, trace_function
 from shoal.engines.batched.gpu_conv import choose_convolution_forms
 from shoal.engines.batched.native_ops import use_native_kernels
 from shoal.engines.batched.torchscript import compile_torchscript
+from shoal.engines.batched.trace_checks import refuse_unrepeatable_operations
 
 log = logging.getLogger("shoal")
 
@@ -69,7 +71,8 @@ def trace_step(
     module = trace(call_step, example, fake)
     if module is None:
         return run_untraced(call_step, example, len(fixed))
-    remove_no_ops(module.graph)
+    refuse_unrepeatable_operations(module.graph)
+    remove_no_ops(module.graph, find_inputs_without_ignored(module.graph, example))
     graph = share_subexpressions(module.graph)
     fuse_biases(graph)
     if in_place:
@@ -88,6 +91,16 @@ def trace_step(
     return StepProgram(
         module, reads, compute_peak_bytes(graph), pick_fastest_call(module) if in_place else module.forward
     )
+
+
+def find_inputs_without_ignored(graph: fx.Graph, example: list[Tensor]) -> set[fx.Node]:
+    """The inputs of whole numbers (a data set's targets) in which there is no -100, which torch's losses ignore."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return {
+        node
+        for node, tensor in zip(inputs, example)
+        if tensor.dtype == torch.int64 and not bool(tensor.eq(IGNORED_TARGET).any())
+    }
 
 
 def run_untraced(call_step: Callable[..., Any], example: list[Tensor], fixed: int) -> StepProgram:

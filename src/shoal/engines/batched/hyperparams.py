@@ -49,7 +49,9 @@ def build_program_key(setup: TrainingSetup, hyperparams: Sequence[Hyperparam]) -
     for index, owner in list_hyperparam_owners(setup):
         settings = [(f.name, getattr(owner, f.name)) for f in fields(owner) if (index, f.name) not in hyperparams]
         parts.append((type(owner), *settings))
-    return (setup.kind or id(setup.net.module), setup.net.shapes, setup.net.digest, *parts, str(setup.augment))
+    net = setup.net
+    of_model = (setup.kind or id(net.module), net.shapes, net.digest, net.constants_digest)
+    return (*of_model, *parts, str(setup.augment))
 
 
 def filter_hyperparams(setup: TrainingSetup, hyperparams: Sequence[Hyperparam]) -> list[Hyperparam]:

@@ -144,7 +144,10 @@ def replace_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def choose_native_gradients(node: fx.Node) -> tuple[bool, bool, bool]:
-    """Whether the kernels are quicker than torch for the gradients of the input, of the filters and of the bias."""
+    """Whether the kernels are quicker than torch for the gradients of the input, of the filters and of the bias.
+
+    That of the bias alone, as of a layer whose filters are frozen, is left to torch.
+    """
     grad, x, filters = (n.meta["val"] for n in get_arguments(node)[:3])
     padding = get_arguments(node)[5]
     by_input = not any(padding)
@@ -152,7 +155,8 @@ def choose_native_gradients(node: fx.Node) -> tuple[bool, bool, bool]:
         x.nbytes + grad.nbytes <= MAX_LAYER_BYTES * x.element_size() // 4
         and filters.shape[1] * filters.shape[3] >= MIN_PATCH_ROW
     )
-    return by_input, by_filters, by_filters
+    wants_filters = get_arguments(node)[10][1]
+    return by_input, by_filters, by_filters and wants_filters
 
 
 def replace_pooling(graph: fx.Graph, node: fx.Node) -> None:

@@ -26,6 +26,7 @@ from shoal.engines.batched.code_description import Indescribable, describe_value
 from shoal.engines.batched.fx_trace import Trace, trace_function
 from shoal.engines.batched.graph_json import decode_graph, encode_graph
 from shoal.engines.batched.stack import DeviceStack
+from shoal.engines.batched.trace_checks import refuse_other_numbers, refuse_unrepeatable_operations
 from shoal.storage.cache_folder import find_cache_folder
 
 log = logging.getLogger("shoal")
@@ -50,13 +51,19 @@ PROCESS_START = read_process_start()
 
 
 def make_cached_trace(stack: DeviceStack, padded: bool) -> Trace:
-    """`trace_function` for the step of a stack, which looks for the trace on disk first and leaves it there."""
+    """`trace_function` for the step of a stack, which looks for the trace on disk first and leaves it there.
+
+    A new trace on a processor is tried before it is used.
+    """
 
     def find_or_trace(function: Callable[..., Any], example: Sequence[Tensor], fake: bool) -> fx.GraphModule | None:
         file = None if fake else find_trace_file(stack, padded, example)
         module = read_trace(file) if file else None
         if module is None:
             module = trace_function(function, example, fake)
+            if module is not None and not fake and stack.place.type == "cpu":
+                refuse_unrepeatable_operations(module.graph)
+                refuse_other_numbers(module, function, example, stack)
             if file and module is not None:
                 write_trace(file, module.graph)
         return module
@@ -85,7 +92,14 @@ def describe_step(stack: DeviceStack, padded: bool, example: Sequence[Tensor]) -
     net = setup.net
     of_net = {f.name: getattr(net, f.name) for f in fields(net) if f.name not in ("example", "task")}
     of_task = (net.task.loss, net.task.mixes_batch, net.task.skips_padding, net.task.has_class_logits)
-    more = (net.ties, net.trainable, net.head_name, tree.outline_tree(dict(net.frozen)), tree.outline_tree(net.example))
+    more = (
+        net.constants_digest,
+        net.ties,
+        net.trainable,
+        net.head_name,
+        tree.outline_tree(dict(net.frozen)),
+        tree.outline_tree(net.example),
+    )
     training = first.training
     structure = tree.outline_tree([training.state, first.fixed, first.first_draws])
     samples = tree.outline_tree(training.device.samples.inputs)
