@@ -24,6 +24,9 @@ NAMES = {
     "fedsam": "FedSAM",
     "fedspeed": "FedSpeed",
     "fedsmoo": "FedSMOO",
+    "fedsam(rho=0.01)": "FedSAM, rho 0.01",
+    "fedspeed(rho=0.003)": "FedSpeed, rho 0.003",
+    "fedsmoo(rho=0.01)": "FedSMOO, rho 0.01",
     "ema": "FedAvg, judged by `ema`",
     "fedlc+ema": "FedLC, judged by `ema`",
     "fedacd+mixup": "FedACD",
@@ -38,10 +41,15 @@ FEDBIAD = ("fedbiad-1", "fedbiad-2")
 NIID_BENCH = "niid-bench-cifar10-lenet-dirichlet0.5"
 
 
-def compare_to_first(*names: str) -> str:
-    """For each method the mean of the last 20 rounds of each seed, of all, and the paired difference to the first."""
+def compare_to_first(*names: str, whole: bool = False) -> str:
+    """For each method the mean of the last 20 rounds of each seed, of all, and the paired difference to the first.
+
+    With `whole`, methods whose runs were broken off are left out.
+    """
     groups = {method: runs for name in names for method, runs in group_by_method(name).items()}
     first = next(iter(groups.values()))
+    if whole:
+        groups = {method: runs for method, runs in groups.items() if len(runs[0].rows) >= len(first[0].rows)}
     until = len(first[0].rows)
     base = [run.mean_accuracy(until) for run in first]
     rows = []
@@ -125,8 +133,9 @@ def compare_repeated_scaffold() -> str:
 
 
 def show_rounds(names: tuple[str, ...], rounds: tuple[int, ...]) -> str:
-    """The mean over seeds of each method's accuracy in some rounds."""
+    """The mean over seeds of each method's accuracy in some rounds, of methods that have them all."""
     groups = {method: runs for name in names for method, runs in group_by_method(name).items()}
+    groups = {method: runs for method, runs in groups.items() if len(runs[0].rows) >= rounds[-1]}
     rows = [
         [NAMES[method], *(f"{mean(run.accuracy_in(round) for run in runs):.1f}" for round in rounds)]
         for method, runs in groups.items()
@@ -199,13 +208,13 @@ def show_tuning(name: str, key: str, last: int = 5) -> str:
     return format_table(["", *(f"{key} {value:g}" for value in values)], rows, numbers_from=1)
 
 
-def compare_tuned(tuned: str, before: str, key: str, window: int = 5) -> str:
+def compare_tuned(tuned: str, before: str, key: str, window: int = 20) -> str:
     """Each method with its value before and after tuning, and the paired differences to the first method in `before`.
 
-    All are read in the last round that every tuned run has.
+    All are read in the last round that every run has, tuned or not.
     """
     groups, old = group_by_method(tuned), group_by_method(before)
-    until = min(len(run.rows) for runs in groups.values() for run in runs)
+    until = min(len(run.rows) for runs in (*groups.values(), *old.values()) for run in runs)
     base = [run.mean_accuracy(until, window) for run in next(iter(old.values()))]
     rows = [[NAMES[next(iter(old))], "", *(f"{value:.2f}" for value in base), format_interval(base), ""]]
     for method, runs in groups.items():
@@ -297,8 +306,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "niid-bench command": partial(format_command, NIID_BENCH),
     "fedacd": show_fedacd,
     "fedacd command": partial(format_command, FEDACD),
-    "flat minima": partial(compare_unequal_lengths, FLAT_MINIMA, 20),
-    "flat minima rounds": partial(show_rounds, (FLAT_MINIMA,), (10, 20, 40, 60, 80, 110)),
+    "flat minima": partial(compare_to_first, FLAT_MINIMA, FLAT_MINIMA_TUNED, whole=True),
+    "flat minima rounds": partial(
+        show_rounds, (FLAT_MINIMA, FLAT_MINIMA_TUNED), (10, 20, 40, 60, 100, 150, 200, 250, 300)
+    ),
+    "flat minima broken off": partial(compare_unequal_lengths, FLAT_MINIMA, 20),
     "flat minima tuning": partial(show_tuning, FLAT_MINIMA_TUNING, "rho"),
     "flat minima tuned": partial(compare_tuned, FLAT_MINIMA_TUNED, FLAT_MINIMA, "rho"),
     "flat minima tuned command": partial(format_command, FLAT_MINIMA_TUNED),
