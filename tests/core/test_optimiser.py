@@ -26,7 +26,7 @@ from shoal.core.local.step import (
 from shoal.core.lr_schedule import LrSchedule
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.optimiser import Optimiser, clip_by_role
+from shoal.core.optimiser import Optimiser, clip_apart
 from shoal.core.part import Part
 from shoal.models import build_model
 from shoal.parts.fedprox import FedProx
@@ -163,13 +163,13 @@ def test_what_a_plan_masks_does_not_move_by_adamw_and_its_decay():
 # clipping -------------------------------------------------------------------------------------------------------------
 def test_shared_and_personal_tensors_are_clipped_by_norms_of_their_own():
     update = {"a": torch.tensor([3.0, 0.0]), "own": torch.tensor([0.0, 0.5]), "b": torch.tensor([4.0])}
-    clipped = clip_by_role(update, 1.0, ("own",))
+    clipped = clip_apart(update, 1.0, [("own",)])
     assert list(clipped) == list(update)
     # the shared norm is 5, the personal one 0.5
     torch.testing.assert_close(clipped["a"], torch.tensor([0.6, 0.0]), rtol=1e-6, atol=0)
     torch.testing.assert_close(clipped["b"], torch.tensor([0.8]), rtol=1e-6, atol=0)
     assert torch.equal(clipped["own"], update["own"])
-    together = clip_by_role(update, 1.0, ())
+    together = clip_apart(update, 1.0, [])
     assert float(together["own"][1]) == pytest.approx(0.5 / 25.25**0.5, rel=1e-5)
 
 

@@ -248,6 +248,34 @@ def test_apfl_learns_the_share():
     assert float(own["apfl_mixture.share"]) == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("own", ["ditto", "apfl(adaptive=True)"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedsam", "fedsam(adaptive=True)", "fedspeed", "fedsmoo", "fedper", "fedrep", "lgfedavg", "fedas", "fednh"],
+)
+@pytest.mark.parametrize("optimiser", [Optimiser(), Optimiser(weight_decay=0.1, clip=0.3)], ids=["", "clip"])
+def test_a_second_model_changes_nothing_of_the_first_beside_other_parts(method: str, own: str, optimiser: Optimiser):
+    """Neither its norm nor its losses reach what the method trains without it, shared or personal."""
+    plain = toy(method, optimiser=optimiser)
+    plain.play(3)
+    for both in (f"{method}+{own}", f"{own}+{method}"):
+        run = toy(both, optimiser=optimiser)
+        run.play(3)
+        assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params), both
+        for device in range(2):
+            head, remembered = (r.memory(device).get(".personal", {}) for r in (plain, run))
+            assert all(torch.equal(remembered[k], head[k]) for k in head), both
+
+
+def test_a_second_model_has_all_layers_of_its_own():
+    """The head that FedPer keeps is that of the first model; that of the second goes its own way."""
+    for method in ("fedper+ditto(lam=0.0)", "ditto(lam=0.0)+fedper"):
+        run, alone = toy(method), toy("ditto(lam=0.0)")
+        run.play(3), alone.play(3)
+        own, local = (r.memory(0)[".personal"] for r in (run, alone))
+        assert all(torch.equal(own[k], local[k]) for k in local) and len(local) == 4
+
+
 def test_two_models_and_batch_norm_are_refused():
     with pytest.raises(ShoalError, match="statistics of one"):
         build_tiny_run(compose([Ditto()]), (4, 4), setting=make_norm_setup())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.model import tree
 from shoal.core.model.heads import add_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
@@ -47,9 +48,8 @@ class APFL(Part):
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def score_both(params: Params, batch: Batch) -> BatchScore:
-            shared = detach_twins(params, TWIN)
-            scored = inner(shared, batch)
-            mixed = inner(shared | mix_models(params, params[find_share(params)]), batch)
+            scored = inner(detach_twins(params, TWIN), batch)
+            mixed = inner(tree.detach_params(params) | mix_models(params, params[find_share(params)]), batch)
             return scored._replace(loss=scored.loss + mixed.loss)
 
         return score_both
@@ -69,5 +69,5 @@ def find_share(params: Params) -> str:
 
 def mix_models(params: Params, share: Tensor) -> Params:
     """share v + (1 - share) w, by the names of w, through which no gradient goes to w."""
-    share = share.clamp(0, 1)
+    share = share.clamp(0, 1).reshape(())
     return {k: share * v + (1 - share) * params[k].detach() for k, v in list_twins(params, TWIN).items()}
