@@ -433,16 +433,25 @@ def test_fedas_aligns_features_to_those_of_the_old_body():
 
 
 # FedROD ---------------------------------------------------------------------------------------------------------------
-def test_the_head_of_fedrod_is_added_to_the_model():
-    run = toy(FedROD())
+@pytest.mark.parametrize("method", ["fedrod", "fedper+fedrod", "fednh+fedrod", "fedrod+fednh"])
+def test_the_head_of_fedrod_is_added_to_the_model(method: str):
+    """What a device uses is what it has trained, also where the last layer (FedNH's) has no bias."""
+    run = toy(method)
     run.play(2)
     own = run.session.loop.host.make_personal_model(0, run.params, 1)
     remembered = run.memory(0)[".personal"]
     x = torch.randn(5, 4, dtype=torch.float64)
-    logits, features, *_ = run.net.forward(run.params, x)
-    together = logits + features @ remembered["rod.weight"].T + remembered["rod.bias"]
+    logits, features, *_ = run.net.forward(run.params | remembered, x)
+    together = logits + features @ remembered["rod.weight"].T + remembered.get("rod.bias", 0.0)
     assert torch.allclose(run.net.forward(own, x)[0], together, atol=1e-12)
     assert not torch.allclose(logits, together)
+
+
+def test_the_generic_model_of_fedrod_is_that_of_balanced_softmax_beside_clipping_and_steps_uphill():
+    for other in ("", "+fedsam", "+fedspeed"):
+        plain, run = (toy(part + other, optimiser=Optimiser(clip=0.3)) for part in ("balanced_softmax", "fedrod"))
+        plain.play(3), run.play(3)
+        assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params), other
 
 
 def test_the_head_of_fedrod_by_hand():
