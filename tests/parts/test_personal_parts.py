@@ -12,6 +12,7 @@ from shoal.core.batch import Samples
 from shoal.core.builtin_tasks import TASKS
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.session import Session, play_round
@@ -274,6 +275,17 @@ def test_a_second_model_has_all_layers_of_its_own():
         run.play(3), alone.play(3)
         own, local = (r.memory(0)[".personal"] for r in (run, alone))
         assert all(torch.equal(own[k], local[k]) for k in local) and len(local) == 4
+
+
+@pytest.mark.parametrize("own", ["ditto", "apfl(share=0.3, adaptive=True)", "fedrod"])
+def test_the_phases_of_fedrep_are_those_of_the_model_alone(own: str):
+    """What is beside the model learns in all steps, also in those of the head; so the share of APFL moves at all."""
+    run = toy(f"fedrep(head_share=1.0)+{own}")
+    run.play(2)
+    beside = list_side_tensors(run.net)
+    assert beside and all(torch.equal(run.params[k], run.net.initial[k]) for k in ("a.weight", "a.bias"))
+    assert not any(torch.equal(run.memory(0)[".personal"][k], run.net.initial[k]) for k in beside)
+    assert float(run.net.initial.get("apfl_mixture.share", 0.3)) == 0.3
 
 
 def test_two_models_and_batch_norm_are_refused():

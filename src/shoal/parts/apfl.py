@@ -39,7 +39,10 @@ class APFL(Part):
     def model(self, net: Net) -> Net:
         owner, _, key = SHARE.partition(".")
         return add_side_tensors(
-            add_twins(net, TWIN, self.name()), owner, {key: torch.full((1,), self.share)}, "personal"
+            add_twins(net, TWIN, self.name()),
+            owner,
+            {key: torch.full((1,), self.share, dtype=torch.float64)},
+            "personal",
         )
 
     def mask(self, local: Local) -> Params:
