@@ -12,6 +12,7 @@ from shoal.core.batch import Samples
 from shoal.core.builtin_tasks import TASKS
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
+from shoal.core.local.optimiser_checks import refuse_optimiser_clashes
 from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.part import Part
@@ -340,6 +341,15 @@ def test_perfedavg_looks_ahead_on_other_samples_than_it_learns_from():
 
 
 # mixing and aligning --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "optimiser", [Optimiser(kind="adam"), Optimiser(lr_groups=(("*", 10.0),))], ids=["adam", "groups"]
+)
+def test_perfedavg_needs_steps_in_use_that_are_those_in_training(optimiser: Optimiser):
+    """A device uses w after one step of the recipe's optimiser, which must be the step ahead of training."""
+    with pytest.raises(ShoalError, match="perfedavg cannot be used with"):
+        refuse_optimiser_clashes(compose([PerFedAvg()]), optimiser)
+
+
 def test_fedala_learns_how_much_to_take_over():
     """own 2, w 1, c 4: the gradient -3 times w - own = -1 takes 0.3 off A = 1, then 2.7 * 0.1; theta 1.3, 1.57."""
     run = start_product(FedALA())
