@@ -278,6 +278,19 @@ def test_a_second_model_has_all_layers_of_its_own():
         assert all(torch.equal(own[k], local[k]) for k in local) and len(local) == 4
 
 
+@pytest.mark.parametrize("own", ["ditto", "apfl", "fedrod"])
+@pytest.mark.parametrize("method", ["", "afd", "poc"])
+def test_the_loss_that_is_told_is_that_of_the_first_model(method: str, own: str):
+    """So that parts which choose by losses choose as they do without the second one."""
+    plain_name = f"{method}+balanced_softmax" if own == "fedrod" else method
+    plain, run = toy(plain_name.strip("+") or "fedavg"), toy(f"{method}+{own}".strip("+"))
+    for row, other in zip(plain.play(3), run.play(3)):
+        assert other["train_loss"] == pytest.approx(row["train_loss"], rel=1e-12)
+        if method == "poc":
+            assert other["poc.loss"] == pytest.approx(row["poc.loss"], rel=1e-6)
+    assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params)
+
+
 @pytest.mark.parametrize("own", ["ditto", "apfl(share=0.3, adaptive=True)", "fedrod"])
 def test_the_phases_of_fedrep_are_those_of_the_model_alone(own: str):
     """What is beside the model learns in all steps, also in those of the head; so the share of APFL moves at all."""

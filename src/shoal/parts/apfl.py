@@ -15,6 +15,7 @@ from shoal.core.model.twins import add_twins, detach_twins, list_twins
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.side_loss import add_side_loss
 
 TWIN, SHARE = "apfl", "apfl_mixture.share"
 
@@ -53,7 +54,7 @@ class APFL(Part):
         def score_both(params: Params, batch: Batch) -> BatchScore:
             scored = inner(detach_twins(params, TWIN), batch)
             mixed = inner(tree.detach_params(params) | mix_models(params, params[find_share(params)]), batch)
-            return scored._replace(loss=scored.loss + mixed.loss)
+            return add_side_loss(scored, mixed.loss)
 
         return score_both
 

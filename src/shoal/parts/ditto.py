@@ -11,6 +11,7 @@ from shoal.core.model.twins import add_twins, detach_twins, list_twins, put_twin
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.side_loss import add_side_loss
 
 TWIN = "ditto"
 
@@ -38,7 +39,7 @@ class Ditto(Part):
             scored = inner(detach_twins(params, TWIN), batch)
             own = inner(tree.detach_params(params) | list_twins(params, TWIN), batch)
             apart = sum((v - local.anchor[k]).square().sum() for k, v in list_twins(params, TWIN).items())
-            return scored._replace(loss=scored.loss + own.loss + self.lam / 2 * apart)
+            return add_side_loss(scored, own.loss + self.lam / 2 * apart)
 
         return score_both
 

@@ -15,6 +15,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Local
 from shoal.parts.lib.class_priors import compute_log_prior
+from shoal.parts.lib.side_loss import add_side_loss
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class FedROD(Part):
             if own.shape != scored.logits.shape:
                 problem = f"fedrod adds logits of shape {tuple(own.shape)} to the model's {tuple(scored.logits.shape)}."
                 raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
-            return scored._replace(loss=generic + local.net.task.compute_mean_loss(own + scored.logits.detach(), batch))
+            summed = local.net.task.compute_mean_loss(own + scored.logits.detach(), batch)
+            return add_side_loss(scored._replace(loss=generic), summed)
 
         return score_both_heads
 
