@@ -173,6 +173,21 @@ def test_shared_and_personal_tensors_are_clipped_by_norms_of_their_own():
     assert float(together["own"][1]) == pytest.approx(0.5 / 25.25**0.5, rel=1e-5)
 
 
+def test_a_step_clips_what_a_plan_trains_alone():
+    """A weight that is 0 and not trained has a gradient all the same, and no device would know its norm."""
+    net = build_model("mlp", (4,), 3, seed=0)
+    masks = {k: (torch.rand(net.initial[k].shape) < 0.3).float() for k in net.trainable}
+    params = net.initial | {k: net.initial[k] * mask for k, mask in masks.items()}
+    batch = Batch(10 * torch.randn(5, 4), ((torch.randint(0, 3, (5,)), None),))
+    context = make_context(net)
+    for plan_mask, states in ((masks, {}), ({}, {"other": {"mask": masks}})):
+        rule = StepRule(net, Method(), Optimiser(clip=0.1))
+        begun = rule.init_state(params, states)
+        state, _ = advance(rule, begun, batch, context._replace(mask=plan_mask), compute_autograd_gradient)
+        moved = torch.cat([(state.params[k] - params[k]).flatten() for k in net.trainable]) / LR
+        assert float(moved.norm()) == pytest.approx(0.1, rel=1e-3)
+
+
 def test_a_step_clips_what_is_personal_alone():
     net = build_model("mlp", (4,), 3, seed=0)
     head = net.trainable[-1]

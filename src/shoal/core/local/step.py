@@ -117,6 +117,8 @@ def advance(
     update, scored = gradient(scorer, params, batch)
 
     if is_set(optimiser.clip):
+        # what a plan leaves at 0 may have a gradient here, and would be clipped with what is trained
+        update = mask_update(update, (context.mask, *collect_masks(states)))
         update = clip_apart(update, optimiser.clip, rule.clipped_apart)
     update = optimiser.add_weight_decay(update, params)
     for part in method.parts_at("step"):
@@ -124,13 +126,11 @@ def advance(
         local = view_for_part(name)._replace(loss_at=lambda at: scorer(at, batch).loss)
         update, state = part.step(update, states[name], scored, local)
         states = states | {name: state}
-    for mask in masks:
-        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+    update = mask_update(update, masks)
     update, slots = optimiser.step(update, slots, params)
     if optimiser.lr_groups:
         update = optimiser.scale_groups(update)
-    for mask in (context.mask, *masks, *collect_masks(states)):
-        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+    update = mask_update(update, (context.mask, *masks, *collect_masks(states)))
 
     lr = context.numbers["lr"]
     params = {k: torch.addcmul(p, update[k], lr, value=-1) for k, p in params.items()}
@@ -174,11 +174,16 @@ def mask_gradient(gradient: GradientFunction, masks: Sequence[Params]) -> Gradie
 
     def compute_masked(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
         update, scored = gradient(scorer, params, batch)
-        for mask in masks:
-            update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
-        return update, scored
+        return mask_update(update, masks), scored
 
     return compute_masked
+
+
+def mask_update(update: Params, masks: Sequence[Params]) -> Params:
+    """The update times each of these masks, which leave out tensors that are trained whole."""
+    for mask in masks:
+        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+    return update
 
 
 def collect_masks(states: dict[str, Tree]) -> list[Params]:
