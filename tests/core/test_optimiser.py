@@ -26,7 +26,7 @@ from shoal.core.local.step import (
 from shoal.core.lr_schedule import LrSchedule
 from shoal.core.model import tree
 from shoal.core.model.net import Net
-from shoal.core.optimiser import Optimiser, clip_by_role
+from shoal.core.optimiser import Optimiser, clip_apart
 from shoal.core.part import Part
 from shoal.models import build_model
 from shoal.parts.fedprox import FedProx
@@ -163,14 +163,29 @@ def test_what_a_plan_masks_does_not_move_by_adamw_and_its_decay():
 # clipping -------------------------------------------------------------------------------------------------------------
 def test_shared_and_personal_tensors_are_clipped_by_norms_of_their_own():
     update = {"a": torch.tensor([3.0, 0.0]), "own": torch.tensor([0.0, 0.5]), "b": torch.tensor([4.0])}
-    clipped = clip_by_role(update, 1.0, ("own",))
+    clipped = clip_apart(update, 1.0, [("own",)])
     assert list(clipped) == list(update)
     # the shared norm is 5, the personal one 0.5
     torch.testing.assert_close(clipped["a"], torch.tensor([0.6, 0.0]), rtol=1e-6, atol=0)
     torch.testing.assert_close(clipped["b"], torch.tensor([0.8]), rtol=1e-6, atol=0)
     assert torch.equal(clipped["own"], update["own"])
-    together = clip_by_role(update, 1.0, ())
+    together = clip_apart(update, 1.0, [])
     assert float(together["own"][1]) == pytest.approx(0.5 / 25.25**0.5, rel=1e-5)
+
+
+def test_a_step_clips_what_a_plan_trains_alone():
+    """A weight that is 0 and not trained has a gradient all the same, and no device would know its norm."""
+    net = build_model("mlp", (4,), 3, seed=0)
+    masks = {k: (torch.rand(net.initial[k].shape) < 0.3).float() for k in net.trainable}
+    params = net.initial | {k: net.initial[k] * mask for k, mask in masks.items()}
+    batch = Batch(10 * torch.randn(5, 4), ((torch.randint(0, 3, (5,)), None),))
+    context = make_context(net)
+    for plan_mask, states in ((masks, {}), ({}, {"other": {"mask": masks}})):
+        rule = StepRule(net, Method(), Optimiser(clip=0.1))
+        begun = rule.init_state(params, states)
+        state, _ = advance(rule, begun, batch, context._replace(mask=plan_mask), compute_autograd_gradient)
+        moved = torch.cat([(state.params[k] - params[k]).flatten() for k in net.trainable]) / LR
+        assert float(moved.norm()) == pytest.approx(0.1, rel=1e-3)
 
 
 def test_a_step_clips_what_is_personal_alone():

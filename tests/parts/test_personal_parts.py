@@ -12,6 +12,8 @@ from shoal.core.batch import Samples
 from shoal.core.builtin_tasks import TASKS
 from shoal.core.compose import compose
 from shoal.core.errors import ShoalError
+from shoal.core.local.optimiser_checks import refuse_optimiser_clashes
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.part import Part
 from shoal.core.session import Session, play_round
@@ -248,6 +250,58 @@ def test_apfl_learns_the_share():
     assert float(own["apfl_mixture.share"]) == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("own", ["ditto", "apfl(adaptive=True)"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedsam", "fedsam(adaptive=True)", "fedspeed", "fedsmoo", "fedper", "fedrep", "lgfedavg", "fedas", "fednh"],
+)
+@pytest.mark.parametrize("optimiser", [Optimiser(), Optimiser(weight_decay=0.1, clip=0.3)], ids=["", "clip"])
+def test_a_second_model_changes_nothing_of_the_first_beside_other_parts(method: str, own: str, optimiser: Optimiser):
+    """Neither its norm nor its losses reach what the method trains without it, shared or personal."""
+    plain = toy(method, optimiser=optimiser)
+    plain.play(3)
+    for both in (f"{method}+{own}", f"{own}+{method}"):
+        run = toy(both, optimiser=optimiser)
+        run.play(3)
+        assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params), both
+        for device in range(2):
+            head, remembered = (r.memory(device).get(".personal", {}) for r in (plain, run))
+            assert all(torch.equal(remembered[k], head[k]) for k in head), both
+
+
+def test_a_second_model_has_all_layers_of_its_own():
+    """The head that FedPer keeps is that of the first model; that of the second goes its own way."""
+    for method in ("fedper+ditto(lam=0.0)", "ditto(lam=0.0)+fedper"):
+        run, alone = toy(method), toy("ditto(lam=0.0)")
+        run.play(3), alone.play(3)
+        own, local = (r.memory(0)[".personal"] for r in (run, alone))
+        assert all(torch.equal(own[k], local[k]) for k in local) and len(local) == 4
+
+
+@pytest.mark.parametrize("own", ["ditto", "apfl", "fedrod"])
+@pytest.mark.parametrize("method", ["", "afd", "poc"])
+def test_the_loss_that_is_told_is_that_of_the_first_model(method: str, own: str):
+    """So that parts which choose by losses choose as they do without the second one."""
+    plain_name = f"{method}+balanced_softmax" if own == "fedrod" else method
+    plain, run = toy(plain_name.strip("+") or "fedavg"), toy(f"{method}+{own}".strip("+"))
+    for row, other in zip(plain.play(3), run.play(3)):
+        assert other["train_loss"] == pytest.approx(row["train_loss"], rel=1e-12)
+        if method == "poc":
+            assert other["poc.loss"] == pytest.approx(row["poc.loss"], rel=1e-6)
+    assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params)
+
+
+@pytest.mark.parametrize("own", ["ditto", "apfl(share=0.3, adaptive=True)", "fedrod"])
+def test_the_phases_of_fedrep_are_those_of_the_model_alone(own: str):
+    """What is beside the model learns in all steps, also in those of the head; so the share of APFL moves at all."""
+    run = toy(f"fedrep(head_share=1.0)+{own}")
+    run.play(2)
+    beside = list_side_tensors(run.net)
+    assert beside and all(torch.equal(run.params[k], run.net.initial[k]) for k in ("a.weight", "a.bias"))
+    assert not any(torch.equal(run.memory(0)[".personal"][k], run.net.initial[k]) for k in beside)
+    assert float(run.net.initial.get("apfl_mixture.share", 0.3)) == 0.3
+
+
 def test_two_models_and_batch_norm_are_refused():
     with pytest.raises(ShoalError, match="statistics of one"):
         build_tiny_run(compose([Ditto()]), (4, 4), setting=make_norm_setup())
@@ -300,6 +354,15 @@ def test_perfedavg_looks_ahead_on_other_samples_than_it_learns_from():
 
 
 # mixing and aligning --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "optimiser", [Optimiser(kind="adam"), Optimiser(lr_groups=(("*", 10.0),))], ids=["adam", "groups"]
+)
+def test_perfedavg_needs_steps_in_use_that_are_those_in_training(optimiser: Optimiser):
+    """A device uses w after one step of the recipe's optimiser, which must be the step ahead of training."""
+    with pytest.raises(ShoalError, match="perfedavg cannot be used with"):
+        refuse_optimiser_clashes(compose([PerFedAvg()]), optimiser)
+
+
 def test_fedala_learns_how_much_to_take_over():
     """own 2, w 1, c 4: the gradient -3 times w - own = -1 takes 0.3 off A = 1, then 2.7 * 0.1; theta 1.3, 1.57."""
     run = start_product(FedALA())
@@ -405,16 +468,25 @@ def test_fedas_aligns_features_to_those_of_the_old_body():
 
 
 # FedROD ---------------------------------------------------------------------------------------------------------------
-def test_the_head_of_fedrod_is_added_to_the_model():
-    run = toy(FedROD())
+@pytest.mark.parametrize("method", ["fedrod", "fedper+fedrod", "fednh+fedrod", "fedrod+fednh"])
+def test_the_head_of_fedrod_is_added_to_the_model(method: str):
+    """What a device uses is what it has trained, also where the last layer (FedNH's) has no bias."""
+    run = toy(method)
     run.play(2)
     own = run.session.loop.host.make_personal_model(0, run.params, 1)
     remembered = run.memory(0)[".personal"]
     x = torch.randn(5, 4, dtype=torch.float64)
-    logits, features, *_ = run.net.forward(run.params, x)
-    together = logits + features @ remembered["rod.weight"].T + remembered["rod.bias"]
+    logits, features, *_ = run.net.forward(run.params | remembered, x)
+    together = logits + features @ remembered["rod.weight"].T + remembered.get("rod.bias", 0.0)
     assert torch.allclose(run.net.forward(own, x)[0], together, atol=1e-12)
     assert not torch.allclose(logits, together)
+
+
+def test_the_generic_model_of_fedrod_is_that_of_balanced_softmax_beside_clipping_and_steps_uphill():
+    for other in ("", "+fedsam", "+fedspeed"):
+        plain, run = (toy(part + other, optimiser=Optimiser(clip=0.3)) for part in ("balanced_softmax", "fedrod"))
+        plain.play(3), run.play(3)
+        assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params), other
 
 
 def test_the_head_of_fedrod_by_hand():

@@ -1,5 +1,6 @@
 """The optimiser of local training: SGD, Adam and AdamW as pure functions of tensors."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import log
@@ -120,11 +121,11 @@ def clip_update(update: Params, bound: float | Tensor) -> Params:
     return tree.scale_params(update, factor)
 
 
-def clip_by_role(update: Params, bound: float | Tensor, personal: tuple[str, ...]) -> Params:
-    """The update with what is shared and what is personal each scaled to a norm of at most `bound`."""
-    own = tree.select_params(update, personal)
-    if not own:
+def clip_apart(update: Params, bound: float | Tensor, apart: Sequence[Collection[str]]) -> Params:
+    """The update with each of some groups of tensors, and all others together, scaled to a norm of at most `bound`."""
+    if not any(apart):
         return clip_update(update, bound)
-    shared = {k: u for k, u in update.items() if k not in own}
-    clipped = clip_update(own, bound) | (clip_update(shared, bound) if shared else {})
+    rest = [name for name in update if not any(name in group for group in apart)]
+    groups = [tree.select_params(update, group) for group in (*apart, rest) if group]
+    clipped = {k: u for group in groups for k, u in clip_update(group, bound).items()}
     return {k: clipped[k] for k in update}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.model import tree
 from shoal.core.model.heads import add_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
@@ -14,6 +15,7 @@ from shoal.core.model.twins import add_twins, detach_twins, list_twins
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.side_loss import add_side_loss
 
 TWIN, SHARE = "apfl", "apfl_mixture.share"
 
@@ -38,7 +40,10 @@ class APFL(Part):
     def model(self, net: Net) -> Net:
         owner, _, key = SHARE.partition(".")
         return add_side_tensors(
-            add_twins(net, TWIN, self.name()), owner, {key: torch.full((1,), self.share)}, "personal"
+            add_twins(net, TWIN, self.name()),
+            owner,
+            {key: torch.full((1,), self.share, dtype=torch.float64)},
+            "personal",
         )
 
     def mask(self, local: Local) -> Params:
@@ -47,10 +52,9 @@ class APFL(Part):
 
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def score_both(params: Params, batch: Batch) -> BatchScore:
-            shared = detach_twins(params, TWIN)
-            scored = inner(shared, batch)
-            mixed = inner(shared | mix_models(params, params[find_share(params)]), batch)
-            return scored._replace(loss=scored.loss + mixed.loss)
+            scored = inner(detach_twins(params, TWIN), batch)
+            mixed = inner(tree.detach_params(params) | mix_models(params, params[find_share(params)]), batch)
+            return add_side_loss(scored, mixed.loss)
 
         return score_both
 
@@ -69,5 +73,5 @@ def find_share(params: Params) -> str:
 
 def mix_models(params: Params, share: Tensor) -> Params:
     """share v + (1 - share) w, by the names of w, through which no gradient goes to w."""
-    share = share.clamp(0, 1)
+    share = share.clamp(0, 1).reshape(())
     return {k: share * v + (1 - share) * params[k].detach() for k, v in list_twins(params, TWIN).items()}

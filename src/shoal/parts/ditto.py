@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.core.batch import Batch, BatchScore, Scorer
+from shoal.core.model import tree
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
 from shoal.core.model.twins import add_twins, detach_twins, list_twins, put_twins_in_place
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Device, Local
 from shoal.parts.lib.checks import require
+from shoal.parts.lib.side_loss import add_side_loss
 
 TWIN = "ditto"
 
@@ -35,9 +37,9 @@ class Ditto(Part):
     def objective(self, inner: Scorer, local: Local) -> Scorer:
         def score_both(params: Params, batch: Batch) -> BatchScore:
             scored = inner(detach_twins(params, TWIN), batch)
-            own = inner(detach_twins(put_twins_in_place(params, TWIN), TWIN), batch)
+            own = inner(tree.detach_params(params) | list_twins(params, TWIN), batch)
             apart = sum((v - local.anchor[k]).square().sum() for k, v in list_twins(params, TWIN).items())
-            return scored._replace(loss=scored.loss + own.loss + self.lam / 2 * apart)
+            return add_side_loss(scored, own.loss + self.lam / 2 * apart)
 
         return score_both
 

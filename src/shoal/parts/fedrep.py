@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params
 from shoal.core.part import Part
@@ -35,5 +36,5 @@ class FedRep(Part):
         numbers, net = local.numbers, local.net
         head_turn = (numbers["step"] + 0.5 < self.head_share * numbers["steps"]).to(net.dtype)
         head = find_last_layers(net, self.layers, self.name())
-        body = [name for name in net.trainable if name not in head]
+        body = [name for name in net.trainable if name not in (*head, *list_side_tensors(net))]
         return fill_masks(local.anchor, head, head_turn) | fill_masks(local.anchor, body, 1 - head_turn)

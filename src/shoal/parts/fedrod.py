@@ -15,6 +15,7 @@ from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Local
 from shoal.parts.lib.class_priors import compute_log_prior
+from shoal.parts.lib.side_loss import add_side_loss
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class FedROD(Part):
 
     def model(self, net: Net) -> Net:
         _, layer = find_head_layer(net, self.name())
-        own = {"weight": torch.zeros(net.classes, layer.in_features), "bias": torch.zeros(net.classes)}
+        own = {"weight": torch.zeros(net.classes, layer.in_features)}
+        if layer.bias is not None:
+            own["bias"] = torch.zeros(net.classes)
         return add_side_tensors(net, "rod", own, "personal", ("weight",))
 
     def begin(self, params: Params, memory: Tree, device: Device) -> tuple[Params, Tree]:
@@ -42,19 +45,27 @@ class FedROD(Part):
             scored = inner(params, batch)
             generic = local.net.task.compute_mean_loss(scored.logits + local.state["prior"], batch)
             known = local.anchor | params
-            own = F.linear(scored.features.detach(), find_head_tensor(known, "weight"), find_head_tensor(known, "bias"))
+            own = F.linear(
+                scored.features.detach(), *(find_head_tensor(known, key) for key in list_head_keys(local.net))
+            )
             if own.shape != scored.logits.shape:
                 problem = f"fedrod adds logits of shape {tuple(own.shape)} to the model's {tuple(scored.logits.shape)}."
                 raise ShoalError("bad-part", problem, "Use a model whose last linear layer makes the logits.")
-            return scored._replace(loss=generic + local.net.task.compute_mean_loss(own + scored.logits.detach(), batch))
+            summed = local.net.task.compute_mean_loss(own + scored.logits.detach(), batch)
+            return add_side_loss(scored._replace(loss=generic), summed)
 
         return score_both_heads
 
     def personal(self, params: Params, memory: Tree, device: Device) -> Params:
         """Both heads are linear in the same features: their summed tensors give their summed logits."""
-        name, layer = find_head_layer(device.net, self.name())
-        keys = ("weight", "bias") if layer.bias is not None else ("weight",)
+        name, keys = device.net.head_name, list_head_keys(device.net)
         return params | {f"{name}.{k}": params[f"{name}.{k}"] + find_head_tensor(params, k) for k in keys}
+
+
+def list_head_keys(net: Net) -> tuple[str, ...]:
+    """What a head has: a bias only where the model's last layer has one, to which it can be added."""
+    has_bias = f"{net.head_name}.bias" in net.initial and any(f".{name}".endswith(".rod.bias") for name in net.initial)
+    return ("weight", "bias") if has_bias else ("weight",)
 
 
 def find_head_tensor(params: Params, key: str) -> Tensor:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.tree import Params
 from shoal.core.part import Neutral, Part
 from shoal.core.types import Local
@@ -35,12 +36,14 @@ class FedSAM(Part):
         require(self, "rho >= 0 and eta >= 0", self.rho >= 0 and self.eta >= 0)
 
     def gradient(self, inner: GradientFunction, local: Local) -> GradientFunction:
+        beside = list_side_tensors(local.net)
+
         def compute_uphill(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
             slope, scored = inner(scorer, params, batch)
             if self.adaptive:
-                ascent = make_adaptive_ascent_step(slope, params, self.rho, self.eta)
+                ascent = make_adaptive_ascent_step(slope, params, self.rho, self.eta, beside)
             else:
-                ascent = make_ascent_step(slope, self.rho)
+                ascent = make_ascent_step(slope, self.rho, beside)
             return compute_shifted_gradient(inner, scorer, params, ascent, batch)[0], scored
 
         return compute_uphill

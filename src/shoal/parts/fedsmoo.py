@@ -10,6 +10,7 @@ from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
 from shoal.core.extras import Declaration, Extra
 from shoal.core.metric import Metric
 from shoal.core.model import tree
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Plan
 from shoal.core.model.tree import Params, Tree
@@ -87,11 +88,12 @@ class FedSMOO(Part):
         return params, {"h": h, "mu": memory.get("mu") or tree.make_zeros(h), "g_norm": unknown}
 
     def gradient(self, inner: GradientFunction, local: Local) -> GradientFunction:
-        mu, s = local.state["mu"], local.got["s"]
+        mu, s, beside = local.state["mu"], local.got["s"], list_side_tensors(local.net)
 
         def compute_uphill(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
             slope, scored = inner(scorer, params, batch)
-            ascent = make_ascent_step(slope | {k: slope[k] - m - s[k] for k, m in mu.items()}, self.rho)
+            direction = slope | {k: slope[k] - m - s[k] for k, m in mu.items()}
+            ascent = make_ascent_step(direction, self.rho, beside)
             above, _ = compute_shifted_gradient(inner, scorer, params, ascent, batch)
             aux = {make_aux_key(k): ascent[k] for k in mu} | {make_aux_key(""): compute_step_norm(slope)}
             pulled = add_dynamic_pull(above, params, local.anchor, local.state["h"], self.lam)

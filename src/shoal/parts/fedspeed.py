@@ -8,6 +8,7 @@ from torch import Tensor
 from shoal.core.batch import Batch, BatchScore, GradientFunction, Scorer
 from shoal.core.metric import Metric
 from shoal.core.model import tree
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.tree import Params, Tree
 from shoal.core.part import Part
 from shoal.core.types import Device, Local, Round
@@ -72,9 +73,13 @@ class FedSpeed(Part):
         return params, {"h": recall_change_sum(memory, params, device)}
 
     def gradient(self, inner: GradientFunction, local: Local) -> GradientFunction:
+        beside = list_side_tensors(local.net)
+
         def compute_uphill(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
             slope, scored = inner(scorer, params, batch)
-            ascent = make_ascent_step(slope, self.rho) if self.normalised else tree.scale_params(slope, self.rho)
+            ascent = (
+                make_ascent_step(slope, self.rho, beside) if self.normalised else tree.scale_params(slope, self.rho)
+            )
             above, _ = compute_shifted_gradient(inner, scorer, params, ascent, batch)
             mixed = {k: (1 - self.alpha) * slope[k] + self.alpha * above[k] for k in slope}
             return add_dynamic_pull(mixed, params, local.anchor, local.state["h"], self.lam), scored

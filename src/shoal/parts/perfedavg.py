@@ -26,6 +26,7 @@ class PerFedAvg(Part):
 
     cite: ClassVar = ("fallah2020perfedavg",)
     perturbs_gradient: ClassVar = True
+    assumes_sgd: ClassVar = True
     neutral: ClassVar = Neutral({"alpha": 0.0, "halves": False})
 
     alpha: float = 0.01

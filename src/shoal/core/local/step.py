@@ -16,9 +16,10 @@ from shoal.core.compose import Method
 from shoal.core.local.accumulate import accumulate_gradients
 from shoal.core.local.layer_overrides import replay_layer_draws
 from shoal.core.model import tree
+from shoal.core.model.heads import list_side_tensors
 from shoal.core.model.net import Net
 from shoal.core.model.tree import Params, Tree
-from shoal.core.optimiser import Optimiser, clip_by_role, is_set
+from shoal.core.optimiser import Optimiser, clip_apart, is_set
 from shoal.core.types import Local
 
 
@@ -58,9 +59,12 @@ class StepRule:
         return self.method.taps(self.net)
 
     @cached_property
-    def personal(self) -> tuple[str, ...]:
-        """The trained tensors that stay on their device."""
-        return tuple(k for k in self.net.trainable if self.net.roles.get(k) == "personal")
+    def clipped_apart(self) -> tuple[tuple[str, ...], ...]:
+        """The trained tensors that are not clipped with the shared ones: those of the model that stay on their device,
+        and those beside the model."""
+        beside = list_side_tensors(self.net)
+        personal = (k for k in self.net.trainable if self.net.roles.get(k) == "personal")
+        return tuple(k for k in personal if k not in beside), beside
 
     def init_state(self, params: Params, states: dict[str, Tree], slots: Tree | None = None) -> LocalState:
         """The state before the first step, with the states that `begin` of each part returned.
@@ -113,20 +117,20 @@ def advance(
     update, scored = gradient(scorer, params, batch)
 
     if is_set(optimiser.clip):
-        update = clip_by_role(update, optimiser.clip, rule.personal)
+        # what a plan leaves at 0 may have a gradient here, and would be clipped with what is trained
+        update = mask_update(update, (context.mask, *collect_masks(states)))
+        update = clip_apart(update, optimiser.clip, rule.clipped_apart)
     update = optimiser.add_weight_decay(update, params)
     for part in method.parts_at("step"):
         name = part.name()
         local = view_for_part(name)._replace(loss_at=lambda at: scorer(at, batch).loss)
         update, state = part.step(update, states[name], scored, local)
         states = states | {name: state}
-    for mask in masks:
-        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+    update = mask_update(update, masks)
     update, slots = optimiser.step(update, slots, params)
     if optimiser.lr_groups:
         update = optimiser.scale_groups(update)
-    for mask in (context.mask, *masks, *collect_masks(states)):
-        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+    update = mask_update(update, (context.mask, *masks, *collect_masks(states)))
 
     lr = context.numbers["lr"]
     params = {k: torch.addcmul(p, update[k], lr, value=-1) for k, p in params.items()}
@@ -170,11 +174,16 @@ def mask_gradient(gradient: GradientFunction, masks: Sequence[Params]) -> Gradie
 
     def compute_masked(scorer: Scorer, params: Params, batch: Batch) -> tuple[Params, BatchScore]:
         update, scored = gradient(scorer, params, batch)
-        for mask in masks:
-            update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
-        return update, scored
+        return mask_update(update, masks), scored
 
     return compute_masked
+
+
+def mask_update(update: Params, masks: Sequence[Params]) -> Params:
+    """The update times each of these masks, which leave out tensors that are trained whole."""
+    for mask in masks:
+        update = {k: u * mask[k] if k in mask else u for k, u in update.items()}
+    return update
 
 
 def collect_masks(states: dict[str, Tree]) -> list[Params]:

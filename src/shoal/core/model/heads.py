@@ -59,6 +59,14 @@ class SideTensors(nn.Module):
         return x
 
 
+def list_side_tensors(net: Net) -> tuple[str, ...]:
+    """The trained tensors beside the model, such as those of a device's second model."""
+    if "personal" not in net.roles.values():
+        return ()
+    holders = tuple(f"{name}." for name, layer in net.module.named_modules() if isinstance(layer, SideTensors))
+    return tuple(name for name in net.trainable if name.startswith(holders))
+
+
 def extend_axis_columns(axis: Axis, like: str, tensors: Sequence[str]) -> Axis:
     """The axis with further tensors, whose columns are cut like those of the tensor `like`."""
     column_cuts = [cut for cut in axis.cuts if cut.tensor == like and cut.dim == 1]

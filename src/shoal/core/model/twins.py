@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.model.heads import SideTensors
+from shoal.core.model.heads import SideTensors, list_side_tensors
 from shoal.core.model.module_copy import copy_module
 from shoal.core.model.net import Net
 from shoal.core.model.plan import Axis
@@ -13,11 +13,12 @@ from shoal.core.model.tree import Params
 
 
 def add_twins(net: Net, twin: str, part: str) -> Net:
-    """The net with a personal copy of every shared tensor that is trained, called TWIN.NAME and cut like it."""
+    """The net with a personal copy of every tensor that the model trains, called TWIN.NAME and cut like it."""
     if net.mixes_batch:
         problem = f"{part} trains two models on a device, and batch norm keeps the statistics of one."
         raise ShoalError("bad-part", problem, "Use a model with group norm, or without norms.")
-    module, names = copy_module(net), net.shared_trainable
+    module, beside = copy_module(net), list_side_tensors(net)
+    names = [name for name in net.trainable if name not in beside]
     holder = SideTensors({})
     for name in names:
         place_parameter(holder, name, net.initial[name].clone())
