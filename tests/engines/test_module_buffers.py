@@ -23,6 +23,9 @@ SMALL: dict[str, Any] = dict(
 class AverageNorm(nn.Module):
     """Divides by a running average of the norm of a weight, and counts its steps."""
 
+    norm: Tensor
+    steps: Tensor
+
     def __init__(self, in_place: bool, is_persistent: bool = True):
         super().__init__()
         torch.manual_seed(0)

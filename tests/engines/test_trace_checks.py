@@ -81,6 +81,8 @@ class BatchSize(Layers):
 
 
 class RunningMean(Layers):
+    mean: Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(6))

@@ -273,7 +273,8 @@ def test_a_second_model_has_all_layers_of_its_own():
     """The head that FedPer keeps is that of the first model; that of the second goes its own way."""
     for method in ("fedper+ditto(lam=0.0)", "ditto(lam=0.0)+fedper"):
         run, alone = toy(method), toy("ditto(lam=0.0)")
-        run.play(3), alone.play(3)
+        run.play(3)
+        alone.play(3)
         own, local = (r.memory(0)[".personal"] for r in (run, alone))
         assert all(torch.equal(own[k], local[k]) for k in local) and len(local) == 4
 
@@ -485,7 +486,8 @@ def test_the_head_of_fedrod_is_added_to_the_model(method: str):
 def test_the_generic_model_of_fedrod_is_that_of_balanced_softmax_beside_clipping_and_steps_uphill():
     for other in ("", "+fedsam", "+fedspeed"):
         plain, run = (toy(part + other, optimiser=Optimiser(clip=0.3)) for part in ("balanced_softmax", "fedrod"))
-        plain.play(3), run.play(3)
+        plain.play(3)
+        run.play(3)
         assert all(torch.equal(run.params[k], plain.params[k]) for k in plain.params), other
 
 

@@ -1,7 +1,7 @@
 """Figures of a table: the published value, the measured one over seeds, and the gap between them."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -95,7 +95,7 @@ def refuse_unmatched_columns(table: PaperTable) -> None:
 def make_figures(
     column: TableColumn,
     row: TableRow,
-    published: dict[str, Value],
+    published: Mapping[str, Value],
     runs: Sequence[History] | None = None,
     target: float = 0.0,
     reading: Reading = PLAIN,
@@ -107,7 +107,7 @@ def make_figures(
     if runs is None and all(value is None for value in published.values()):
         return []
     figures, several = [], len(runs or ()) > 1
-    published = published | derive_published_rounds(published, reading)
+    published = {**published, **derive_published_rounds(published, reading)}
     defaults = list_default_metrics(published, runs, target) if runs else []
     defaults += [f"{ROUNDS}{target:g}"] if runs and target and reading.clock else []
     for metric in dict.fromkeys((*defaults, *published)):
@@ -121,7 +121,7 @@ def make_figures(
     return figures
 
 
-def derive_published_rounds(published: dict[str, Value], reading: Reading) -> dict[str, Value]:
+def derive_published_rounds(published: Mapping[str, Value], reading: Reading) -> dict[str, Value]:
     """Published seconds as rounds, where the authors' seconds are a constant times rounds."""
     if reading.clock is None:
         return {}
@@ -136,7 +136,7 @@ def derive_published_rounds(published: dict[str, Value], reading: Reading) -> di
 def make_figures_of_list(
     column: TableColumn,
     row: TableRow,
-    published: dict[str, Value],
+    published: Mapping[str, Value],
     groups: Sequence[Sequence[History]],
     target: float,
     reading: Reading,
@@ -156,7 +156,7 @@ def make_figures_of_list(
     return [replace(f, note=note) for f in (*figures[:1], replace(every, reached=len(known)), *figures[1:])]
 
 
-def list_default_metrics(published: dict[str, Value], runs: Sequence[History], target: float) -> list[str]:
+def list_default_metrics(published: Mapping[str, Value], runs: Sequence[History], target: float) -> list[str]:
     """The metrics of every cell: accuracy as its paper has it, seconds to the target, what a device had to do.
 
     Where a run looked at the three likeliest classes, accuracy and target are about those. Where devices test on

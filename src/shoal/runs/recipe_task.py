@@ -201,7 +201,8 @@ def run_and_watch_constants(net: Net, params: Params, samples: Inputs, name: str
     keeps so, as for longer texts, follows from its settings.
     """
     holders = {id(layer._buffers): layer for layer in net.module.modules()}.values()
-    kept = [(layer, key, layer._buffers.get(key)) for layer in holders for key in layer._non_persistent_buffers_set]
+    names = [(layer, key) for layer in holders for key in sorted(layer._non_persistent_buffers_set)]
+    kept = [(layer, key, layer._buffers.get(key)) for layer, key in names]
     before = [None if tensor is None else tensor.clone() for _, _, tensor in kept]
     outputs = net.forward(params, samples, training=True)[0]
     for (_, key, tensor), copy in zip(kept, before):

@@ -84,7 +84,8 @@ def fuse_updates(graph: fx.Graph, carried: int) -> None:
     for own, end in zip(inputs, list_carried_outputs(graph)):
         if not (isinstance(end, fx.Node) and end.target is aten.addcmul.default and end.args[0] is own):
             continue
-        update, lr = end.args[1], end.args[2]
+        update: Any = end.args[1]
+        lr = end.args[2]
         if len(end.users) != 1 or any(place[user] > place[end] for user in readers[own]):
             continue
         if update is not own and own in memory.get(update, ()):
