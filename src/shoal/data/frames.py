@@ -21,6 +21,8 @@ from shoal.data.table import (
 from shoal.data.user_split import make_data_error
 
 ONE_DAY = datetime.timedelta(days=1)
+PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}
+"""What images of Pillow are brought to whose values are no brightness, by their mode."""
 
 
 def find_frame_kind(data: Any) -> str:
@@ -143,9 +145,17 @@ def drop_zone(moment: Any) -> np.datetime64:
     return np.datetime64(moment, "us")
 
 
+def refuse_wide_pixels(image: Any, called: str) -> None:
+    """Refuse an image of Pillow whose pixels are whole numbers beyond a byte."""
+    if image.mode.startswith("I"):
+        problem = f"{called} has pixels of 16 or 32 bits (mode {image.mode}), which do not fit into bytes."
+        raise make_data_error(problem, "Save it with 8 bits, or give arrays of real numbers from 0 to 1.")
+
+
 def convert_image(image: Any) -> np.ndarray:
-    """An image of Pillow as bytes with the channels first."""
-    pixels = np.asarray(image)
+    """An image of Pillow as bytes with the channels first; numbers of colours become the colours."""
+    refuse_wide_pixels(image, "An image")
+    pixels = np.asarray(image.convert(PLAIN_MODES.get(image.mode, image.mode)))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

@@ -274,7 +274,10 @@ def convert_entry(value: Any, what: str) -> Tensor:
 
 
 def convert_tensor(value: Any, what: str) -> Tensor:
-    """Single precision, bytes or whole numbers, on the CPU; a copy is made only where it has to be."""
+    """Single precision, bytes or whole numbers, on the CPU; a copy is made only where it has to be.
+
+    Inputs of yes and no are the numbers 1 and 0.
+    """
     if not isinstance(value, Tensor):
         try:
             array = np.asarray(value)
@@ -306,7 +309,7 @@ def convert_tensor(value: Any, what: str) -> Tensor:
     if value.is_floating_point():
         return value.to(torch.float32)
     if what.startswith("x") and value.dtype in (torch.uint8, torch.bool):
-        return value.to(torch.uint8)
+        return value if value.dtype == torch.uint8 else value.to(torch.float32)
     return value if value.dtype == torch.bool and value.dim() > 1 else value.to(torch.int64)
 
 
