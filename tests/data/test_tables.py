@@ -281,3 +281,33 @@ def test_numbers_with_a_decimal_comma_are_told(tmp_path):
         build_user_dataset(path)
     path.write_text("size,label\n" + "".join(f'{i},"{i % 3},5"\n' for i in range(40)))
     assert "Column 'label'" in build_user_dataset(path).remarks[0]
+
+
+@pytest.mark.parametrize("form", [list, np.array])
+def test_arrays_in_a_column_are_finite_or_refused(form):
+    for odd in (float("nan"), float("inf"), 1e300):
+        rows = [form([1.0, float(i)]) for i in range(19)] + [form([1.0, odd])]
+        for values in (rows, [form([1.0]), *rows[1:]]):  # one shape, and sequences
+            with pytest.raises(ShoalError, match="row 19, column 'a': the array holds"):
+                build_user_dataset(pandas.DataFrame({"a": values, "label": np.arange(20) % 2}), test_share=0.5)
+
+
+def test_owners_that_a_column_of_numbers_does_not_tell_apart_are_refused(tmp_path):
+    owners = np.array([1234567890123456789, 1234567890123456790] * 10)
+    frame = pandas.DataFrame({"a": np.arange(20.0), "owner": owners, "label": np.arange(20) % 2})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    for data in (frame, tmp_path / "own.csv"):
+        with pytest.raises(ShoalError, match="column 'owner': numbers of 16 digits and more"):
+            build_user_dataset(data)
+    named = build_user_dataset(frame.assign(owner=frame["owner"].astype(str)))
+    assert set(named.owners.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_categories_of_numbers_keep_the_digits_that_tell_them_apart(kind):
+    values = np.array([1234567, 1234568, 0.1, 1.2345671, 1.2345682], kind)
+    frame = pandas.DataFrame({"a": np.tile(values, 4), "label": np.arange(20) % 2})
+    trained = build_user_dataset(frame.assign(a=frame["a"].astype("category")), test=frame)
+    assert isinstance(trained.inputs, torch.Tensor) and trained.inputs.shape == (20, 5)
+    assert torch.equal(trained.inputs, trained.test_inputs) and not trained.remarks
+    assert trained.encoding is not None and {"0.1", "1234567"} < set(trained.encoding.columns[0].categories)

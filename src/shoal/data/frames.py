@@ -17,6 +17,7 @@ from shoal.data.table import (
     make_date_column,
     make_number_column,
     parse_dates,
+    write_number,
 )
 from shoal.data.user_split import make_data_error
 
@@ -65,7 +66,7 @@ def read_pandas_column(series: Any, name: str, known_kind: str = "") -> SampleCo
         names = dtype.categories
         if getattr(names.dtype, "kind", "O") not in "buif":
             return read_pandas_column(series.astype(names.dtype), name, known_kind)
-        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in names.tolist()]
+        texts = [write_number(value) if names.dtype.kind == "f" else str(value) for value in names.to_numpy()]
         return make_category_column([None if code < 0 else texts[code] for code in series.cat.codes.tolist()])
     if kind == "M":
         moments = series.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(dtype, "tz", None) else series

@@ -105,7 +105,21 @@ def assemble_table(names: Sequence[Any], columns: Sequence[SampleColumn], source
                     f"{table.locate(row, name)}: {column.values[row]:g} is not a usable number.",
                     "Correct it or drop the column.",
                 )
+        elif column.kind in ("array", "sequence"):
+            refuse_infinite_arrays(name, table)
     return table
+
+
+def refuse_infinite_arrays(name: str, table: Table) -> None:
+    """Refuse a column of arrays or sequences with a value that is missing, infinite or beyond single precision."""
+    values = table.columns[name].values
+    if isinstance(values, np.ndarray) and values.dtype.kind != "f":
+        return
+    for row, value in enumerate(values):
+        value = np.asarray(value)
+        if value.dtype.kind == "f" and not (np.abs(value) <= LARGEST).all():
+            problem = f"{table.locate(row, name)}: the array holds a value that is not a number or not finite."
+            raise make_data_error(problem, "Replace it or drop the row.")
 
 
 def choose_columns(names: Sequence[Any], kinds: Mapping[str, str] | None, source: str) -> list[int]:
@@ -136,6 +150,18 @@ def make_category_column(values: Sequence[Any]) -> SampleColumn:
     texts = np.empty(len(values), dtype=object)
     texts[:] = [None if value is None or value != value else str(value) for value in values]
     return SampleColumn("category", texts)
+
+
+def write_number(value: float) -> str:
+    """A number as the text of a category: whole ones with all their digits, others with six, or more where these lack.
+
+    So that it is the same text whether it came in single or in double precision.
+    """
+    value = float(value)
+    if value.is_integer():
+        return f"{value:.0f}"
+    short = f"{value:g}"
+    return short if np.float32(short) == np.float32(value) else str(value)
 
 
 def make_date_column(values: Any) -> SampleColumn:

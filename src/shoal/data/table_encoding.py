@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.sequences import MASK, pad_sequences
-from shoal.data.table import SampleColumn, Table
+from shoal.data.table import SampleColumn, Table, write_number
 from shoal.data.text_cells import is_truth
 from shoal.data.user_split import make_data_error
 
@@ -171,7 +171,7 @@ def match_kind(encoding: ColumnEncoding, column: SampleColumn, rows: str) -> Sam
 
 def write_numbers_as_texts(column: SampleColumn) -> SampleColumn:
     """Numbers as the texts of a category, whole ones with all their digits."""
-    texts = [None if v != v else f"{v:.0f}" if v.is_integer() else f"{v:g}" for v in column.values.tolist()]
+    texts = [None if value != value else write_number(value) for value in column.values.tolist()]
     return SampleColumn("category", np.array(texts, dtype=object))
 
 
