@@ -311,3 +311,21 @@ def test_categories_of_numbers_keep_the_digits_that_tell_them_apart(kind):
     assert isinstance(trained.inputs, torch.Tensor) and trained.inputs.shape == (20, 5)
     assert torch.equal(trained.inputs, trained.test_inputs) and not trained.remarks
     assert trained.encoding is not None and {"0.1", "1234567"} < set(trained.encoding.columns[0].categories)
+
+
+@pytest.mark.parametrize("rate", ["D", "123456789ns"])
+def test_times_with_a_zone_are_dates_in_a_file_as_in_a_frame(rate, tmp_path):
+    """pandas writes them like 2024-01-01 00:00:00.123456789+01:00."""
+    times = pandas.date_range("2024-01-01 00:30", periods=40, freq=rate, tz="Europe/Berlin")
+    frame = pandas.DataFrame({"when": times, "label": np.arange(40) % 2})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    given, read = build_user_dataset(frame), build_user_dataset(tmp_path / "own.csv")
+    assert read.encoding is not None and given.encoding is not None
+    assert read.encoding.columns[0].kind == "date" and torch.equal(given.inputs, read.inputs)
+    assert read.encoding.columns[0].center == given.encoding.columns[0].center
+
+
+def test_tables_of_devices_that_say_whose_rows_are_whose_are_refused_with_the_column():
+    tables = [pandas.DataFrame({"a": [1.0, 2.0], "owner": [0, 1], "label": [0, 1]})] * 2
+    with pytest.raises(ShoalError, match="one per device, and have a column 'owner'"):
+        build_user_dataset(tables)

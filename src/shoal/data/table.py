@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.data.user_split import LARGEST, make_data_error
 
-DATE = r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?Z?)?"
+DATE = r"(\d{4}-\d\d-\d\d)(?:([T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(?:Z| UTC|([+-])(\d\d):?(\d\d))?)?"
 MISSING_RULES = ("refuse", "mean", "median", "zero", "flag")
 """What may become of missing values."""
 
@@ -136,13 +136,28 @@ def make_number_column(values: Any, whole: bool = False) -> SampleColumn:
 
 
 def parse_dates(cells: Sequence[str]) -> np.ndarray | None:
-    """Texts like 2024-01-31 or 2024-01-31 12:00 as dates of NumPy, "" as none; None where one is anything else."""
-    if not any(cells) or not all(re.fullmatch(DATE, cell) for cell in cells if cell):
+    """Texts like 2024-01-31 or 2024-01-31 12:00 as dates of NumPy, "" as none; None where one is anything else.
+
+    Those with a zone, like 2024-01-31 12:00+01:00, are in UTC.
+    """
+    if not any(cells):
         return None
-    try:
-        return np.array([np.datetime64(cell.rstrip("Z") or "NaT", "us") for cell in cells])
-    except ValueError:
-        return None
+    dates = []
+    for cell in cells:
+        match = re.fullmatch(DATE, cell)
+        if cell and not match:
+            return None
+        try:
+            dates.append(np.datetime64("NaT", "us") if match is None else read_moment(*match.groups()))
+        except ValueError:
+            return None
+    return np.array(dates)
+
+
+def read_moment(day: str, time: str | None, sign: str | None, hours: str | None, minutes: str | None) -> np.datetime64:
+    """A date or a time as NumPy has it; `sign`, `hours` and `minutes` say how far its zone is ahead of UTC."""
+    ahead = int(hours or 0) * 60 + int(minutes or 0)
+    return np.datetime64(day + (time or ""), "us") - np.timedelta64(-ahead if sign == "-" else ahead, "m")
 
 
 def make_category_column(values: Sequence[Any]) -> SampleColumn:
