@@ -17,6 +17,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
 from shoal.data.cache import read_stored_dataset, store_dataset
 from shoal.data.dataset import Dataset
+from shoal.data.table_sources import read_sample_table
 from shoal.data.user_data import build_user_dataset
 from shoal.runs.fingerprint import fingerprint_dataset
 from shoal.runs.recipe import Recipe
@@ -329,3 +330,29 @@ def test_tables_of_devices_that_say_whose_rows_are_whose_are_refused_with_the_co
     tables = [pandas.DataFrame({"a": [1.0, 2.0], "owner": [0, 1], "label": [0, 1]})] * 2
     with pytest.raises(ShoalError, match="one per device, and have a column 'owner'"):
         build_user_dataset(tables)
+
+
+def test_categories_of_numbers_are_the_same_in_arrow_and_in_files(tmp_path):
+    """Arrow keeps that a column of pandas is one of categories; a file has 3.0 where a gap made it real."""
+    arrow = pytest.importorskip("pyarrow")
+    for values in ([3, 7], [0.25, 3.0]):
+        frame = pandas.DataFrame({"code": pandas.Categorical(values * 10), "label": np.arange(20) % 2})
+        given = build_user_dataset(frame)
+        other = build_user_dataset(arrow.Table.from_pandas(frame))
+        assert isinstance(given.inputs, torch.Tensor) and torch.equal(other.inputs, given.inputs)  # type: ignore[arg-type]
+        frame.astype({"code": float}).to_csv(tmp_path / "new.csv", index=False)
+        assert given.encoding is not None
+        table = read_sample_table(tmp_path / "new.csv", kinds=given.encoding.kinds)
+        assert table is not None
+        inputs, remarks = given.encoding.encode_rows(table)
+        assert inputs.argmax(1).tolist() == [0, 1] * 10 and not remarks
+
+
+def test_a_line_that_numbers_the_columns_is_no_sample(tmp_path):
+    frame = pandas.DataFrame(np.c_[np.random.default_rng(0).random((20, 3)), np.arange(20) % 2])
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(ShoalError, match="begins with 0,1,2,3, which numbers the columns"):
+        build_user_dataset(tmp_path / "own.csv")
+    frame.to_csv(tmp_path / "own.csv", index=False, header=False)
+    dataset = build_user_dataset(tmp_path / "own.csv")
+    assert len(dataset.targets) + len(dataset.test_targets) == 20

@@ -96,6 +96,10 @@ def read_arrow_column(column: Any, name: str, known_kind: str = "") -> SampleCol
     kind = str(column.type)
     is_truth = kind == "bool"
     is_number = kind.startswith(("int", "uint", "float", "double", "halffloat"))
+    if kind.startswith(("dictionary<values=int", "dictionary<values=uint")) and known_kind != "number":
+        return make_category_column([None if value is None else str(value) for value in column.to_pylist()])
+    if kind.startswith(("dictionary<values=float", "dictionary<values=double")) and known_kind != "number":
+        return make_category_column([None if value is None else write_number(value) for value in column.to_pylist()])
     if is_number or is_truth and known_kind != "category":
         if not column.null_count and not is_truth:
             return make_number_column(column.to_numpy(), not kind.startswith(("float", "double", "half")))

@@ -50,11 +50,14 @@ class ColumnEncoding:
         return np.concatenate((block, missing[:, None].astype(np.float32)), 1) if self.flags else block
 
     def number_categories(self) -> dict[str, int]:
-        """The place of each category by its text; of true and false by other spellings, too, which packages make."""
+        """The place of each category by its text; of true, false and whole numbers by what else packages write."""
         places = {text: i for i, text in enumerate(self.categories)}
         for text in filter(is_truth, self.categories):
             for spelling in (text.lower(), text.capitalize(), text.upper()):
                 places.setdefault(spelling, places[text])
+        for text in self.categories:
+            if re.fullmatch(r"-?\d+", text):
+                places.setdefault(f"{text}.0", places[text])
         return places
 
 
