@@ -1,5 +1,6 @@
 """Metrics of torchmetrics for the built-in tasks, made when they are asked for; the package is imported no earlier."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ShoalError
+
+MEANS_OVER_CLASSES = ("MulticlassAccuracy", "MulticlassAUROC", "MultilabelAUROC")
+"""Metrics that torchmetrics takes for 0 of classes that no sample has."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +38,39 @@ class LibraryMetric:
         metric = make(**sized, **self.settings)
         if self.room == "regression":
             metric.set_dtype(torch.float64)  # sums of squares lose too many digits in 32 bits
-        return PreparedMetric(metric, self.prepare)
+        return PreparedMetric(metric, self.prepare, outputs if self.size else 2, self.class_name in MEANS_OVER_CLASSES)
 
 
 class PreparedMetric:
     """A metric of torchmetrics in one evaluation, given predictions and targets in the form that it takes."""
 
-    def __init__(self, metric: Any, prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None):
-        self.metric, self.prepare = metric, prepare
+    def __init__(
+        self,
+        metric: Any,
+        prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
+        classes: int = 0,
+        is_mean_over_classes: bool = False,
+    ):
+        self.metric, self.prepare, self.is_mean_over_classes = metric, prepare, is_mean_over_classes
+        self.samples, self.counts = 0, torch.zeros(classes, dtype=torch.int64)
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self.metric.update(*(self.prepare(predictions, targets) if self.prepare else (predictions, targets)))
+        predictions, targets = self.prepare(predictions, targets) if self.prepare else (predictions, targets)
+        self.metric.update(predictions, targets)
+        if self.is_mean_over_classes:
+            by_class = targets.sum(0) if targets.dim() == 2 else targets.bincount(minlength=len(self.counts))
+            self.counts, self.samples = self.counts + by_class, self.samples + len(targets)
 
     def compute(self) -> float:
-        return float(self.metric.compute())
+        """The value; a mean over classes is over those that can be judged, of which torchmetrics counts others as 0."""
+        needs_others = "AUROC" in type(self.metric).__name__  # a curve needs samples of the class, and others
+        judged = (self.counts > 0) & (self.counts < self.samples) if needs_others else self.counts > 0
+        if not self.is_mean_over_classes or judged.all() or not judged.any():
+            return float(self.metric.compute())
+        self.metric.average = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the classes that are left out
+            return float(self.metric.compute()[judged].mean())
 
 
 def flatten_positions(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +80,8 @@ def flatten_positions(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def read_yes_or_no(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities as two classes, 0 and 1."""
-    return (predictions.reshape(targets.shape) >= 0.5).long(), targets.long()
+    """Probabilities as two classes, 0 and 1; one half is no, as accuracy and predictions have it."""
+    return (predictions.reshape(targets.shape) > 0.5).long(), targets.long()
 
 
 def read_probability(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
