@@ -101,6 +101,9 @@ def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
         raise make_data_error(
             f"There are {lengths[0]} inputs but {len(part.owners)} owners.", "Give one owner per input."
         )
+    if part.order is not None and (part.order.shape != (lengths[0],) or np.isnan(part.order).any()):
+        problem = f"There are {lengths[0]} inputs, and order has the shape {part.order.shape} or holds no number."
+        raise make_data_error(problem, "Give one number per input, the newest largest.")
     return part
 
 
