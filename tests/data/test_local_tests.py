@@ -34,6 +34,19 @@ def test_every_device_keeps_its_share_of_every_class(labels_by_device, share, se
     assert all(np.array_equal(a, b) for a, b in zip(tested, again))
 
 
+def test_small_devices_together_test_on_every_class_alike():
+    """Where a device holds back less than a sample of each class, which class that is must not follow from its number.
+
+    Of 1,000 devices with one sample of each of 10 classes, 200 or so test on each: Binomial(1000, 0.2).
+    """
+    labels = np.tile(np.arange(10), 1000)
+    population = store_rows(list(np.arange(10_000).reshape(1000, 10)))
+    _, tested = hold_out_local_tests(population, 0.2, labels, 0)
+    counts = np.bincount(labels[tested.order], minlength=10)
+    assert counts.sum() == 2000
+    assert abs(counts - 200).max() < 5 * (1000 * 0.2 * 0.8) ** 0.5
+
+
 def test_devices_that_share_samples_cannot_hold_some_back():
     shared = VirtualPopulation(np.arange(10), 4, 3, 0)
     with pytest.raises(ShoalError, match="share samples"):

@@ -167,3 +167,24 @@ def test_lists_in_parquet_files_are_one_array(tmp_path, monkeypatch):
     assert own.inputs.dtype == torch.uint8 and own.inputs.shape == (24, 6) and own.test_inputs.shape == (6, 6)
     rows = shoal.run(**{**vars(recipe), **TINY, "engine": "serial"}).history.rows
     assert len(rows) == 2
+
+
+def test_lists_of_unequal_length_in_large_parquet_files_are_refused(tmp_path, monkeypatch):
+    """Also where all of them together could be cut into as many rows of one length."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    lists = [[1.0, 2.0], [3.0, 4.0, 5.0, 6.0]] * 10
+    parquet.write_table(pyarrow.table({"a": lists, "label": np.arange(20) % 2}), tmp_path / "t.parquet")
+    monkeypatch.setattr(parquet_files, "READ_AS_A_WHOLE", 0)
+    recipe = Recipe().with_values(data=str(tmp_path / "t.parquet"), data_dir=str(tmp_path / "cache"))
+    with pytest.raises(ShoalError, match="lists of unequal length"):
+        load_recipe_dataset(recipe, RandomStreams(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_in_safetensors_is_read(dtype, tmp_path):
+    x, y = torch.randn(20, 3).to(dtype), torch.arange(20) % 2
+    save_file({"x": x, "y": y, "test_x": x.clone(), "test_y": y.clone()}, tmp_path / "own.safetensors")
+    assert torch.equal(build_user_dataset(tmp_path / "own.safetensors").inputs, x.float())  # type: ignore[arg-type]
+    save_file({"x": x.index_fill(0, torch.tensor([7]), torch.inf), "y": y}, tmp_path / "odd.safetensors")
+    with pytest.raises(ShoalError, match="not finite in sample 7"):
+        build_user_dataset(tmp_path / "odd.safetensors")

@@ -17,6 +17,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
 from shoal.data.cache import read_stored_dataset, store_dataset
 from shoal.data.dataset import Dataset
+from shoal.data.table_sources import read_sample_table
 from shoal.data.user_data import build_user_dataset
 from shoal.runs.fingerprint import fingerprint_dataset
 from shoal.runs.recipe import Recipe
@@ -281,3 +282,77 @@ def test_numbers_with_a_decimal_comma_are_told(tmp_path):
         build_user_dataset(path)
     path.write_text("size,label\n" + "".join(f'{i},"{i % 3},5"\n' for i in range(40)))
     assert "Column 'label'" in build_user_dataset(path).remarks[0]
+
+
+@pytest.mark.parametrize("form", [list, np.array])
+def test_arrays_in_a_column_are_finite_or_refused(form):
+    for odd in (float("nan"), float("inf"), 1e300):
+        rows = [form([1.0, float(i)]) for i in range(19)] + [form([1.0, odd])]
+        for values in (rows, [form([1.0]), *rows[1:]]):  # one shape, and sequences
+            with pytest.raises(ShoalError, match="row 19, column 'a': the array holds"):
+                build_user_dataset(pandas.DataFrame({"a": values, "label": np.arange(20) % 2}), test_share=0.5)
+
+
+def test_owners_that_a_column_of_numbers_does_not_tell_apart_are_refused(tmp_path):
+    owners = np.array([1234567890123456789, 1234567890123456790] * 10)
+    frame = pandas.DataFrame({"a": np.arange(20.0), "owner": owners, "label": np.arange(20) % 2})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    for data in (frame, tmp_path / "own.csv"):
+        with pytest.raises(ShoalError, match="column 'owner': numbers of 16 digits and more"):
+            build_user_dataset(data)
+    named = build_user_dataset(frame.assign(owner=frame["owner"].astype(str)))
+    assert named.owners is not None and set(named.owners.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_categories_of_numbers_keep_the_digits_that_tell_them_apart(kind):
+    values = np.array([1234567, 1234568, 0.1, 1.2345671, 1.2345682], kind)
+    frame = pandas.DataFrame({"a": np.tile(values, 4), "label": np.arange(20) % 2})
+    trained = build_user_dataset(frame.assign(a=frame["a"].astype("category")), test=frame)
+    assert isinstance(trained.inputs, torch.Tensor) and trained.inputs.shape == (20, 5)
+    assert torch.equal(trained.inputs, trained.test_inputs) and not trained.remarks
+    assert trained.encoding is not None and {"0.1", "1234567"} < set(trained.encoding.columns[0].categories)
+
+
+@pytest.mark.parametrize("rate", ["D", "123456789ns"])
+def test_times_with_a_zone_are_dates_in_a_file_as_in_a_frame(rate, tmp_path):
+    """pandas writes them like 2024-01-01 00:00:00.123456789+01:00."""
+    times = pandas.date_range("2024-01-01 00:30", periods=40, freq=rate, tz="Europe/Berlin")
+    frame = pandas.DataFrame({"when": times, "label": np.arange(40) % 2})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    given, read = build_user_dataset(frame), build_user_dataset(tmp_path / "own.csv")
+    assert read.encoding is not None and given.encoding is not None
+    assert read.encoding.columns[0].kind == "date" and torch.equal(given.inputs, read.inputs)
+    assert read.encoding.columns[0].center == given.encoding.columns[0].center
+
+
+def test_tables_of_devices_that_say_whose_rows_are_whose_are_refused_with_the_column():
+    tables = [pandas.DataFrame({"a": [1.0, 2.0], "owner": [0, 1], "label": [0, 1]})] * 2
+    with pytest.raises(ShoalError, match="one per device, and have a column 'owner'"):
+        build_user_dataset(tables)
+
+
+def test_categories_of_numbers_are_the_same_in_arrow_and_in_files(tmp_path):
+    """Arrow keeps that a column of pandas is one of categories; a file has 3.0 where a gap made it real."""
+    arrow = pytest.importorskip("pyarrow")
+    for values in ([3, 7], [0.25, 3.0]):
+        frame = pandas.DataFrame({"code": pandas.Categorical(values * 10), "label": np.arange(20) % 2})
+        given = build_user_dataset(frame)
+        other = build_user_dataset(arrow.Table.from_pandas(frame))
+        assert isinstance(given.inputs, torch.Tensor) and torch.equal(other.inputs, given.inputs)  # type: ignore[arg-type]
+        frame.astype({"code": float}).to_csv(tmp_path / "new.csv", index=False)
+        assert given.encoding is not None
+        table = read_sample_table(tmp_path / "new.csv", kinds=given.encoding.kinds)
+        assert table is not None
+        inputs, remarks = given.encoding.encode_rows(table)
+        assert inputs.argmax(1).tolist() == [0, 1] * 10 and not remarks
+
+
+def test_a_line_that_numbers_the_columns_is_no_sample(tmp_path):
+    frame = pandas.DataFrame(np.c_[np.random.default_rng(0).random((20, 3)), np.arange(20) % 2])
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(ShoalError, match="begins with 0,1,2,3, which numbers the columns"):
+        build_user_dataset(tmp_path / "own.csv")
+    frame.to_csv(tmp_path / "own.csv", index=False, header=False)
+    dataset = build_user_dataset(tmp_path / "own.csv")
+    assert len(dataset.targets) + len(dataset.test_targets) == 20

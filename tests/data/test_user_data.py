@@ -344,3 +344,10 @@ def test_a_bunch_may_have_several_targets():
     bunch = {"data": pandas.DataFrame({"a": np.arange(20.0), "b": np.arange(20) % 3}), "target_names": ["p", "q"]}
     bunch["target"] = pandas.DataFrame({"p": np.arange(20.0), "q": np.arange(20) / 2})
     assert build_user_dataset(bunch).targets.shape == (16, 2)
+
+
+@pytest.mark.parametrize("order", [np.arange(7), np.full(20, np.nan), np.zeros((20, 2))])
+def test_an_order_that_is_not_one_number_per_sample_is_refused(order):
+    """One of 7 numbers made 7 of 20 samples the training half, and none the test half."""
+    with pytest.raises(ShoalError, match="order has the shape"):
+        build_user_dataset({"x": np.random.rand(20, 3), "y": np.arange(20) % 2, "order": order})

@@ -84,6 +84,13 @@ def test_a_fleet_that_cannot_be_read_is_refused(text):
     assert "Write" in error.value.advice
 
 
+def test_seconds_of_fedbr_in_the_wrong_order_are_refused_and_not_all_the_larger():
+    with pytest.raises(ShoalError, match="fedbr:LOW:HIGH"):
+        parse_fleet("fedbr:10:5", RandomStreams(0), 3, 1)
+    slow = parse_fleet("fedbr:8", RandomStreams(0), 3, 1)
+    assert slow.get_profile(0, 0).estimate_times(0, 1, 0).compute == 8.0
+
+
 def test_an_unknown_fleet_suggests_the_nearest():
     with pytest.raises(ShoalError, match="fedbr"):
         fleet("fedrb")

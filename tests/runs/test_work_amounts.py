@@ -7,7 +7,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.streams import RandomStreams
 from shoal.core.types import SERVER
 from shoal.fleet.fleets import TierFleet, UniformFleet
-from shoal.runs.build import assemble_run
+from shoal.runs.build import assemble_run, make_work_schedule
 from shoal.runs.recipe import Recipe
 from shoal.runs.work_amounts import make_amount_rule, parse_amount
 
@@ -30,6 +30,14 @@ def test_steps_by_size_have_the_given_mean_over_devices_with_data():
     rule = make_rule("size:10")
     assert [rule(0, device) for device in range(3)] == [5, 10, 15]
     assert rule(0, SERVER) == 10
+
+
+def test_steps_that_are_shared_out_are_rounded_and_not_cut_off():
+    sizes = np.random.default_rng(0).integers(50, 500, 200)
+    make_work = make_work_schedule(Recipe().with_values(steps="size:10", devices=200), RandomStreams(0), sizes=sizes)
+    steps = np.array([make_work(0, device).steps for device in range(200)])
+    assert abs(steps - 10 * sizes / sizes.mean()).max() <= 0.5
+    assert steps.mean() == pytest.approx(10, abs=0.1)
 
 
 def test_steps_by_speed_are_in_proportion_to_it():

@@ -88,8 +88,8 @@ def flatten_positions(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def read_yes_or_no(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities as two classes, 0 and 1."""
-    return (predictions.reshape(targets.shape) >= 0.5).long(), targets.long()
+    """Probabilities as two classes, 0 and 1; one half is no, as accuracy and predictions have it."""
+    return (predictions.reshape(targets.shape) > 0.5).long(), targets.long()
 
 
 def read_probability(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

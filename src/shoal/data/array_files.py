@@ -64,7 +64,8 @@ def check_pieces(array: Any, path: Path, read: Callable[[int, int], Any]) -> Non
         return
     rows = max(1, PIECE // max(1, array.nbytes // array.shape[0]))
     for start in range(0, array.shape[0], rows):
-        piece = np.asarray(read(start, start + rows))
+        piece = read(start, start + rows)
+        piece = piece.float().numpy() if isinstance(piece, Tensor) and piece.element_size() < 4 else np.asarray(piece)
         if not np.isfinite(piece.sum()) and not np.isfinite(piece).all():
             odd = ~np.isfinite(piece).reshape(len(piece), -1)
             row = start + int(np.argmax(odd.any(axis=1)))

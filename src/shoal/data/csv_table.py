@@ -29,6 +29,7 @@ def read_csv_table(
         ) from error
     names = [cell.strip() for cell in rows[0][1]] if rows else []
     if all(parse_finite_number(cell) is not None for cell in names):
+        refuse_counted_head(names, path)
         names = [str(i + 1) for i in range(len(names))]
     else:
         rows = rows[1:]
@@ -46,6 +47,15 @@ def read_csv_table(
         text = TextCells(names[i], [row[i].strip() for _, row in rows], lines, str(path), missing)
         columns.append(guess_text_column(text) if kinds is None else read_known_column(text, kinds[names[i]]))
     return assemble_table([names[i] for i in chosen], columns, str(path), lines)
+
+
+def refuse_counted_head(names: list[str], path: Path) -> None:
+    """A first line 0,1,2,... is the head of a table whose columns have no names, as pandas writes it, and no sample."""
+    if len(names) > 2 and names == [str(i) for i in range(len(names))]:
+        problem = (
+            f"{path} begins with {','.join(names)[:40]}, which numbers the columns, and would be read as a sample."
+        )
+        raise make_data_error(problem, "Give the columns names, or leave that line out: to_csv(FILE, header=False).")
 
 
 def refuse_other_delimiter(names: list[str], path: Path) -> None:

@@ -70,13 +70,16 @@ class Dataset:
     def find_moments(self, given: str = "") -> tuple[Tensor, Tensor]:
         """Mean and deviation of each channel: those that are given, like `0.5:0.5`, or else of the training set.
 
-        Refused where inputs are no single tensor.
+        A channel of one value alone is shifted to 0 and not divided. Refused where inputs are no single tensor.
         """
         x = get_single_tensor(self.inputs, "normalise", "Normalise them before you give them.")
         if given:
             return fit_moments(given, x)
         dims = [0, *range(2, x.dim())]
-        return x.mean(dims, keepdim=True), x.std(dims, keepdim=True).clamp(min=1e-8)
+        low, mean = x.amin(dims, keepdim=True), x.mean(dims, keepdim=True)
+        std = x.std(dims, keepdim=True, correction=int(len(x) > 1))
+        constant = low == x.amax(dims, keepdim=True)  # where mean and deviation differ from x and 0 by rounding alone
+        return torch.where(constant, low, mean), torch.where(constant, 1.0, std.clamp(min=1e-8))
 
     def normalise(self, given: str = "") -> "Dataset":
         """The data set with each channel shifted by its mean and divided by its deviation; see `find_moments`."""

@@ -17,10 +17,13 @@ from shoal.data.table import (
     make_date_column,
     make_number_column,
     parse_dates,
+    write_number,
 )
 from shoal.data.user_split import make_data_error
 
 ONE_DAY = datetime.timedelta(days=1)
+PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}
+"""What images of Pillow are brought to whose values are no brightness, by their mode."""
 
 
 def find_frame_kind(data: Any) -> str:
@@ -63,7 +66,7 @@ def read_pandas_column(series: Any, name: str, known_kind: str = "") -> SampleCo
         names = dtype.categories
         if getattr(names.dtype, "kind", "O") not in "buif":
             return read_pandas_column(series.astype(names.dtype), name, known_kind)
-        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in names.tolist()]
+        texts = [write_number(value) if names.dtype.kind == "f" else str(value) for value in names.to_numpy()]
         return make_category_column([None if code < 0 else texts[code] for code in series.cat.codes.tolist()])
     if kind == "M":
         moments = series.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(dtype, "tz", None) else series
@@ -93,6 +96,10 @@ def read_arrow_column(column: Any, name: str, known_kind: str = "") -> SampleCol
     kind = str(column.type)
     is_truth = kind == "bool"
     is_number = kind.startswith(("int", "uint", "float", "double", "halffloat"))
+    if kind.startswith(("dictionary<values=int", "dictionary<values=uint")) and known_kind != "number":
+        return make_category_column([None if value is None else str(value) for value in column.to_pylist()])
+    if kind.startswith(("dictionary<values=float", "dictionary<values=double")) and known_kind != "number":
+        return make_category_column([None if value is None else write_number(value) for value in column.to_pylist()])
     if is_number or is_truth and known_kind != "category":
         if not column.null_count and not is_truth:
             return make_number_column(column.to_numpy(), not kind.startswith(("float", "double", "half")))
@@ -143,9 +150,17 @@ def drop_zone(moment: Any) -> np.datetime64:
     return np.datetime64(moment, "us")
 
 
+def refuse_wide_pixels(image: Any, called: str) -> None:
+    """Refuse an image of Pillow whose pixels are whole numbers beyond a byte."""
+    if image.mode.startswith("I"):
+        problem = f"{called} has pixels of 16 or 32 bits (mode {image.mode}), which do not fit into bytes."
+        raise make_data_error(problem, "Save it with 8 bits, or give arrays of real numbers from 0 to 1.")
+
+
 def convert_image(image: Any) -> np.ndarray:
-    """An image of Pillow as bytes with the channels first."""
-    pixels = np.asarray(image)
+    """An image of Pillow as bytes with the channels first; numbers of colours become the colours."""
+    refuse_wide_pixels(image, "An image")
+    pixels = np.asarray(image.convert(PLAIN_MODES.get(image.mode, image.mode)))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

@@ -28,8 +28,11 @@ def choose_held_out_rows(
     return np.sort(rows[: total - held]), np.sort(rows[total - held :])
 
 
-def spread_evenly(order: np.ndarray, held: int) -> np.ndarray:
-    """The same numbers with `held` of them, which lay at equal distances, at the end."""
-    steps = np.arange(len(order) + 1) * held // len(order)
+def spread_evenly(order: np.ndarray, held: int, start: int = 0) -> np.ndarray:
+    """The same numbers with `held` of them, which lay at equal distances, at the end.
+
+    With a `start` drawn from 0 to len(order) - 1 each of them is held with the same chance; with 0 the last one always.
+    """
+    steps = (np.arange(len(order) + 1) * held + start) // len(order)
     is_held = steps[1:] > steps[:-1]
     return np.concatenate([order[~is_held], order[is_held]])

@@ -7,6 +7,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.data.download import read_bytes
+from shoal.data.frames import refuse_wide_pixels
 from shoal.data.tiny_imagenet import open_image, read_pixels
 from shoal.data.user_split import UserSamples, make_data_error, number_owners
 from shoal.storage.files import explain_disk_errors
@@ -42,6 +43,7 @@ def read_image_folder(folder: Path) -> UserSamples:
     opened = [(path, open_image(read_bytes(path), path)) for path in paths]
     size = opened[0][1].size
     for path, image in opened:
+        refuse_wide_pixels(image, str(path))
         if image.size != size:
             raise make_data_error(
                 f"{path} is {image.size[0]} x {image.size[1]}, the first image {size[0]} x {size[1]}.",

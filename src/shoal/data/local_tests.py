@@ -74,10 +74,12 @@ def hold_out_rows(
     held = min(round(share * len(rows)), len(rows) - 1) if len(rows) else 0
     if held <= 0:
         return rows, rows[:0]
-    order = np.random.default_rng([seed, device]).permutation(rows)
+    generator = np.random.default_rng([seed, device])
+    order, start = generator.permutation(rows), 0
     if labels.ndim == 1:  # else a sample has several labels, and is drawn at random
         order = order[np.argsort(labels[order], kind="stable")]
-    rows = spread_evenly(order, held)
+        start = int(generator.integers(len(order)))  # else small devices would all test on their last class
+    rows = spread_evenly(order, held, start)
     return np.sort(rows[: len(rows) - held]), np.sort(rows[len(rows) - held :])
 
 

@@ -192,7 +192,7 @@ def read_piece(values: Any, name: str, file: Path) -> np.ndarray:
     kind = str(values.type)
     if "list" in kind:
         flat = values.flatten().to_numpy(zero_copy_only=False)
-        if len(flat) % len(values):
+        if len(flat) != len(values) * len(values[0]) or any(len(own) != len(values[0]) for own in values):
             raise make_data_error(f"{file}, column {name!r}: lists of unequal length.", "Pad them to one length.")
         array = flat.reshape(len(values), -1)
         return array if array.dtype == np.uint8 else array.astype(np.float32 if array.dtype.kind == "f" else np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.errors import ShoalError, unknown_name_error
 from shoal.data.user_split import LARGEST, make_data_error
 
-DATE = r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?Z?)?"
+DATE = r"(\d{4}-\d\d-\d\d)(?:([T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(?:Z| UTC|([+-])(\d\d):?(\d\d))?)?"
 MISSING_RULES = ("refuse", "mean", "median", "zero", "flag")
 """What may become of missing values."""
 
@@ -105,7 +105,21 @@ def assemble_table(names: Sequence[Any], columns: Sequence[SampleColumn], source
                     f"{table.locate(row, name)}: {column.values[row]:g} is not a usable number.",
                     "Correct it or drop the column.",
                 )
+        elif column.kind in ("array", "sequence"):
+            refuse_infinite_arrays(name, table)
     return table
+
+
+def refuse_infinite_arrays(name: str, table: Table) -> None:
+    """Refuse a column of arrays or sequences with a value that is missing, infinite or beyond single precision."""
+    values = table.columns[name].values
+    if isinstance(values, np.ndarray) and values.dtype.kind != "f":
+        return
+    for row, value in enumerate(values):
+        value = np.asarray(value)
+        if value.dtype.kind == "f" and not (np.abs(value) <= LARGEST).all():
+            problem = f"{table.locate(row, name)}: the array holds a value that is not a number or not finite."
+            raise make_data_error(problem, "Replace it or drop the row.")
 
 
 def choose_columns(names: Sequence[Any], kinds: Mapping[str, str] | None, source: str) -> list[int]:
@@ -122,13 +136,28 @@ def make_number_column(values: Any, whole: bool = False) -> SampleColumn:
 
 
 def parse_dates(cells: Sequence[str]) -> np.ndarray | None:
-    """Texts like 2024-01-31 or 2024-01-31 12:00 as dates of NumPy, "" as none; None where one is anything else."""
-    if not any(cells) or not all(re.fullmatch(DATE, cell) for cell in cells if cell):
+    """Texts like 2024-01-31 or 2024-01-31 12:00 as dates of NumPy, "" as none; None where one is anything else.
+
+    Those with a zone, like 2024-01-31 12:00+01:00, are in UTC.
+    """
+    if not any(cells):
         return None
-    try:
-        return np.array([np.datetime64(cell.rstrip("Z") or "NaT", "us") for cell in cells])
-    except ValueError:
-        return None
+    dates = []
+    for cell in cells:
+        match = re.fullmatch(DATE, cell)
+        if cell and not match:
+            return None
+        try:
+            dates.append(np.datetime64("NaT", "us") if match is None else read_moment(*match.groups()))
+        except ValueError:
+            return None
+    return np.array(dates)
+
+
+def read_moment(day: str, time: str | None, sign: str | None, hours: str | None, minutes: str | None) -> np.datetime64:
+    """A date or a time as NumPy has it; `sign`, `hours` and `minutes` say how far its zone is ahead of UTC."""
+    ahead = int(hours or 0) * 60 + int(minutes or 0)
+    return np.datetime64(day + (time or ""), "us") - np.timedelta64(-ahead if sign == "-" else ahead, "m")
 
 
 def make_category_column(values: Sequence[Any]) -> SampleColumn:
@@ -136,6 +165,18 @@ def make_category_column(values: Sequence[Any]) -> SampleColumn:
     texts = np.empty(len(values), dtype=object)
     texts[:] = [None if value is None or value != value else str(value) for value in values]
     return SampleColumn("category", texts)
+
+
+def write_number(value: float) -> str:
+    """A number as the text of a category: whole ones with all their digits, others with six, or more where these lack.
+
+    So that it is the same text whether it came in single or in double precision.
+    """
+    value = float(value)
+    if value.is_integer():
+        return f"{value:.0f}"
+    short = f"{value:g}"
+    return short if np.float32(short) == np.float32(value) else str(value)
 
 
 def make_date_column(values: Any) -> SampleColumn:

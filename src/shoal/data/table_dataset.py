@@ -26,6 +26,8 @@ from shoal.data.user_split import (
 LABEL_NAMES = ("label", "target", "labels")
 OWNER_NAMES = ("device", "owner")
 """Columns that have a role by their name, whatever its case, where none is named."""
+MOST_EXACT = 2**53
+"""From here on, whole numbers beside each other are the same one in a column of numbers."""
 
 
 def build_table_dataset(
@@ -214,6 +216,12 @@ def refuse_free_labels(label: str, names: list[str], rows: int) -> None:
 def number_column_owners(table: Table, owner: str) -> np.ndarray:
     """The device of each row: owners in sorted order, numbers by their size."""
     column = table.columns[owner]
+    if column.kind == "number" and (np.abs(column.values) >= MOST_EXACT).any():
+        row = int(np.argmax(np.abs(column.values) >= MOST_EXACT))
+        problem = f"{table.locate(row, owner)}: numbers of 16 digits and more are not told apart."
+        raise make_data_error(
+            problem, "Write owners as texts: frame[COLUMN].astype(str), with a letter before a file's."
+        )
     if column.kind == "category":
         return number_owners(column.values.tolist())
     if column.kind == "number" and column.whole:

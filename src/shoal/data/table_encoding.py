@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.sequences import MASK, pad_sequences
-from shoal.data.table import SampleColumn, Table
+from shoal.data.table import SampleColumn, Table, write_number
 from shoal.data.text_cells import is_truth
 from shoal.data.user_split import make_data_error
 
@@ -50,11 +50,14 @@ class ColumnEncoding:
         return np.concatenate((block, missing[:, None].astype(np.float32)), 1) if self.flags else block
 
     def number_categories(self) -> dict[str, int]:
-        """The place of each category by its text; of true and false by other spellings, too, which packages make."""
+        """The place of each category by its text; of true, false and whole numbers by what else packages write."""
         places = {text: i for i, text in enumerate(self.categories)}
         for text in filter(is_truth, self.categories):
             for spelling in (text.lower(), text.capitalize(), text.upper()):
                 places.setdefault(spelling, places[text])
+        for text in self.categories:
+            if re.fullmatch(r"-?\d+", text):
+                places.setdefault(f"{text}.0", places[text])
         return places
 
 
@@ -171,7 +174,7 @@ def match_kind(encoding: ColumnEncoding, column: SampleColumn, rows: str) -> Sam
 
 def write_numbers_as_texts(column: SampleColumn) -> SampleColumn:
     """Numbers as the texts of a category, whole ones with all their digits."""
-    texts = [None if v != v else f"{v:.0f}" if v.is_integer() else f"{v:g}" for v in column.values.tolist()]
+    texts = [None if value != value else write_number(value) for value in column.values.tolist()]
     return SampleColumn("category", np.array(texts, dtype=object))
 
 

@@ -79,6 +79,9 @@ def join_device_tables(tables: list[Table]) -> Table:
                 f"The columns of device {i} differ from those of device 0 ({', '.join(odd)[:60]}).",
                 "Give all devices the same columns.",
             )
+    if "owner" in tables[0].columns:
+        problem = "The tables are one per device, and have a column 'owner' that says whose a row is as well."
+        raise make_data_error(problem, "Drop or rename it, or give a single table.")
     columns = {name: join_columns([table.columns[name] for table in tables], name) for name in tables[0].columns}
     owners = make_number_column(np.repeat(np.arange(len(tables)), [len(table) for table in tables]), True)
     return add_column(Table(columns, "The list of tables"), "owner", owners)

@@ -101,6 +101,9 @@ def check_same_length(part: UserSamples, whose: str = "") -> UserSamples:
         raise make_data_error(
             f"There are {lengths[0]} inputs but {len(part.owners)} owners.", "Give one owner per input."
         )
+    if part.order is not None and (part.order.shape != (lengths[0],) or np.isnan(part.order).any()):
+        problem = f"There are {lengths[0]} inputs, and order has the shape {part.order.shape} or holds no number."
+        raise make_data_error(problem, "Give one number per input, the newest largest.")
     return part
 
 
@@ -274,7 +277,10 @@ def convert_entry(value: Any, what: str) -> Tensor:
 
 
 def convert_tensor(value: Any, what: str) -> Tensor:
-    """Single precision, bytes or whole numbers, on the CPU; a copy is made only where it has to be."""
+    """Single precision, bytes or whole numbers, on the CPU; a copy is made only where it has to be.
+
+    Inputs of yes and no are the numbers 1 and 0.
+    """
     if not isinstance(value, Tensor):
         try:
             array = np.asarray(value)
@@ -306,7 +312,7 @@ def convert_tensor(value: Any, what: str) -> Tensor:
     if value.is_floating_point():
         return value.to(torch.float32)
     if what.startswith("x") and value.dtype in (torch.uint8, torch.bool):
-        return value.to(torch.uint8)
+        return value if value.dtype == torch.uint8 else value.to(torch.float32)
     return value if value.dtype == torch.bool and value.dim() > 1 else value.to(torch.int64)
 
 

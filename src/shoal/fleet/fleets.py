@@ -111,11 +111,18 @@ def make_fleet(name: str, values: list[float], streams: RandomStreams) -> AnyFle
     makers: dict[str, Callable[..., AnyFleet]] = {
         "uniform": lambda macs=1e9, down=100.0, up=20.0: UniformFleet(DeviceProfile(macs, down, up)),
         "5g": lambda: UniformFleet(DeviceProfile(down=110.6, up=14.0)),
-        "fedbr": lambda low=1.3, high=6.7: RangeFleet(streams, low, max(low, high)),
+        "fedbr": lambda low=1.3, high=None: make_range_fleet(streams, low, high),
         "fedbr-even": lambda seconds=4.0: UniformFleet(DeviceProfile(down=160.0, up=160.0, seconds=seconds)),
         "tiers": lambda *factors: TierFleet(streams, factors or (4.0, 1.0, 0.25)),
     }
     return makers[name](*values)
+
+
+def make_range_fleet(streams: RandomStreams, low: float, high: float | None) -> RangeFleet:
+    """Seconds from `low` to `high`, or to the highest of the default; a ValueError where `low` is above `high`."""
+    if high is not None and low > high:
+        raise ValueError
+    return RangeFleet(streams, low, max(low, RangeFleet.high) if high is None else high)
 
 
 def parse_positive(text: str) -> float:

@@ -46,7 +46,7 @@ from shoal.runs.recipe_evaluators import build_device_tester, build_evaluators, 
 from shoal.runs.recipe_model import build_recipe_net, describe_local_step, parse_compute_device, set_precision
 from shoal.runs.recipe_optimiser import make_optimiser, make_round_lr
 from shoal.runs.recipe_task import build_task
-from shoal.runs.work_amounts import WorkAmount, make_amount_rule, parse_amount
+from shoal.runs.work_amounts import PROPORTIONAL, WorkAmount, make_amount_rule, parse_amount
 from shoal.storage.memory import DeviceMemory
 
 log = logging.getLogger("shoal")
@@ -170,13 +170,14 @@ def make_work_schedule(
     sizes = np.broadcast_to(1, recipe.devices) if sizes is None else sizes
     key = "steps" if recipe.steps else "epochs"
     amount = parse_amount(key, getattr(recipe, key)) or WorkAmount((1.0, 1.0))
+    count_steps = round if amount.kind in PROPORTIONAL else int  # cut off, their mean would be half a step below
     draw_amount = make_amount_rule(key, amount, streams, fleet or UniformFleet(), sizes)
     compute_round_lr = make_round_lr(recipe)
 
     def make_work(round: int, device: int) -> Work:
         lr, drawn = compute_round_lr(round), draw_amount(round, device)
         if key == "steps":
-            return Work(0.0, max(1, int(drawn)), recipe.batch, lr)
+            return Work(0.0, max(1, count_steps(drawn)), recipe.batch, lr)
         return Work(drawn, 0, recipe.batch, lr)
 
     return make_work
