@@ -50,6 +50,19 @@ def test_a_table_by_its_path(tmp_path):
     assert shoal.run(data=str(tmp_path / "table.csv"), **TINY).accuracy is not None
 
 
+def test_a_run_whose_devices_would_have_other_samples_is_not_gone_on_with(tmp_path):
+    table, folder = tmp_path / "table.csv", tmp_path / "run"
+    rows = [f"{number}.5,{number % 3}" for number in range(60)]
+    table.write_text("\n".join(["a,label", *rows]))
+    shoal.run(data=str(table), out=folder, **TINY)
+    table.write_text("\n".join(["a,label", *rows[:40], *(f"{number}.5,0" for number in range(40, 60))]))
+    with pytest.raises(ShoalError, match="other samples now than when the run in .* was begun") as error:
+        shoal.resume(folder, rounds=3)
+    assert error.value.kind.name == "other-recipe"
+    table.write_text("\n".join(["a,label", *rows]))
+    assert len(shoal.resume(folder, rounds=3).history) == 3
+
+
 def test_a_module_of_ones_own():
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     before = {k: v.clone() for k, v in module.state_dict().items()}

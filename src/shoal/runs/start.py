@@ -9,7 +9,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.metric import encode_metrics
 from shoal.core.server_state import ServerState
 from shoal.runs.best_model import read_best_model
-from shoal.runs.build import assemble_run
+from shoal.runs.build import Assembly, assemble_run
 from shoal.runs.engine_choice import (
     EngineChoice,
     build_engine,
@@ -43,6 +43,8 @@ BUDGET_KEYS = (
 """Recipe keys that may change when a run is resumed, and be other ones in a folder that is gone on with."""
 CHANGEABLE_KEYS = (*BUDGET_KEYS, "data_dir")
 """Those, and where the data lie, which may have been moved."""
+COUNTS_OF_SPLIT = ("sizes", "labels", "server")
+"""What `split.json` counts; its degrees are computed from that."""
 
 
 def run_recipe(recipe: Recipe, watch: Watcher | None = None, profile: str | Path = "") -> Result:
@@ -119,6 +121,7 @@ def prepare_resumed_run(
         refuse_missing_objects(recipe, path)
         refuse_changed_content(folder, recipe)
         assembly = assemble_run(replace(recipe, out=str(path)), folder.memory_folder, dataset_cache)
+        refuse_other_samples(folder, assembly)
         checkpoint = folder.read_checkpoint(recipe, assembly.net, assembly.method.names)
         if checkpoint and checkpoint.server_state.cuts:  # before memories are restored with all cuts
             assembly.loop.follow_pruning(ServerState(assembly.net, {}, {}), checkpoint.server_state)
@@ -134,6 +137,15 @@ def prepare_resumed_run(
         folder.close()
         raise
     return ActiveRun(assembly, pick, folder, checkpoint.server_state if checkpoint else None, history, watch)
+
+
+def refuse_other_samples(folder: RunFolder, assembly: Assembly) -> None:
+    """Refuse to go on where devices have other samples than those that the run was begun with."""
+    stored, found = folder.read_note("split") or {}, assembly.split()
+    if any(key in stored and stored[key] != found[key] for key in COUNTS_OF_SPLIT):
+        problem = f"Devices have other samples now than when the run in {folder.path} was begun."
+        advice = "Give it the data of then (and the version of shoal, if that is newer now), or begin it anew."
+        raise ShoalError("other-recipe", problem, advice)
 
 
 def drop_outdated_stop(folder: RunFolder, recipe: Recipe, history: History) -> None:
