@@ -92,7 +92,7 @@ def test_a_part_that_is_not_refused_is_found(monkeypatch):
         check_part_on_task(find_shipped_parts()["balanced_softmax"](), OTHER_TASKS["regress"])
 
 
-def test_a_loss_that_counts_padding_is_found():
+def test_devices_with_a_loss_that_counts_padding_train_without_any(caplog):
     task = replace(OTHER_TASKS["rank"], loss=lambda o, t, weight: compute_pairwise_loss(o, t, torch.ones_like(weight)))
-    with pytest.raises(AssertionError):
-        check_part_on_task(find_shipped_parts()["fedprox"](), task)
+    check_part_on_task(find_shipped_parts()["fedprox"](), task)
+    assert "the loss of a sample depends on the batch that it is in" in caplog.text
