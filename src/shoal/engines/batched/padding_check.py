@@ -19,6 +19,8 @@ from shoal.engines.batched.stack import DeviceStack
 TOLERANCE = 1e-6
 """How far apart outputs, loss and buffers in float64 may be; where a model cannot compute in it, `LOOSE_TOLERANCE`."""
 LOOSE_TOLERANCE = 1e-2
+DOUBLED_BYTES = 1 << 28
+"""The largest model, frozen tensors included, that is tried in float64; larger ones are tried as they are."""
 HALF_TOLERANCE = 1e-1
 """The same for layers that compute in bfloat16, whose roundings of 1 in 256 add up from layer to layer."""
 
@@ -38,8 +40,9 @@ def refuse_padding_trace(stack: DeviceStack) -> None:
         return
     whole = samples.take_batch(torch.arange(stack.batch) % len(samples.targets))
     weight = (torch.arange(stack.batch) < count).to(net.dtype).to(net.place)
+    is_small = tree.count_tree_bytes(net.initial) + tree.count_tree_bytes(dict(net.frozen)) <= DOUBLED_BYTES
     with torch.no_grad(), suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError):
-        for double in (True, False):
+        for double in (True, False) if is_small else (False,):
             try:
                 alone = pass_batch(net, tree.map_tensors(lambda t: t[:count], whole), double)
                 filled_up = pass_batch(net, whole._replace(weight=weight), double)
