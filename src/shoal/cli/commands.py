@@ -6,8 +6,6 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +27,7 @@ from shoal.core.interrupts import stop_on_sigterm, was_terminated
 from shoal.core.version import VERSION
 from shoal.runs.failed_runs import refuse_all_void, warn_of_failed_runs
 from shoal.runs.recipe_files import TUNING_FILE, parse_recipe_pairs
+from shoal.storage.files import explain_path_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -295,18 +294,6 @@ app.command("join")(federation.join_command)
 app.command("proxy")(federation.proxy_command)
 app.command("report")(read_only.report_command)
 app.add_typer(read_only.data, name="data")
-
-
-@contextmanager
-def explain_path_errors() -> Iterator[None]:
-    """Inside, an OSError about a path, such as one with a name that is too long, becomes a "disk" error."""
-    try:
-        yield
-    except OSError as error:
-        if not isinstance(error.filename, str):
-            raise
-        problem = f"{error.filename} could not be written or read: {error.strerror or error}."
-        raise ShoalError("disk", problem, "Check the path, make room or allow access.") from error
 
 
 def run_command_line() -> None:

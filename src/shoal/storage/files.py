@@ -91,9 +91,19 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ShoalError(
-            "disk",
-            f"{path} could not be written or read: {reason}.",
-            "Make room or allow access; the run can be resumed.",
-        ) from error
+        raise make_disk_error(path, error, "Make room or allow access; the run can be resumed.") from error
+
+
+@contextmanager
+def explain_path_errors() -> Iterator[None]:
+    """Inside, an OSError about a path, such as one with a name that is too long, becomes a "disk" error."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        raise make_disk_error(error.filename, error, "Check the path, make room or allow access.") from error
+
+
+def make_disk_error(path: Path | str, error: OSError, advice: str) -> ShoalError:
+    return ShoalError("disk", f"{path} could not be written or read: {error.strerror or error}.", advice)
